@@ -1,0 +1,59 @@
+"""eventloop: a PyTorch training loop made of hooks; install a plugin and it takes part."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from eventloop.clock import Clock, Moment, Time
+from eventloop.errors import EventloopError, PluginError, TaskError
+from eventloop.events import Event
+from eventloop.hooks import hookimpl, hookspec
+
+if TYPE_CHECKING:
+    from eventloop.data import Count
+    from eventloop.settings import Settings
+    from eventloop.state import State, StateView
+    from eventloop.task import Task
+    from eventloop.trainer import Result, Trainer
+
+__version__ = "0.1.0"
+__all__ = [
+    "Clock",
+    "Count",
+    "Event",
+    "EventloopError",
+    "Moment",
+    "PluginError",
+    "Result",
+    "Settings",
+    "State",
+    "StateView",
+    "Task",
+    "TaskError",
+    "Time",
+    "Trainer",
+    "hookimpl",
+    "hookspec",
+]
+
+# What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
+_LAZY = {
+    "Count": "eventloop.data",
+    "Result": "eventloop.trainer",
+    "Settings": "eventloop.settings",
+    "State": "eventloop.state",
+    "StateView": "eventloop.state",
+    "Task": "eventloop.task",
+    "Trainer": "eventloop.trainer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'eventloop' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

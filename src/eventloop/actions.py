@@ -1,0 +1,263 @@
+"""The actions, in the order in which the loop asks for them.
+
+An action does something, and one implementation owns it: a plugin's, else the task's, else the
+core's in `defaults.py`. The owner must give a result that isn't None. To change instead of
+replace, wrap it: a wrapper runs around the owner, and `state.again()` inside it runs what it
+encloses once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from eventloop.hooks import declared_hooks, hookspec
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from torchmetrics import Metric
+
+    from eventloop.data import Count
+    from eventloop.state import State
+
+
+class Actions(Protocol):
+    """Everything that the loop lets others do."""
+
+    @hookspec(per="run", firstresult=True)
+    def build_model(self, state: State) -> nn.Module:
+        """Gives the model, on `state.device`.
+
+        Asked: once, first of all, after seeding.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def wrap_model(self, state: State) -> nn.Module:
+        """Gives what the forward pass calls: `state.model`, or a wrapper around it.
+
+        Asked: once, after `init`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
+        """Gives the optimizers by name, over the parameters of `state.wrapped_model`.
+
+        Asked: once, after `wrap_model`.
+        """
+
+    @hookspec(per="epoch", firstresult=True)
+    def build_train_dataloader(self, state: State) -> Any:
+        """Gives the iterable of training batches, or () where there is none.
+
+        Asked: once, and again at the start of an epoch if `should_rebuild_dataloader`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def build_eval_dataloaders(self, state: State) -> Mapping[str, Any]:
+        """Gives the iterables of eval batches by name.
+
+        Asked: once, after `build_train_dataloader`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def build_schedulers(self, state: State) -> Mapping[str, Sequence[tuple[str, LRScheduler]]]:
+        """Gives the schedulers by the interval they are counted in: "ba" or "ep".
+
+        Asked: once, when the optimizers and the length of the run are known.
+
+        Each comes with the name of its optimizer. The length of the run is known by now.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def build_metrics(self, state: State, dataset: str) -> Mapping[str, Metric]:
+        """Gives fresh metrics by name, on `state.device`.
+
+        Asked: once for training and once for each eval data loader.
+
+        Args:
+            dataset: "train", or "eval/NAME" for the eval data loader NAME.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
+        """Loads weights into `state.model`, in place; True when done.
+
+        Asked: after `before_load`, and by `trainer.load_weights`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
+        """Loads optimizer states by name, in place; True when done.
+
+        Asked: after `restore_model`, where a checkpoint is loaded.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def count_batch(self, state: State, batch: Any) -> Count:
+        """Counts samples and tokens, and gives the weight of the loss, of a batch.
+
+        Asked: for every batch on the host, before it is copied to the device: samples and tokens
+        are used. And for every microbatch on the device where there are several: the weight is
+        used, a number or a tensor of shape ().
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def train_batch(self, state: State) -> bool:
+        """Trains on `state.batch`; True if the optimizers made a step.
+
+        Asked: once a batch, unless `should_skip_batch`.
+
+        Default: everything from `before_train_batch` to `zero_grad`.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def split_batch(self, state: State) -> Sequence[Any]:
+        """Gives the microbatches of `state.batch`, at least one.
+
+        Asked: once a batch, after `before_train_batch`, and by each closure call.
+        """
+
+    @hookspec(per="microbatch", firstresult=True)
+    def forward(self, state: State) -> Any:
+        """Gives the outputs of the model for `state.microbatch`, or `state.batch` in evaluation.
+
+        Asked: once a microbatch, after `before_forward`; by `eval_forward` and `predict_forward`.
+        Runs under autocast.
+        """
+
+    @hookspec(per="microbatch", firstresult=True)
+    def loss(self, state: State) -> Tensor:
+        """Gives the loss of `state.outputs` and `state.targets`, a tensor of shape ().
+
+        Asked: once a microbatch, after `before_loss`. Runs under autocast. A mean over what
+        `count_batch` weighs.
+        """
+
+    @hookspec(per="microbatch", firstresult=True)
+    def backward(self, state: State, loss: Tensor) -> bool:
+        """Adds the gradients of `loss` to `.grad`; True when done.
+
+        Asked: once a microbatch, after `before_backward`.
+
+        Args:
+            loss: shape (), weighted for the mean over the batch.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def clip_gradients(
+        self, state: State, optimizers: Mapping[str, Optimizer]
+    ) -> dict[str, Tensor]:
+        """Clips the gradients of these optimizers' parameters, in place; they are unscaled.
+
+        Asked: once a batch, after the last `after_backward`, and by each closure call.
+
+        Gives numbers to log, `{"grad_norm": ...}` from the default, or {}.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def optimizer_step(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        closure: Callable[[], Tensor],
+    ) -> bool:
+        """Lets these optimizers step; True if they did.
+
+        Asked: once a batch, unless `should_skip_step`.
+
+        Args:
+            closure: repeats `split_batch` to `clip_gradients` without events, from empty
+                gradients, and gives the batch's loss, shape (), detached.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
+        """Empties the gradients of these optimizers' parameters; True when done.
+
+        Asked: once a batch, last of `train_batch`, and first of each closure call.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def scheduler_step(self, state: State, interval: Literal["ba", "ep"]) -> bool:
+        """Moves the schedulers that are counted in this interval; True when done.
+
+        Asked: after every batch with an optimizer step, and after every complete epoch.
+        """
+
+    @hookspec(per="eval", firstresult=True)
+    def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
+        """Evaluates over all eval data loaders; gives the metrics by data loader and name.
+
+        Asked: if `should_eval`, at most once a batch count, and by `trainer.eval`.
+
+        Default: everything from `eval_before_all` to `eval_after_all`. Wrap it to evaluate other
+        weights.
+        """
+
+    @hookspec(per="eval batch", firstresult=True)
+    def eval_forward(self, state: State) -> Any:
+        """Gives the outputs for `state.batch`, without gradients. Default: `forward`.
+
+        Asked: once an eval batch, after `eval_before_forward`.
+        """
+
+    @hookspec(per="eval batch", firstresult=True)
+    def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
+        """Adds `state.outputs` and `state.targets` to these metrics; True when done.
+
+        Asked: once an eval batch, after `eval_after_forward`; in training once a microbatch,
+            after the loss, where the task has metrics for training.
+        """
+
+    @hookspec(per="predict", firstresult=True)
+    def predict(self, state: State, dataloader: Any) -> list[Any]:
+        """Gives the outputs for a data loader, one entry a batch, on the host.
+
+        Asked: by `trainer.predict`.
+
+        Default: everything from `predict_start` to `predict_end`. Wrap it to predict with other
+        weights.
+        """
+
+    @hookspec(per="predict", firstresult=True)
+    def predict_forward(self, state: State) -> Any:
+        """Gives the outputs for `state.batch`, without gradients. Default: `forward`.
+
+        Asked: once a batch, after `predict_before_forward`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def capture_model(self, state: State) -> Mapping[str, Tensor]:
+        """Gives the weights of `state.model` by name: whole tensors, not shards.
+
+        Asked: by `save_checkpoint` and `export`.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
+        """Gives the optimizers' state dicts by name.
+
+        Asked: by `save_checkpoint`.
+        """
+
+    @hookspec(per="batch", firstresult=True)
+    def save_checkpoint(self, state: State) -> Path:
+        """Saves a checkpoint under `state.run_dir` and gives its path.
+
+        Asked: if `should_checkpoint`, at most once a batch count.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def export(self, state: State, path: Path) -> Path:
+        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path.
+
+        Asked: by `trainer.export`.
+
+        Wrap it to export other weights.
+        """
+
+
+HOOKS = declared_hooks([Actions])

@@ -1,0 +1,145 @@
+"""The first look at a command line: what can be read before task and plugins are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from eventloop.errors import UsageError
+from eventloop.plugin.records import fold
+from eventloop.plugin.select import Choice
+
+_NEGATIVE = re.compile(r"-\.?[0-9].*")
+
+
+@dataclass(frozen=True)
+class CommandOption:
+    """An option of the command itself, no setting.
+
+    Args:
+        metavar: what its value is called in help; "" for a switch, which takes none.
+    """
+
+    name: str
+    metavar: str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """What one subcommand understands besides settings and options.
+
+    Args:
+        takes_task: whether it is about a task, and so takes settings and options.
+    """
+
+    name: str
+    summary: str
+    options: tuple[CommandOption, ...] = ()
+    takes_task: bool = True
+
+    def all_options(self) -> dict[str, CommandOption]:
+        """Gives its own options and those that every command has, by folded name."""
+        return {fold(option.name): option for option in (*_COMMON, *self.options)}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A command line, read but not understood.
+
+    Args:
+        task: TASK as typed; "" where it is missing.
+        flags: settings and options as text, by folded key.
+        given: the values of the command's own options, by folded name; "" for a switch.
+        choice: what `-p` and `--no-plugins` say.
+    """
+
+    task: str = ""
+    flags: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
+
+    def path(self, name: str) -> Path | None:
+        """Gives the value of an option of the command that is a path."""
+        return Path(self.given[name]) if name in self.given else None
+
+
+_COMMON = (
+    CommandOption("help", "", "show this help; with TASK, its options too"),
+    CommandOption("config", "FILE", "read settings and options from a YAML file"),
+    CommandOption("no-plugins", "", "leave installed plugins out, but for those named with -p"),
+)
+
+
+def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
+    """Reads a command line; long options may be written with dashes or underscores.
+
+    Raises:
+        UsageError: an option lacks its value, or there is more than one TASK.
+    """
+    options = command.all_options()
+    switches = {name for name, option in options.items() if not option.metavar}
+    flags, given, plugins, tasks = {}, {}, [], []
+    for name, value in _pairs(argv, switches):
+        key = fold(name.removeprefix("--"))
+        if name == "-p":
+            plugins.append(value)
+        elif not name:
+            tasks.append(value)
+        elif key in options:
+            given[key] = value
+        else:
+            flags[key] = value
+    if len(tasks) > int(command.takes_task):
+        raise UsageError(
+            f"{tasks[-1]!r} isn't expected here",
+            fix=f"write it as {_usage(command)}",
+        )
+    choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
+    return Arguments(tasks[0] if tasks else "", flags, given, choice)
+
+
+def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]:
+    """Gives each option with its value; an argument that stands alone has the name ""."""
+    rest = iter(argv)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if word == "-h":
+            yield "--help", ""
+        elif word.startswith("-p") and not word.startswith("--"):
+            yield "-p", word[2:].removeprefix("=") or _value("-p", next(rest, None))
+        elif not word.startswith("-") or word == "-":
+            yield "", word
+        elif not word.startswith("--"):
+            raise UsageError(f"there is no option {word!r}", fix="long options start with `--`")
+        elif fold(name[2:]) in switches:
+            if equals:
+                raise UsageError(f"{name} takes no value, but got {value!r}", fix=f"write `{name}`")
+            yield name, ""
+        else:
+            yield name, value if equals else _value(name, next(rest, None))
+
+
+def _value(name: str, word: str | None) -> str:
+    if word is None or (word.startswith("-") and not _NEGATIVE.fullmatch(word)):
+        found = "nothing" if word is None else repr(word)
+        raise UsageError(f"{name} needs a value, but {found} follows", fix=f"write `{name}=VALUE`")
+    return word
+
+
+def _choice(choice: Choice, flags: dict[str, str], no_plugins: bool) -> Choice:
+    if not no_plugins:
+        return choice
+    if "autoload" in flags:
+        raise UsageError(
+            f"--no-plugins and --autoload {flags['autoload']} say the same thing twice, or "
+            "contradict each other",
+            fix="leave one of them out",
+        )
+    return replace(choice, autoload=False, autoload_reason="--no-plugins")
+
+
+def _usage(command: Command) -> str:
+    return f"`eventloop {command.name}{' TASK' if command.takes_task else ''} [OPTIONS]`"

@@ -1,0 +1,90 @@
+"""The way into the command: which subcommand runs, and how errors become an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import eventloop
+from eventloop.errors import EventloopError, UsageError, closest
+
+SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+# Modules are imported when their command runs: `eventloop plugins` needs neither torch nor a task.
+COMMANDS = {
+    "fit": "train a task",
+    "eval": "evaluate a task",
+    "predict": "write the outputs for a task's eval data",
+    "plugins": "list the installed plugins and whether they take part",
+}
+_USAGE = "usage: eventloop COMMAND ...\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: what follows `eventloop`; of the process unless given.
+
+    Returns:
+        0 on success, 1 when training fails, 2 for wrong usage, 130 when interrupted, 141 when
+        nobody reads the output.
+    """
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    except EventloopError as error:
+        notes = getattr(error, "__notes__", [])
+        sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes]) + "\n")
+        return WRONG_USAGE if isinstance(error, UsageError) else FAILURE
+    except Exception as error:  # noqa: BLE001 - the last to see it; printed in full
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return BROKEN_PIPE
+        traceback.print_exception(error)
+        return FAILURE
+    return status
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv:
+        sys.stderr.write(_help())
+        return WRONG_USAGE
+    name, *rest = argv
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return SUCCESS
+    if name == "--version":
+        sys.stdout.write(f"eventloop {eventloop.__version__}\n")
+        return SUCCESS
+    if name not in COMMANDS:
+        raise UsageError(
+            f"there is no command {name!r}{closest(name, COMMANDS)}",
+            fix=f"one of {', '.join(COMMANDS)}, as in `eventloop fit examples/digits.py`",
+        )
+    status: int = importlib.import_module(f"eventloop.cli.{name}").run(rest)
+    return status
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    listed = "".join(f"  {name:<{width}}  {what}\n" for name, what in COMMANDS.items())
+    return (
+        f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{listed}\n"
+        "`eventloop COMMAND --help` tells more; `eventloop --version` gives the version.\n"
+    )
+
+
+def _nobody_reads() -> bool:
+    """Tells whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

@@ -1,0 +1,73 @@
+"""`eventloop eval`: evaluate a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.header import header_lines
+from eventloop.cli.job import input_path, job_help, prepare
+from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.errors import TaskError
+from eventloop.trainer import Trainer
+
+COMMAND = Command(
+    "eval",
+    "Evaluates a task on its eval data, and writes the metrics.",
+    (
+        CommandOption("weights", "FILE.safetensors", "load these; else as the task builds them"),
+        CommandOption("json", "", "write JSON instead of a header and a table"),
+    ),
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(job_help(arguments, COMMAND))
+        return 0
+    weights = input_path(arguments, "weights")
+    job = prepare(arguments, COMMAND)
+    with Trainer(job.build_task(), configuration=job.configuration) as trainer:
+        require_eval_data(trainer, arguments.task)
+        if weights is not None:
+            trainer.load_weights(weights)
+        if "json" not in arguments.given:
+            write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        metrics = {
+            dataset: {name: _plain(value) for name, value in values.items()}
+            for dataset, values in trainer.eval().items()
+        }
+    if "json" in arguments.given:
+        write_json(metrics)
+    else:
+        write_table(
+            ("eval set", "metric", "value"),
+            [
+                (dataset, name, f"{value:.6g}" if isinstance(value, float) else str(value))
+                for dataset, values in metrics.items()
+                for name, value in values.items()
+            ],
+        )
+    return 0
+
+
+def require_eval_data(trainer: Trainer, task: str) -> None:
+    """Checks that there is something to evaluate or predict.
+
+    Raises:
+        TaskError: the task has no eval data.
+    """
+    if not trainer.state.eval_dataloaders:
+        raise TaskError(
+            f"{task} has no eval data",
+            fix="give `Task(eval_dataloaders={'test': loader})`",
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -1,0 +1,60 @@
+"""The header of a run: with what, on what, and which plugins take part."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+import eventloop
+from eventloop.plugin.records import Plugin, Role
+from eventloop.trainer import Trainer
+
+
+def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Gives the header, a line for each subject.
+
+    Args:
+        task: TASK as typed.
+        options: the task's, as set.
+    """
+    state = trainer.state
+    yield (
+        f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+    yield (
+        f"device: {_device(state.device)}, precision {state.precision.name}, "
+        f"seed {state.settings.seed}"
+    )
+    yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
+    yield f"run dir: {state.run_dir}"
+    yield f"algorithms: {_plugins(trainer, 'algorithm')}"
+    yield f"callbacks: {_plugins(trainer, 'callback')}"
+    if trainer.off:
+        yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    name = torch.backends.cpu.get_cpu_capability()
+    return f"{device} ({name}, {threads} {'thread' if threads == 1 else 'threads'})"
+
+
+def _plugins(trainer: Trainer, role: Role) -> str:
+    named = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
+    return ", ".join(named) or "none"
+
+
+def _plugin(plugin: Plugin) -> str:
+    return f"{plugin.name} {plugin.version or plugin.source}".strip() + _listed(plugin.options)
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    if not options:
+        return ""
+    return " (" + ", ".join(f"{name}={value}" for name, value in options.items()) + ")"

@@ -1,0 +1,150 @@
+"""What `fit`, `eval` and `predict` share: from a command line to a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.help import command_help, options_help
+from eventloop.cli.task_file import TaskFile, load_task_file
+from eventloop.configuration import Configuration
+from eventloop.errors import UsageError, closest, raise_all
+from eventloop.options import flag
+from eventloop.plugin.configure import plugin_options, typed_options
+from eventloop.plugin.discover import discover
+from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.records import Selected
+from eventloop.plugin.select import select
+from eventloop.seeding import seed_everything
+from eventloop.settings import setting_options
+from eventloop.task import Task
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command line that has been understood: every key is known, every option has its type."""
+
+    configuration: Configuration
+    task_file: TaskFile
+    plugins: tuple[Loaded, ...]
+
+    def task_options(self) -> dict[str, Any]:
+        """Gives the task's parameters that were set."""
+        return self.task_file.typed_options(self.configuration.section("task"))
+
+    def plugin_options(self, plugin: Loaded) -> dict[str, Any]:
+        """Gives a plugin's options that were set."""
+        values = self.configuration.section(plugin.found.name)
+        return typed_options(plugin.found, plugin.target, values)
+
+    def build_task(self) -> object:
+        """Seeds, then builds the task, so that what is drawn on the way is drawn again."""
+        seed_everything(self.configuration.setting("seed"))
+        return self.task_file.build(self.configuration.section("task"))
+
+
+def prepare(arguments: Arguments, command: Command) -> Job:
+    """Reads configuration, plugins and task file, and checks all keys before anything is built.
+
+    Raises:
+        UsageError: something that was asked for isn't there.
+        PluginError: a plugin can't be imported or lacks an option.
+        TaskError: the task file raises.
+    """
+    if not arguments.task:
+        raise UsageError(
+            f"`eventloop {command.name}` needs a TASK",
+            fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
+        )
+    configuration = _configuration(arguments)
+    selected = select(discover(), configuration.choice)
+    plugins, problems = load(selected)
+    raise_all(problems)
+    seed_everything(configuration.setting("seed"))
+    job = Job(configuration, load_task_file(arguments.task), plugins)
+    configuration.check(_option_names(selected, plugins), job.task_file.options)
+    job.task_options()
+    for plugin in plugins:
+        job.plugin_options(plugin)
+    return job
+
+
+def task_settings(task: object) -> dict[str, Any]:
+    """Gives the settings that a task brings; one that is hooks alone brings none."""
+    return task.settings if isinstance(task, Task) else {}
+
+
+def job_help(arguments: Arguments, command: Command) -> str:
+    """Gives the help of a command, with the options of plugins, and of the task if it is named."""
+    sections = [("settings", options_help(setting_options()))]
+    if arguments.task:
+        task_file = load_task_file(arguments.task)
+        sections.append((f"task {task_file.label}", options_help(task_file.options, "task")))
+    sections.extend(_plugin_help(_configuration(arguments)))
+    return command_help(command, [(heading, text or "  no options") for heading, text in sections])
+
+
+def input_path(arguments: Arguments, name: str) -> Path | None:
+    """Gives the file that an option of the command names.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    path = arguments.path(name)
+    if path is not None and not path.is_file():
+        names = [one.name for one in path.parent.glob(f"*{SUFFIX}")]
+        raise UsageError(
+            f"{flag(name)}: there is no file {str(path)!r}{closest(path.name, names)}",
+            fix=f"`eventloop fit TASK --export model{SUFFIX}` writes one",
+        )
+    return path
+
+
+def output_path(arguments: Arguments, name: str) -> Path | None:
+    """Gives the file that is to be written, if it can be.
+
+    Raises:
+        UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
+    """
+    path = arguments.path(name)
+    if path is not None and path.suffix != SUFFIX:
+        raise UsageError(
+            f"{flag(name)} {path}: weights and outputs are written as {SUFFIX}",
+            fix=f"write `{flag(name)} {path.with_suffix(SUFFIX)}`",
+        )
+    if path is not None and not path.parent.is_dir():
+        raise UsageError(
+            f"{flag(name)} {path}: there is no folder {str(path.parent)!r}",
+            fix=f"make it with `mkdir -p {path.parent}`",
+        )
+    return path
+
+
+def _configuration(arguments: Arguments) -> Configuration:
+    return Configuration.read(
+        arguments.flags,
+        kind="flag",
+        choice=arguments.choice,
+        config_file=arguments.path("config"),
+    )
+
+
+def _option_names(
+    selected: tuple[Selected, ...], plugins: tuple[Loaded, ...]
+) -> dict[str, list[str] | None]:
+    names: dict[str, list[str] | None] = {one.found.name: None for one in selected}
+    return names | {one.found.name: list(plugin_options(one.target)) for one in plugins}
+
+
+def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
+    plugins, problems = load(select(discover(), configuration.choice))
+    for plugin in plugins:
+        options = plugin_options(plugin.target)
+        yield plugin.found.origin, options_help(options, plugin.found.name)
+    for problem in problems:
+        yield "problem", f"  {problem.what}"

@@ -1,0 +1,66 @@
+"""What commands write to stdout: lines, tables and JSON, plain where nobody watches."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+_ANY_WIDTH = 10_000
+
+
+def write_text(text: str) -> None:
+    """Writes text that is already laid out."""
+    sys.stdout.write(f"{text}\n")
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Writes lines; on a terminal the long ones are folded between words, with an indent."""
+    console = _console()
+    for line in lines:
+        folded = [line]
+        if console.is_terminal:
+            folded = textwrap.wrap(
+                line,
+                max(console.width, 40),
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        console.print("\n".join(folded), markup=False, highlight=False, soft_wrap=True)
+
+
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table; where stdout is no terminal, no cell is folded."""
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table, markup=False, highlight=False)
+
+
+def write_json(content: object) -> None:
+    """Writes JSON that every parser reads: numbers that aren't finite become null."""
+    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _console() -> Console:
+    """Gives a console on today's stdout; without a terminal there is no width to fit into."""
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console.width = _ANY_WIDTH
+    return console
+
+
+def _finite(content: object) -> object:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

@@ -1,0 +1,111 @@
+"""`eventloop predict`: write the outputs for a task's eval data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.eval import require_eval_data
+from eventloop.cli.header import header_lines
+from eventloop.cli.job import input_path, job_help, output_path, prepare
+from eventloop.cli.output import write_lines, write_text
+from eventloop.errors import TaskError, UsageError, closest
+from eventloop.trainer import Trainer
+
+COMMAND = Command(
+    "predict",
+    "Writes the outputs for a task's eval data, in the order of the data.",
+    (
+        CommandOption("weights", "FILE.safetensors", "load these; else as the task builds them"),
+        CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),
+        CommandOption("dataloader", "NAME", "for this eval data loader alone"),
+    ),
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(job_help(arguments, COMMAND))
+        return 0
+    weights = input_path(arguments, "weights")
+    out = output_path(arguments, "out") or Path("predictions.safetensors")
+    job = prepare(arguments, COMMAND)
+    with Trainer(job.build_task(), configuration=job.configuration) as trainer:
+        require_eval_data(trainer, arguments.task)
+        loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
+        if weights is not None:
+            trainer.load_weights(weights)
+        write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        tensors: dict[str, Tensor] = {}
+        for name, loader in loaders.items():
+            tensors |= concatenated(name, trainer.predict(loader))
+        save_file(tensors, out)
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+    write_lines([f"{out}: {shapes}"])
+    return 0
+
+
+def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
+    """Joins the outputs of all batches along the first dimension.
+
+    Args:
+        name: the key of outputs that are one tensor; nested ones are `NAME.logits`, `NAME.0`.
+        outputs: of one batch each; tensors of shape () become one entry a batch.
+
+    Raises:
+        TaskError: the batches don't fit together, or an output is no tensor.
+    """
+    batches = [dict(_leaves(name, output)) for output in outputs]
+    joined = {}
+    for key in dict.fromkeys(key for batch in batches for key in batch):
+        found = [batch[key] for batch in batches if key in batch]
+        parts = [tensor if tensor.dim() else tensor.reshape(1) for tensor in found]
+        shapes = {tuple(part.shape[1:]) for part in parts}
+        if len(parts) < len(batches) or len(shapes) > 1:
+            raise TaskError(
+                f"the outputs {key!r} of {len(batches)} batches can't be joined: "
+                f"{len(parts)} have it, with the shapes {sorted(shapes)} after the first dimension",
+                fix="give outputs of one shape: Task(forward=...), or pad them",
+            )
+        joined[key] = torch.cat(parts)
+    return joined
+
+
+def _leaves(name: str, output: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(output, Tensor):
+        yield name, output
+    elif output is not None:
+        for key, value in _children(name, output):
+            yield from _leaves(f"{name}.{key}", value)
+
+
+def _children(name: str, output: object) -> Iterator[tuple[str, object]]:
+    if isinstance(output, Mapping):
+        return ((str(key), value) for key, value in output.items())
+    if isinstance(output, tuple | list):
+        names = getattr(output, "_fields", range(len(output)))
+        return ((str(key), value) for key, value in zip(names, output, strict=True))
+    if dataclasses.is_dataclass(output):
+        fields = dataclasses.fields(output)
+        return ((field.name, getattr(output, field.name)) for field in fields)
+    raise TaskError(
+        f"the output {name!r} is a {type(output).__name__}, which can't be written as a tensor",
+        fix="give tensors, or mappings, tuples or dataclasses of them: Task(forward=...)",
+    )
+
+
+def _chosen(loaders: Mapping[str, object], name: str) -> dict[str, object]:
+    if name and name not in loaders:
+        raise UsageError(
+            f"no eval data loader is named {name!r}{closest(name, loaders)}",
+            fix=f"one of {', '.join(loaders)}",
+        )
+    return {name: loaders[name]} if name else dict(loaders)

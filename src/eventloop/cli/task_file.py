@@ -1,0 +1,226 @@
+"""TASK: from a file or module to the task that it holds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import eventloop
+from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
+from eventloop.options import Option, Value, flag, options_of, typed
+from eventloop.plugin.manager import HOOKS
+from eventloop.plugin.records import Plugin
+from eventloop.plugin.validate import implementations
+from eventloop.task import Task
+
+T = TypeVar("T")
+_OURS = str(Path(eventloop.__file__).parent) + os.sep
+_IMPORTLIB = importlib.__file__
+_MEND = "mend the task; nothing has been trained"
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """A task file that has been read.
+
+    Args:
+        label: TASK as a person typed it.
+        name: of the file without folder and suffix, or of the module.
+        target: a function that gives the task, or the task itself.
+        options: the function's parameters, by folded name.
+    """
+
+    label: str
+    name: str
+    target: Any
+    options: dict[str, Option] = field(default_factory=dict)
+
+    def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
+        """Gives the parameters that were set, as the function takes them.
+
+        Raises:
+            SettingError: one is unknown or of the wrong type, or one without a default isn't set.
+        """
+        for key, value in values.items():
+            if key not in self.options:
+                raise SettingError(
+                    f"{self.label} has no option {key!r}{closest(key, self.options)}",
+                    source=value.source,
+                    fix=f"list its options with `eventloop fit {self.label} --help`",
+                )
+        for key, option in self.options.items():
+            if option.required and key not in values:
+                example = f"{flag(option.name, 'task')} {option.type_name.upper()}"
+                raise SettingError(
+                    f"{self.label} needs its option {option.name!r}, which has no default",
+                    fix=f"give it with `{example}`",
+                )
+        return {
+            self.options[key].name: typed(self.options[key], value, "task", task=self.label)
+            for key, value in values.items()
+        }
+
+    def build(self, values: Mapping[str, Value]) -> object:
+        """Gives the task: a `Task`, or an object or module with hook implementations.
+
+        Raises:
+            SettingError: as `typed_options`.
+            TaskError: the function raises.
+            TaskFileError: it returns no task.
+        """
+        task = self.target
+        if _is_function(task):
+            task = self._call(self.typed_options(values))
+            if lack := _lacks(task):
+                raise TaskFileError(
+                    f"{self.label}: {self.target.__name__}() returns {task!r}, which is no task: "
+                    f"{lack}",
+                    fix="return Task(model=..., ...), or an object with hook implementations",
+                )
+        if isinstance(task, Task) and not task.name:
+            task.name = self.name
+        return task
+
+    def _call(self, options: Mapping[str, Any]) -> object:
+        return _guarded(self.label, lambda: self.target(**options))
+
+
+def load_task_file(label: str) -> TaskFile:
+    """Imports the file or module that TASK names, and finds the task in it.
+
+    A file's folder, or the working directory for a module, comes first on `sys.path`.
+
+    Raises:
+        TaskFileError: there is no such file or module, or no task in it.
+        TaskError: it raises while it is imported.
+    """
+    is_file = label.endswith(".py") or "/" in label or os.sep in label
+    module = _import_file(label) if is_file else _import_module(label)
+    name = Path(label).stem if is_file else label
+    target: Any = getattr(module, "task", module)
+    if _is_function(target):
+        return TaskFile(label, name, target, options_of(target))
+    if lack := _lacks(target):
+        names = [name for name in vars(module) if not name.startswith("_")]
+        what = f"; `task` there is {target!r}" if target is not module else closest("task", names)
+        raise TaskFileError(
+            f"{label} holds no task: {lack}{what}",
+            fix="define `def task(): return Task(...)`, `task = Task(...)`, or functions marked "
+            "with @hookimpl",
+        )
+    return TaskFile(label, name, target)
+
+
+def _import_file(label: str) -> ModuleType:
+    path = Path(label).absolute()
+    if not path.is_file():
+        raise _no_file(label, path)
+    _come_first(path.parent)
+    name = path.stem.replace(".", "_")
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) != str(path):
+        name = f"{name}_task"  # what else has this name goes on being itself
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes of the task can be pickled for data loader workers
+    loader = spec.loader
+    _guarded(label, lambda: loader.exec_module(module))
+    return module
+
+
+def _import_module(label: str) -> ModuleType:
+    _come_first(Path.cwd())
+    try:
+        found = importlib.util.find_spec(label) is not None
+    except ModuleNotFoundError as error:
+        if not (error.name and f"{label}.".startswith(f"{error.name}.")):
+            raise
+        found = False
+    except ValueError:  # a name such as `.` or ``
+        found = False
+    if not found:
+        raise _no_file(label, Path.cwd() / f"{label}.py")
+    return _guarded(label, lambda: importlib.import_module(label))
+
+
+def _come_first(folder: Path) -> None:
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+
+
+def _no_file(label: str, path: Path) -> TaskFileError:
+    if path.is_dir():
+        return TaskFileError(
+            f"{label} is a folder", fix=f"name the file in it: `{Path(label) / 'task.py'}`"
+        )
+    kind = "file" if label.endswith(".py") or "/" in label else "module"
+    names = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
+    return TaskFileError(
+        f"there is no {kind} {label!r}{closest(path.name, names)}",
+        folder=path.parent if path.parent.is_dir() else f"{path.parent}, which doesn't exist",
+        fix="give a file, `eventloop fit examples/digits.py`, or a module that can be imported",
+    )
+
+
+def _is_function(target: object) -> bool:
+    return inspect.isroutine(target) or inspect.isclass(target)
+
+
+def _lacks(target: object) -> str:
+    """Says why something is no task; "" for a `Task` and for what implements `build_model`."""
+    if isinstance(target, Task):
+        return ""
+    found, problems = implementations(Plugin("task", "task", target), HOOKS)
+    names = [one.hook.name for one in found]
+    if "build_model" in names:
+        return ""
+    if problems:
+        return problems[0].what
+    return (
+        f"it implements {', '.join(names)}, but not build_model"
+        if names
+        else "no Task and no hook implementations"
+    )
+
+
+def _guarded(label: str, call: Callable[[], T]) -> T:
+    """Runs code of the task file; what it raises is told without our own frames."""
+    try:
+        return call()
+    except (KeyboardInterrupt, EventloopError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(label, error) from error
+
+
+def _raised(label: str, error: BaseException) -> TaskError:
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<frozen")) and frame.filename != _IMPORTLIB
+    ]
+    facts = {"where": _place(frames, error)}
+    if len(frames) > 1:
+        lines = "".join(traceback.format_list(frames)).splitlines()
+        facts["through"] = "\n    ".join(["", *lines])
+    return TaskError(f"{label} raises {type(error).__name__}: {error}", fix=_MEND, **facts)
+
+
+def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
+    """Gives the last place in the task's own folder, which is the first frame's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    folders = [Path(frame.filename).parent for frame in frames]
+    own = [frame for frame, folder in zip(frames, folders, strict=True) if folder == folders[0]]
+    return f"{own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}" if own else "unknown"

@@ -1,0 +1,186 @@
+"""Time as training counts it: a `Time` is a duration or an interval, the `Clock` where we are."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+UNITS = {
+    "ep": "epochs",
+    "ba": "batches",
+    "sp": "samples",
+    "tok": "tokens",
+    "sec": "seconds",
+    "dur": "fraction of the run",
+}
+_FORM = re.compile(
+    r"(?P<value>[0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)(?P<unit>[a-z]+)"
+)
+_WORDS = {"ep": ("epoch",), "ba": ("batch", "step", "iter"), "sp": ("sample",)}
+_WORDS |= {"tok": ("token",), "sec": ("second", "s"), "dur": ("duration",)}
+
+
+class Moment(NamedTuple):
+    """A point of the run: how many epochs, batches, samples, tokens and seconds are done."""
+
+    epoch: int
+    batch: int
+    sample: int
+    token: int
+    seconds: float
+
+
+_FIELD = {"ep": 0, "ba": 1, "sp": 2, "tok": 3, "sec": 4}
+
+
+@dataclass(frozen=True)
+class Time:
+    """A length of training: `Time("2ep")`, `Time("10_000ba")`, `Time("1e9tok")`, `Time("0.1dur")`.
+
+    Args:
+        value: the text of a number with its unit, or the number alone.
+        unit: ep, ba, sp, tok, sec, or dur (a fraction of the run); only with a number.
+
+    Raises:
+        ValueError: not a number with a known unit, or not more than zero.
+    """
+
+    value: float
+    unit: str
+
+    def __init__(self, value: str | float | Time, unit: str = "") -> None:
+        if isinstance(value, Time):
+            value, unit = value.value, value.unit
+        elif isinstance(value, str):
+            value, unit = _parse(value)
+        if unit not in UNITS:
+            raise ValueError(f"{value}{unit} has no unit of time; one of {_units()}")
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{value}{unit} isn't more than zero")
+        if unit == "dur" and value > 1:
+            raise ValueError(f"{value}dur is more than the whole run, which is 1dur")
+        whole = int(value) if value == int(value) and unit != "sec" else float(value)
+        object.__setattr__(self, "value", whole)
+        object.__setattr__(self, "unit", unit)
+
+    def __str__(self) -> str:
+        return f"{self.value}{self.unit}"
+
+    def __repr__(self) -> str:
+        return f"Time({str(self)!r})"
+
+
+class Clock:
+    """Where the run is, in every unit, and where it was a batch ago.
+
+    `epoch` counts finished epochs; `batch`, `sample`, `token` and `seconds` count what is done;
+    each also within the epoch (`batch_in_epoch`, ...). The loop alone moves it, once a batch and
+    once an epoch, on every rank alike but for `seconds`.
+    """
+
+    __slots__ = ("_epoch_start", "batch", "epoch", "previous", "sample", "seconds", "token")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batch = 0
+        self.sample = 0
+        self.token = 0
+        self.seconds = 0.0
+        self.previous = self._epoch_start = self.moment()
+
+    def moment(self) -> Moment:
+        """Copies where the run is now."""
+        return Moment(self.epoch, self.batch, self.sample, self.token, self.seconds)
+
+    @property
+    def batch_in_epoch(self) -> int:
+        """Batches done in the epoch that is under way."""
+        return self.batch - self._epoch_start.batch
+
+    @property
+    def sample_in_epoch(self) -> int:
+        """Samples done in the epoch that is under way."""
+        return self.sample - self._epoch_start.sample
+
+    @property
+    def token_in_epoch(self) -> int:
+        """Tokens done in the epoch that is under way."""
+        return self.token - self._epoch_start.token
+
+    @property
+    def seconds_in_epoch(self) -> float:
+        """Seconds spent in the epoch that is under way."""
+        return self.seconds - self._epoch_start.seconds
+
+    def end_batch(self, samples: int, tokens: int, seconds: float) -> None:
+        """Moves on by one batch of so many samples and tokens, which took so many seconds."""
+        self.previous = Moment(self.epoch, self.batch, self.sample, self.token, self.seconds)
+        self.batch += 1
+        self.sample += samples
+        self.token += tokens
+        self.seconds += seconds
+
+    def end_epoch(self) -> None:
+        """Moves on by one epoch; the counts within the epoch start again."""
+        self.previous = self.moment()
+        self.epoch += 1
+        self._epoch_start = self.moment()
+
+    def reached(self, time: Time) -> bool:
+        """Tells whether `time` is over, counted from the start of the run."""
+        return bool(self.moment()[_FIELD[time.unit]] >= time.value)
+
+    def crossed(self, interval: Time) -> bool:
+        """Tells whether the last batch or the end of the epoch crossed a multiple of `interval`."""
+        idx = _FIELD[interval.unit]
+        return bool(self.moment()[idx] // interval.value > self.previous[idx] // interval.value)
+
+
+def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:
+    """Gives a time that a clock can count: no fractions of a run, none of an epoch.
+
+    Args:
+        max_duration: the length of the run that `dur` is a fraction of.
+        num_batches: batches an epoch, where the data loader knows.
+
+    Raises:
+        ValueError: a fraction of an unknown length.
+    """
+    if time.unit == "dur":
+        if max_duration is None:
+            raise ValueError(f"{time} is a fraction of the run, whose max_duration isn't set")
+        time = Time(time.value * max_duration.value, max_duration.unit)
+    if time.unit == "ep" and time.value != int(time.value):
+        if num_batches is None:
+            raise ValueError(f"{time} is a fraction of an epoch, but the data loader has no length")
+        time = Time(max(1, round(time.value * num_batches)), "ba")
+    if time.unit in ("ba", "sp", "tok"):
+        time = Time(max(1, round(time.value)), time.unit)
+    return time
+
+
+def _parse(text: str) -> tuple[float, str]:
+    match = _FORM.fullmatch(text.strip())
+    if match is None or match["unit"] not in UNITS:
+        raise ValueError(
+            f"{text!r} is no time; {_suggestion(text)}a number with its unit, one of {_units()}"
+        )
+    return float(match["value"].replace("_", "")), match["unit"]
+
+
+def _suggestion(text: str) -> str:
+    """Reads `5 epochs` as its writer meant it, for the message alone."""
+    match = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        return "write "
+    word = match[2].lower()
+    for unit, words in _WORDS.items():
+        if word and (word == unit or any(word.startswith(other) for other in words)):
+            return f"write '{match[1]}{unit}': "
+    return "write "
+
+
+def _units() -> str:
+    return ", ".join(f"{unit} ({meaning})" for unit, meaning in UNITS.items())

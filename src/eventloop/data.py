@@ -1,0 +1,238 @@
+"""Batches: what is in them, how they are moved and split, and how they are taken from a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from eventloop.errors import TaskError
+
+LABELS = "labels"
+
+
+class Count(NamedTuple):
+    """What a batch or microbatch counts for.
+
+    Args:
+        samples: how many samples, on the host.
+        tokens: how many tokens, on the host; 0 where the task doesn't count them.
+        weight: its share of the loss's mean, on the host or a device tensor of shape ().
+    """
+
+    samples: int
+    tokens: int
+    weight: float | Tensor
+
+
+def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Applies `function` to every tensor, and every object with a method `to`, of a nest.
+
+    Tuples, lists, named tuples and mappings are rebuilt (mappings as dicts); anything else stays.
+    """
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(function, value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return _rebuild(batch, [map_tensors(function, value) for value in batch])
+    if callable(getattr(batch, "to", None)):
+        return function(batch)
+    return batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Copies a nest of tensors to a device; what is there already stays the same object."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def to_host(outputs: Any) -> Any:
+    """Copies a nest of tensors to the host, without their graph."""
+    return map_tensors(lambda tensor: tensor.detach().to("cpu"), outputs)
+
+
+def num_samples(batch: Any) -> int:
+    """Gives the leading dimension of the first tensor in a nest.
+
+    Raises:
+        TaskError: the nest holds no tensor with a dimension.
+    """
+    size = _leading(batch)
+    if size is None:
+        raise TaskError(
+            f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
+            fix="give Task(num_tokens=..., loss_weight=...) or implement the action count_batch",
+        )
+    return size
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
+
+    Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
+    values as there are samples is sliced.
+
+    Raises:
+        TaskError: two tensors disagree on the number of samples.
+    """
+    samples = num_samples(batch)
+    if samples <= size:
+        return [batch]
+    return [_slice(batch, start, min(start + size, samples), samples)
+            for start in range(0, samples, size)]  # fmt: skip
+
+
+def inputs_of(batch: Any) -> Any:
+    """Gives the inputs of a batch: the first of a pair, else the batch itself."""
+    return batch[0] if is_pair(batch) else batch
+
+
+def targets_of(batch: Any) -> Any:
+    """Gives the targets of a batch: the second of a pair, a mapping's "labels", else None."""
+    if is_pair(batch):
+        return batch[1]
+    return batch.get(LABELS) if isinstance(batch, Mapping) else None
+
+
+def with_inputs(batch: Any, inputs: Any) -> Any:
+    """Gives the batch with other inputs."""
+    return _rebuild(batch, [inputs, batch[1]]) if is_pair(batch) else inputs
+
+
+def with_targets(batch: Any, targets: Any) -> Any:
+    """Gives the batch with other targets.
+
+    Raises:
+        TaskError: the batch has no place for targets.
+    """
+    if is_pair(batch):
+        return _rebuild(batch, [batch[0], targets])
+    if isinstance(batch, Mapping):
+        return {**batch, LABELS: targets}
+    raise TaskError(f"a batch of {describe(batch)} has no targets that could be replaced")
+
+
+def is_pair(batch: Any) -> bool:
+    """Tells whether a batch is (inputs, targets)."""
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def describe(batch: Any) -> str:
+    """Says in a few words what a batch is: `tuple of 3 (Tensor, Tensor, str)`."""
+    if isinstance(batch, Mapping):
+        return f"{type(batch).__name__} with {', '.join(map(repr, batch))}"
+    if isinstance(batch, (tuple, list)):
+        kinds = ", ".join(type(value).__name__ for value in batch[:6])
+        return f"{type(batch).__name__} of {len(batch)} ({kinds})"
+    if isinstance(batch, Tensor):
+        return f"one tensor of shape {tuple(batch.shape)}"
+    return type(batch).__name__
+
+
+class Feed:
+    """Takes batches from a data loader, epoch after epoch, and knows whether there is another.
+
+    A loader with a known length is asked for a batch when it is wanted, not before; of any other,
+    one batch is taken ahead, after everything that the batch before it caused.
+    """
+
+    def __init__(self, dataloader: Any) -> None:
+        self.dataloader = dataloader
+        self.num_batches = _known_length(dataloader)
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._taken = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an epoch has begun and hasn't ended."""
+        return self._iterator is not None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begins an epoch, and tells its number to a sampler that wants it."""
+        set_epoch = getattr(getattr(self.dataloader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        self._iterator, self._ahead, self._taken = iter(self.dataloader), [], 0
+
+    def has_next(self) -> bool:
+        """Tells whether the epoch has another batch."""
+        if self.num_batches is not None:
+            return self._taken < self.num_batches
+        if not self._ahead:
+            assert self._iterator is not None
+            self._ahead.extend(_take_one(self._iterator))
+        return bool(self._ahead)
+
+    def next(self) -> Any:
+        """Gives the next batch, as the loader made it."""
+        assert self._iterator is not None
+        self._taken += 1
+        if self._ahead:
+            return self._ahead.pop()
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise TaskError(
+                f"the data loader gave {self._taken - 1} batches, but its length is "
+                f"{self.num_batches}",
+                fix="make len() of the data loader the number of batches that it gives",
+            ) from None
+
+    def end_epoch(self) -> None:
+        """Ends the epoch; what is left of it is dropped."""
+        self._iterator, self._ahead = None, []
+
+
+def _take_one(iterator: Iterator[Any]) -> list[Any]:
+    for batch in iterator:
+        return [batch]
+    return []
+
+
+def _known_length(dataloader: Any) -> int | None:
+    """The number of batches, where it can be relied on: an iterable data set may break its word."""
+    if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
+        return None
+    if isinstance(dataloader, (DataLoader, Sequence)):
+        return len(dataloader)
+    return None
+
+
+def _rebuild(like: Any, values: list[Any]) -> Any:
+    if isinstance(like, tuple) and hasattr(like, "_fields"):
+        return type(like)(*values)
+    return tuple(values) if isinstance(like, tuple) else values
+
+
+def _leading(batch: Any) -> int | None:
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else None
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, (Mapping, tuple, list)):
+        for value in values:
+            size = _leading(value)
+            if size is not None:
+                return size
+    return None
+
+
+def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
+    if isinstance(batch, Tensor):
+        if batch.ndim and batch.shape[0] != samples:
+            raise TaskError(
+                f"a batch of {samples} samples can't be split: it also holds a tensor of shape "
+                f"{tuple(batch.shape)}",
+                fix="unset microbatch_size, or implement the action split_batch",
+            )
+        return batch[start:stop] if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
+    if isinstance(batch, list) and len(batch) == samples and _leading(batch) is None:
+        return batch[start:stop]
+    if isinstance(batch, (tuple, list)):
+        return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
+    return batch

@@ -1,0 +1,69 @@
+"""Errors that say what happened, who did it, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class EventloopError(Exception):
+    """The base of every error that eventloop itself raises.
+
+    Args:
+        what: what happened, with the values seen; one sentence.
+        fix: what to do next, with the line to paste.
+        facts: who did it and where, a line each, in the order given.
+    """
+
+    def __init__(self, what: str, *, fix: str = "", **facts: object) -> None:
+        lines = {name.rstrip("_"): str(value) for name, value in facts.items()}
+        if fix:
+            lines["fix"] = fix
+        width = max((len(name) for name in lines), default=0)
+        super().__init__(
+            "\n".join([what, *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
+        )
+        self.what = what
+
+
+class UsageError(EventloopError):
+    """The command or its configuration asks for something that isn't there; exit status 2."""
+
+
+class SettingError(UsageError, ValueError):
+    """A setting or option is unknown, has the wrong type, or would have no effect."""
+
+
+class TaskError(EventloopError):
+    """The task lacks something, or gives something that can't be trained."""
+
+
+class TaskFileError(UsageError, TaskError):
+    """A task file can't be found, can't be read, or holds no task."""
+
+
+class PluginError(EventloopError):
+    """A plugin can't take part, or broke the contract of a hook."""
+
+
+class ReadOnlyStateError(PluginError, AttributeError):
+    """A callback tried to change what it may only watch."""
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Gives "; the closest is 'x'" for the nearest of `names`, or "" where none is near."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"; the closest is {found[0]!r}" if found else ""
+
+
+def raise_all(problems: Sequence[PluginError]) -> None:
+    """Raises all problems at once: the only one as it is, several in one numbered message.
+
+    Raises:
+        PluginError: `problems` isn't empty.
+    """
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
+        raise PluginError(f"{len(problems)} problems with plugins\n{listed}")

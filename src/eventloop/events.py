@@ -1,0 +1,547 @@
+"""The events and questions, in firing order; each docstring is the hook's contract.
+
+An event tells: every implementation is called, and results are ignored. A question, named
+`should_...`, asks: any True means yes. What does something is an action, in `actions.py`.
+
+Every contract has the same lines. *Fires*: how often, where, in relation to what. *State*: what
+of the State is new or worth knowing at this moment. *May*: what an algorithm may do here; a
+callback only reads. *Must not*: what would break the run.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from eventloop.hooks import Per, declared_hooks, hookspec
+
+if TYPE_CHECKING:
+    from eventloop.clock import Moment
+    from eventloop.state import State
+
+
+class Events(Protocol):
+    """Every moment of a run that tells or asks."""
+
+    @hookspec(per="run")
+    def init(self, state: State) -> None:
+        """Tells that the model exists and the optimizer does not.
+
+        Fires: once, when the trainer is built, on every rank, after `build_model`.
+        State: `model` on its device; no optimizers, no data loaders.
+        May: change or replace `state.model` (model surgery).
+        Must not: keep references to parameters that `wrap_model` may replace.
+        """
+
+    @hookspec(per="run")
+    def before_load(self, state: State) -> None:
+        """Tells that a checkpoint is about to be loaded.
+
+        Fires: once, only where a checkpoint is loaded, before `restore_model`.
+        State: complete, with the values that the checkpoint will replace.
+        May: prepare the model for the shapes of the checkpoint.
+        Must not: read the checkpoint; `load_state_dict` receives the plugin's part of it.
+        """
+
+    @hookspec(per="run")
+    def after_load(self, state: State) -> None:
+        """Tells that the trainer is complete, restored from a checkpoint or new.
+
+        Fires: once, always, as the last event of the trainer's constructor.
+        State: complete; `clock` stands where the run begins or goes on.
+        May: copy weights (an average starts here), check what other plugins built.
+        Must not: train.
+        """
+
+    @hookspec(per="run")
+    def training_start(self, state: State) -> None:
+        """Tells that training begins.
+
+        Fires: at the first fit of this process, and at the first after `training_end`.
+        State: complete; the model is in training mode.
+        May: prepare what lasts over several fits.
+        Must not: assume that the clock stands at zero.
+        """
+
+    @hookspec(per="fit")
+    def fit_start(self, state: State) -> None:
+        """Tells that a call of `fit` begins.
+
+        Fires: at every fit, after `training_start`.
+        State: complete; the model is in training mode, and stays as hooks leave it.
+        May: freeze layers, put parts of the model in evaluation mode.
+        Must not: iterate over the data loaders.
+        """
+
+    @hookspec(per="epoch")
+    def should_rebuild_dataloader(self, state: State) -> bool | None:
+        """Asks whether `build_train_dataloader` shall be called again for this epoch.
+
+        Asked: at the start of every epoch but the first; algorithms only.
+        Answer: from the clock, alike on all ranks.
+        """
+
+    @hookspec(per="epoch")
+    def epoch_start(self, state: State) -> None:
+        """Tells that an epoch begins, or goes on.
+
+        Fires: once an epoch, and again where a fit goes on in the middle of one.
+        State: `clock.epoch` is this epoch's number, from 0; `resumed` tells whether it goes on.
+        May: change what depends on the epoch.
+        Must not: draw from the global random generators; the order of data comes from them next.
+        """
+
+    @hookspec(per="batch")
+    def before_dataloader(self, state: State) -> None:
+        """Tells that the next batch is about to be taken.
+
+        Fires: once a batch, never without its `after_dataloader`.
+        State: no batch; `clock.batch` batches are done.
+        May: take the time.
+        Must not: take batches itself.
+        """
+
+    @hookspec(per="batch")
+    def after_dataloader(self, state: State) -> None:
+        """Tells that a batch is on the device.
+
+        Fires: once a batch, before `batch_start`.
+        State: `batch`, `inputs`, `targets`: the whole batch.
+        May: change or replace the batch.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="batch")
+    def batch_start(self, state: State) -> None:
+        """Tells that work on a batch begins.
+
+        Fires: once a batch, after `after_dataloader`.
+        State: `batch`, `inputs`, `targets`: the whole batch, after all transforms.
+        May: change the batch, parameters, optimizer settings.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="batch")
+    def should_skip_batch(self, state: State) -> bool | None:
+        """Asks whether this batch shall be left out: no forward, no step, but it counts.
+
+        Asked: once a batch, after `batch_start`; algorithms only.
+        Answer: without waiting for the device, alike on all ranks.
+        """
+
+    @hookspec(per="batch")
+    def before_train_batch(self, state: State) -> None:
+        """Tells that the passes over this batch begin.
+
+        Fires: once a batch, whatever the number of microbatches, before `split_batch`.
+        State: `batch`, `inputs`, `targets`: the whole batch; gradients are empty.
+        May: change the batch a last time.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="microbatch")
+    def before_forward(self, state: State) -> None:
+        """Tells that a microbatch is about to go through the model.
+
+        Fires: once a microbatch.
+        State: `microbatch`, `inputs`, `targets`.
+        May: change `inputs` and `targets`.
+        Must not: change the number of samples; the weights of the mean are fixed by now.
+        """
+
+    @hookspec(per="microbatch", closes="before_forward")
+    def after_forward(self, state: State) -> None:
+        """Tells that the model has given its outputs.
+
+        Fires: once a microbatch.
+        State: `outputs`, with their graph.
+        May: change or replace `outputs`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="microbatch")
+    def before_loss(self, state: State) -> None:
+        """Tells that the loss is about to be computed.
+
+        Fires: once a microbatch.
+        State: `outputs`, `targets`.
+        May: change or replace both.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="microbatch", closes="before_loss")
+    def after_loss(self, state: State) -> None:
+        """Tells that the loss of this microbatch is known.
+
+        Fires: once a microbatch.
+        State: `loss`, shape (), with its graph, not yet weighted or scaled.
+        May: replace `loss`, for example by a sum with a penalty.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="microbatch")
+    def before_backward(self, state: State) -> None:
+        """Tells that the gradients of this microbatch are about to be computed.
+
+        Fires: once a microbatch.
+        State: `loss`, shape (), with its graph; `.grad` holds the earlier microbatches' sum.
+        May: register hooks on tensors, replace `loss`.
+        Must not: call backward.
+        """
+
+    @hookspec(per="microbatch", closes="before_backward")
+    def after_backward(self, state: State) -> None:
+        """Tells that this microbatch's gradients have been added to `.grad`.
+
+        Fires: once a microbatch, on every rank, before `clip_gradients`.
+        State: `loss`, shape (); its graph is gone, gradients are still scaled under fp16.
+        May: read or change `.grad`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="batch", closes="before_train_batch")
+    def after_train_batch(self, state: State) -> None:
+        """Tells that the gradients of the batch are complete.
+
+        Fires: once a batch, after `clip_gradients`, before `optimizer_step`.
+        State: `loss`, shape (), the batch's mean, detached; gradients unscaled and clipped.
+        May: read or change `.grad`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="batch")
+    def should_skip_step(self, state: State) -> bool | None:
+        """Asks whether the optimizers shall leave this batch's gradients unused.
+
+        Asked: once a batch, after `after_train_batch`; algorithms only.
+        Answer: without waiting for the device, alike on all ranks. Schedulers don't move then.
+        """
+
+    @hookspec(per="batch", closes="batch_start")
+    def batch_end(self, state: State) -> None:
+        """Tells that a batch is done.
+
+        Fires: once a batch, also after one that was left out.
+        State: `clock` has advanced; the learning rates are still those that this step used;
+            `loss` is the batch's, detached, or None after a batch that was left out.
+        May: change parameters (averaging, projection).
+        Must not: wait for the device; `batch` is dropped afterwards.
+        """
+
+    @hookspec(per="batch")
+    def should_eval(self, state: State) -> bool | None:
+        """Asks whether to evaluate now.
+
+        Asked: after every batch's schedulers, and after every epoch's.
+        Answer: from the clock or from metrics, alike on all ranks; one evaluation a batch count.
+        """
+
+    @hookspec(per="eval")
+    def eval_before_all(self, state: State) -> None:
+        """Tells that an evaluation over all eval data loaders begins.
+
+        Fires: once an evaluation.
+        State: the model in evaluation mode; gradients off; `batch` empty.
+        May: change what the evaluation sees; to swap weights, wrap the action `evaluate`.
+        Must not: train.
+        """
+
+    @hookspec(per="eval")
+    def eval_start(self, state: State) -> None:
+        """Tells that the evaluation over one data loader begins.
+
+        Fires: once an eval data loader, in the order of their names in the task.
+        State: `eval_name` is the data loader's name; its metrics are empty.
+        May: prepare what lasts for this data loader.
+        Must not: iterate over the data loader.
+        """
+
+    @hookspec(per="eval batch")
+    def eval_batch_start(self, state: State) -> None:
+        """Tells that an eval batch is on the device.
+
+        Fires: once an eval batch.
+        State: `batch`, `inputs`, `targets`.
+        May: change the batch.
+        Must not: draw from the global random generators without need.
+        """
+
+    @hookspec(per="eval batch")
+    def eval_before_forward(self, state: State) -> None:
+        """Tells that an eval batch is about to go through the model.
+
+        Fires: once an eval batch, before `eval_forward`.
+        State: `batch`, `inputs`, `targets`.
+        May: change `inputs`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="eval batch")
+    def eval_after_forward(self, state: State) -> None:
+        """Tells that the outputs of an eval batch are known.
+
+        Fires: once an eval batch, before `update_metrics`.
+        State: `outputs`, without a graph.
+        May: change or replace `outputs`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="eval batch", closes="eval_batch_start")
+    def eval_batch_end(self, state: State) -> None:
+        """Tells that an eval batch is done.
+
+        Fires: once an eval batch, after `update_metrics`.
+        State: `batch`, `outputs`, dropped afterwards.
+        May: add up numbers of its own, on the device.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="eval", closes="eval_start")
+    def eval_end(self, state: State) -> None:
+        """Tells that the evaluation over one data loader is done.
+
+        Fires: once an eval data loader.
+        State: `eval_metrics[eval_name]`: tensors, shape (), by metric name.
+        May: log numbers of its own.
+        Must not: change the metrics.
+        """
+
+    @hookspec(per="eval")
+    def eval_after_all(self, state: State) -> None:
+        """Tells that an evaluation over all data loaders is done.
+
+        Fires: once an evaluation.
+        State: `eval_metrics` of every data loader; the model is still in evaluation mode.
+        May: decide by the metrics.
+        Must not: train.
+        """
+
+    @hookspec(per="batch")
+    def batch_checkpoint(self, state: State) -> None:
+        """Tells that a batch and the evaluation it brought are over.
+
+        Fires: once a batch, before `should_checkpoint` is asked.
+        State: `eval_metrics` are new where this batch brought an evaluation.
+        May: ask for a checkpoint with `state.request_checkpoint()`.
+        Must not: change what training uses; a checkpoint is taken next.
+        """
+
+    @hookspec(per="batch")
+    def should_checkpoint(self, state: State) -> bool | None:
+        """Asks whether to save a checkpoint now.
+
+        Asked: after `batch_checkpoint` and after `epoch_checkpoint`.
+        Answer: alike on all ranks; one checkpoint a batch count.
+        """
+
+    @hookspec(per="batch")
+    def should_end_epoch(self, state: State) -> bool | None:
+        """Asks whether this epoch shall end here, with data left over.
+
+        Asked: once a batch. The epoch counts as complete.
+        Answer: alike on all ranks.
+        """
+
+    @hookspec(per="batch")
+    def should_stop(self, state: State) -> bool | None:
+        """Asks whether the run shall stop.
+
+        Asked: once a batch and once an epoch.
+        Answer: alike on all ranks; `state.request_stop(reason)` says why as well.
+        """
+
+    @hookspec(per="epoch", closes="epoch_start")
+    def epoch_end(self, state: State) -> None:
+        """Tells that an epoch is over, or left in its middle.
+
+        Fires: once for each `epoch_start`.
+        State: `clock.epoch` has advanced, unless the epoch was left in its middle.
+        May: change parameters and what depends on the epoch.
+        Must not: iterate over the data loaders.
+        """
+
+    @hookspec(per="epoch")
+    def epoch_checkpoint(self, state: State) -> None:
+        """Tells that an epoch and the evaluation it brought are over.
+
+        Fires: once an epoch, before `should_checkpoint` is asked.
+        State: `eval_metrics` are new where this epoch brought an evaluation.
+        May: ask for a checkpoint with `state.request_checkpoint()`.
+        Must not: change what training uses; a checkpoint is taken next.
+        """
+
+    @hookspec(per="fit", closes="fit_start")
+    def fit_end(self, state: State) -> None:
+        """Tells that a call of `fit` is done.
+
+        Fires: once for each `fit_start`, unless something raised.
+        State: every logged number has been delivered.
+        May: write files, flush.
+        Must not: change the model; a checkpoint wouldn't hold it.
+        """
+
+    @hookspec(per="run", closes="training_start")
+    def training_end(self, state: State) -> None:
+        """Tells that the whole duration is done, or the run was stopped.
+
+        Fires: once for each `training_start`, after `fit_end`.
+        State: as after `fit_end`.
+        May: write reports.
+        Must not: change the model.
+        """
+
+    @hookspec(per="predict")
+    def predict_start(self, state: State) -> None:
+        """Tells that a prediction begins.
+
+        Fires: once a call of `predict`.
+        State: the model in evaluation mode; gradients off.
+        May: prepare what lasts for this prediction.
+        Must not: iterate over the data loader.
+        """
+
+    @hookspec(per="predict")
+    def predict_batch_start(self, state: State) -> None:
+        """Tells that a batch to predict for is on the device.
+
+        Fires: once a batch.
+        State: `batch`, `inputs`; `targets` where the batch has them.
+        May: change the batch.
+        Must not: change the number of samples.
+        """
+
+    @hookspec(per="predict")
+    def predict_before_forward(self, state: State) -> None:
+        """Tells that a batch is about to go through the model.
+
+        Fires: once a batch, before `predict_forward`.
+        State: `batch`, `inputs`.
+        May: change `inputs`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="predict")
+    def predict_after_forward(self, state: State) -> None:
+        """Tells that the outputs of a batch are known.
+
+        Fires: once a batch.
+        State: `outputs`, on the device, without a graph.
+        May: change or replace `outputs`; what stands there at `predict_batch_end` is returned.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="predict", closes="predict_batch_start")
+    def predict_batch_end(self, state: State) -> None:
+        """Tells that a batch has been predicted.
+
+        Fires: once a batch; `outputs` are kept for the caller next.
+        State: `batch`, `outputs`, dropped afterwards.
+        May: change or replace `outputs`.
+        Must not: wait for the device.
+        """
+
+    @hookspec(per="predict", closes="predict_start")
+    def predict_end(self, state: State) -> None:
+        """Tells that a prediction is done.
+
+        Fires: once a call of `predict`.
+        State: the model is still in evaluation mode.
+        May: write files.
+        Must not: train.
+        """
+
+    @hookspec(per="any")
+    def log(self, state: State, numbers: dict[str, float], at: Moment) -> None:
+        """Tells the numbers that were logged at one moment.
+
+        Fires: for each moment with numbers, in order, at log intervals and before `fit_end`,
+            when they have arrived on the host.
+        State: later than the numbers; `at` is the moment that they belong to.
+        May: write them.
+        Must not: change `numbers`, which all loggers share.
+        """
+
+    @hookspec(per="any")
+    def exception(self, state: State, error: BaseException) -> None:
+        """Tells that something raised and training ends.
+
+        Fires: once a failure; every plugin is told, whatever the others do.
+        State: as the failure left it.
+        May: write what helps to find the cause.
+        Must not: swallow it; it is raised again afterwards.
+        """
+
+    @hookspec(per="run")
+    def close(self, state: State) -> None:
+        """Tells that the trainer is given up.
+
+        Fires: once, always: at `trainer.close()`, at the end of `with Trainer(...)`, after a
+            constructor that fails, at the interpreter's exit; in reverse order.
+        State: as the last event left it; incomplete after a constructor that failed.
+        May: close files and processes.
+        Must not: raise for what was never opened.
+        """
+
+
+class Event(StrEnum):
+    """The events by name: `Event.BEFORE_FORWARD == "before_forward"`."""
+
+    INIT = "init"
+    BEFORE_LOAD = "before_load"
+    AFTER_LOAD = "after_load"
+    TRAINING_START = "training_start"
+    FIT_START = "fit_start"
+    EPOCH_START = "epoch_start"
+    BEFORE_DATALOADER = "before_dataloader"
+    AFTER_DATALOADER = "after_dataloader"
+    BATCH_START = "batch_start"
+    BEFORE_TRAIN_BATCH = "before_train_batch"
+    BEFORE_FORWARD = "before_forward"
+    AFTER_FORWARD = "after_forward"
+    BEFORE_LOSS = "before_loss"
+    AFTER_LOSS = "after_loss"
+    BEFORE_BACKWARD = "before_backward"
+    AFTER_BACKWARD = "after_backward"
+    AFTER_TRAIN_BATCH = "after_train_batch"
+    BATCH_END = "batch_end"
+    EVAL_BEFORE_ALL = "eval_before_all"
+    EVAL_START = "eval_start"
+    EVAL_BATCH_START = "eval_batch_start"
+    EVAL_BEFORE_FORWARD = "eval_before_forward"
+    EVAL_AFTER_FORWARD = "eval_after_forward"
+    EVAL_BATCH_END = "eval_batch_end"
+    EVAL_END = "eval_end"
+    EVAL_AFTER_ALL = "eval_after_all"
+    BATCH_CHECKPOINT = "batch_checkpoint"
+    EPOCH_END = "epoch_end"
+    EPOCH_CHECKPOINT = "epoch_checkpoint"
+    FIT_END = "fit_end"
+    TRAINING_END = "training_end"
+    PREDICT_START = "predict_start"
+    PREDICT_BATCH_START = "predict_batch_start"
+    PREDICT_BEFORE_FORWARD = "predict_before_forward"
+    PREDICT_AFTER_FORWARD = "predict_after_forward"
+    PREDICT_BATCH_END = "predict_batch_end"
+    PREDICT_END = "predict_end"
+    LOG = "log"
+    EXCEPTION = "exception"
+    CLOSE = "close"
+
+    @property
+    def per(self) -> Per:
+        """How often it fires: per run, fit, epoch, batch, microbatch, eval, ..."""
+        return HOOKS[self.value].per
+
+    @property
+    def closes(self) -> Event | None:
+        """The event that this one ends."""
+        opener = HOOKS[self.value].closes
+        return Event(opener) if opener else None
+
+    @property
+    def opens(self) -> Event | None:
+        """The event that ends this one."""
+        return next((event for event in Event if event.closes is self), None)
+
+
+HOOKS = declared_hooks([Events])

@@ -1,0 +1,145 @@
+"""The markers `hookspec` and `hookimpl`: pluggy's own, with the options of this project."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, overload
+
+import pluggy
+
+PROJECT = "eventloop"
+Function = TypeVar("Function", bound=Callable[..., Any])
+Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
+Kind = Literal["event", "question", "action"]
+
+_mark_spec = pluggy.HookspecMarker(PROJECT)
+_mark_impl = pluggy.HookimplMarker(PROJECT)
+_SPEC = "eventloop_hook"
+_IMPL = "eventloop_impl_options"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """What the declaration of one hook says.
+
+    Args:
+        kind: an event tells, an action does, a question asks.
+        per: how often it fires.
+        closes: the event that this one ends, if it ends one.
+        argnames: what is passed, in order; `state` first.
+        doc: the contract.
+    """
+
+    name: str
+    kind: Kind
+    per: Per
+    closes: str | None
+    argnames: tuple[str, ...]
+    doc: str
+
+
+def hookspec(
+    *, per: Per, closes: str | None = None, firstresult: bool = False
+) -> Callable[[Function], Function]:
+    """Declares a hook, its docstring being the contract.
+
+    A name that starts with `should_` is a question; `firstresult` makes an action; anything else
+    is an event.
+
+    Args:
+        per: how often the hook fires.
+        closes: the name of the event that this one ends; algorithms run it in reverse order.
+        firstresult: one implementation owns the hook, and its result is the hook's.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, _SPEC, (per, closes))
+        return _mark_spec(function, firstresult=firstresult)
+
+    return mark
+
+
+@dataclass(frozen=True)
+class ImplOptions:
+    """The options of `hookimpl` that pluggy doesn't know."""
+
+    conditional: bool = False
+
+
+@overload
+def hookimpl(function: Function, /) -> Function: ...
+@overload
+def hookimpl(
+    *,
+    tryfirst: bool = ...,
+    trylast: bool = ...,
+    wrapper: bool = ...,
+    optionalhook: bool = ...,
+    specname: str | None = ...,
+    conditional: bool = ...,
+) -> Callable[[Function], Function]: ...
+def hookimpl(
+    function: Function | None = None,
+    /,
+    *,
+    tryfirst: bool = False,
+    trylast: bool = False,
+    wrapper: bool = False,
+    optionalhook: bool = False,
+    specname: str | None = None,
+    conditional: bool = False,
+) -> Function | Callable[[Function], Function]:
+    """Marks a function or method as the implementation of the hook of its name.
+
+    Args:
+        tryfirst: runs before the plugins of its role that don't ask for a place.
+        trylast: runs after them.
+        wrapper: a generator that encloses all plain implementations: it yields once, receives
+            the result or the exception there, and returns the result.
+        optionalhook: no error where no hook has this name.
+        specname: the hook's name, where the function's own differs.
+        conditional: of an action: may return None to pass to the next implementation.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, _IMPL, ImplOptions(conditional=conditional))
+        return _mark_impl(
+            function,
+            tryfirst=tryfirst,
+            trylast=trylast,
+            wrapper=wrapper,
+            optionalhook=optionalhook,
+            specname=specname,
+        )
+
+    return mark if function is None else mark(function)
+
+
+def impl_options(function: Callable[..., Any]) -> ImplOptions:
+    """Reads what `hookimpl` was told beyond pluggy's own options."""
+    options: ImplOptions = getattr(function, _IMPL, ImplOptions())
+    return options
+
+
+def declared_hooks(namespaces: Iterable[object]) -> dict[str, Hook]:
+    """Reads the hooks that classes or modules declare, in the order of declaration."""
+    hooks = {}
+    for namespace in namespaces:
+        for name, function in vars(namespace).items():
+            if hasattr(function, _SPEC):
+                hooks[name] = _describe(name, function)
+    return hooks
+
+
+def _describe(name: str, function: Callable[..., Any]) -> Hook:
+    per, closes = getattr(function, _SPEC)
+    argnames = tuple(name for name in inspect.signature(function).parameters if name != "self")
+    firstresult = getattr(function, f"{PROJECT}_spec")["firstresult"]
+    kind: Kind = "event"
+    if name.startswith("should_"):
+        kind = "question"
+    elif firstresult:
+        kind = "action"
+    return Hook(name, kind, per, closes, argnames, inspect.getdoc(function) or "")

@@ -1,0 +1,167 @@
+"""Layers of configuration: what the environment and the files say, each value with its source."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from eventloop.errors import SettingError, closest
+from eventloop.options import Value, flag
+from eventloop.plugin.records import fold
+
+PREFIX = "EVENTLOOP_"
+AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
+Kind = Literal["flag", "keyword", "variable", "file"]
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one origin.
+
+    Args:
+        kind: how its keys are written there.
+        values: by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
+    """
+
+    kind: Kind
+    values: Mapping[str, Value]
+
+
+def spell(key: str, kind: Kind) -> str:
+    """Writes a folded key as a person writes it in a layer of that kind."""
+    section = key.partition(".")[0] if "." in key else ""
+    if kind == "flag":
+        return flag(key)
+    if kind == "variable":
+        return PREFIX + key.replace(".", "__", 1).upper()
+    return f"plugins.{key}" if kind == "file" and section not in ("", "task") else key
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Reads the variables `EVENTLOOP_MAX_DURATION`, `EVENTLOOP_TASK__LR`, `EVENTLOOP_MIXUP__ALPHA`.
+
+    Raises:
+        SettingError: EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD isn't a yes or no.
+    """
+    values = {}
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX) and variable != AUTOLOAD_VARIABLE:
+            key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
+            values[key] = Value(text, variable)
+    if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):
+        values["autoload"] = Value(False, AUTOLOAD_VARIABLE)
+    return Layer("variable", values)
+
+
+def as_bool(value: Value) -> bool:
+    """Reads a yes or no without the weight of a parser.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    text = str(value.value).lower()
+    if text not in (*_YES, *_NO):
+        raise SettingError(
+            f"{value.value!r} is neither true nor false",
+            source=value.source,
+            fix="write true or false",
+        )
+    return text in _YES
+
+
+def yaml_layer(path: Path) -> Layer:
+    """Reads the file of `--config`, which has the layout of `[tool.eventloop]`.
+
+    Raises:
+        SettingError: it doesn't exist, isn't YAML, or isn't a mapping of that layout.
+    """
+    import yaml  # type: ignore[import-untyped]  # kept out of commands that read no YAML
+
+    text = _read(path)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _unreadable(path, "YAML", error) from error
+    return Layer("file", _flatten({} if content is None else content, str(path)))
+
+
+def pyproject_layer(path: Path, source: str) -> Layer:
+    """Reads `[tool.eventloop]` of a `pyproject.toml`.
+
+    Raises:
+        SettingError: it isn't TOML, or the table isn't as it should be.
+    """
+    try:
+        content = tomllib.loads(_read(path).replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(path, "TOML", error) from error
+    return Layer("file", _flatten(content.get("tool", {}).get("eventloop", {}), source))
+
+
+def find_pyproject(directory: Path) -> tuple[Path, str] | None:
+    """Finds the nearest `pyproject.toml` upwards, and how to name it seen from `directory`."""
+    directory = directory.resolve()
+    for folder in (directory, *directory.parents):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            return path, os.path.relpath(path, directory)
+    return None
+
+
+def _flatten(content: object, source: str) -> dict[str, Value]:
+    top = _mapping(content, "the file", source)
+    plugins = _mapping(top.get("plugins"), "plugins", source)
+    sections = {"task": top.get("task"), **plugins}
+    values: dict[str, Value] = {}
+    for key, value in top.items():
+        if key not in ("task", "plugins"):
+            _add(values, key, value, source)
+    for section, options in sections.items():
+        for key, value in _mapping(options, section, source).items():
+            _add(values, f"{section}.{key}", value, source)
+    return values
+
+
+def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise SettingError(
+            f"{what} should hold names with values, not {content!r}",
+            source=source,
+            fix="write settings as `max_duration: 10ep` in YAML, `max_duration = '10ep'` in TOML",
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def _add(values: dict[str, Value], key: str, value: object, source: str) -> None:
+    if fold(key) in values:
+        raise SettingError(f"{key!r} is given twice", source=source, fix="leave one of them out")
+    values[fold(key)] = Value(value, source)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        folder = path.parent
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        raise SettingError(
+            f"there is no file {str(path)!r}{closest(path.name, names)}",
+            folder=folder.resolve(),
+            fix="give the path of a YAML file, `--config run.yaml`",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "text", error) from error
+
+
+def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
+    return SettingError(
+        f"{path} can't be read as {form}: {' '.join(str(error).split())}",
+        fix="mend the file",
+    )

@@ -1,0 +1,270 @@
+"""The loop. Every line that calls a hook is a line of the pseudo-code in the documentation.
+
+`hooks.NAME(state)` tells an event, asks a question, or has an action done. The methods marked as
+implementations are the core's default for the action of their name.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eventloop.clock import Time
+from eventloop.data import Feed, to_device, to_host
+from eventloop.defaults import log_train_metrics
+from eventloop.evaluation import batches_of, evaluation_mode
+from eventloop.hooks import hookimpl
+from eventloop.metrics import compute
+from eventloop.plugin.freeze import Plans
+from eventloop.state import State
+
+
+class Loop:
+    """Runs the plans of one trainer over its State.
+
+    Args:
+        hooks: the plans; complete before the first call.
+        quiet: the same plans, with nothing for the events of a microbatch.
+    """
+
+    def __init__(self, hooks: Plans, quiet: Plans) -> None:
+        self.hooks = hooks
+        self.quiet = quiet
+        self._feed: Feed | None = None
+        self._in_training = False
+        self._evaluated_at = -1
+        self._saved_at = -1
+        self._batch_began = 0.0
+
+    def fit(self, state: State, duration: Time | None) -> None:
+        """Trains until `state.until`, or until somebody stops the run.
+
+        Args:
+            duration: the length of the whole run, of which this fit may be a part.
+        """
+        hooks = self.hooks
+        state.stop_reason = None
+        state.wrapped_model.train()
+        self._batch_began = time.perf_counter()
+        if not self._in_training:
+            hooks.training_start(state)
+            self._in_training = True
+        hooks.fit_start(state)
+
+        while not self._epoch(state):
+            pass
+
+        log_train_metrics(state)
+        self.deliver(state, everything=True)
+        hooks.fit_end(state)
+        if state.stop_reason is not None or duration is None or state.clock.reached(duration):
+            self._in_training = False
+            hooks.training_end(state)
+
+    def _epoch(self, state: State) -> bool:
+        """Trains for one epoch, or for what is left of it; tells whether the fit is over."""
+        hooks = self.hooks
+        feed = self._feed_of_epoch(state)
+        state.resumed = feed.under_way
+        hooks.epoch_start(state)
+        if not state.resumed:
+            feed.start_epoch(state.clock.epoch)
+
+        over = end_epoch = False
+        while not (over or end_epoch) and feed.has_next():
+            self._batch(state, feed)
+            end_epoch = hooks.should_end_epoch(state)
+            over = self._is_over(state)
+
+        # Complete is an epoch of which nothing is left, whoever ended it.
+        complete = end_epoch or not feed.has_next()
+        if complete:
+            feed.end_epoch()
+            state.clock.end_epoch()
+        hooks.epoch_end(state)
+        if complete:
+            hooks.scheduler_step(state, "ep")
+        self._evaluate_if_due(state)
+        hooks.epoch_checkpoint(state)
+        self._save_if_due(state)
+        self.deliver(state)
+        return over or self._is_over(state)
+
+    def _batch(self, state: State, feed: Feed) -> None:
+        """Takes one batch and trains on it."""
+        hooks = self.hooks
+
+        # Samples and tokens are counted on the host, before the copy to the device.
+        hooks.before_dataloader(state)
+        batch = feed.next()
+        count = state.count = hooks.count_batch(state, batch)
+        state.batch = to_device(batch, state.device)
+        hooks.after_dataloader(state)
+
+        hooks.batch_start(state)
+        stepped = False
+        if not hooks.should_skip_batch(state):
+            stepped = hooks.train_batch(state)
+
+        # The clock moves before `batch_end`, the learning rates after it.
+        began, self._batch_began = self._batch_began, time.perf_counter()
+        state.clock.end_batch(count.samples, count.tokens, self._batch_began - began)
+        hooks.batch_end(state)
+        state.batch = state.loss = None
+        if stepped:
+            hooks.scheduler_step(state, "ba")
+
+        self._evaluate_if_due(state)
+        hooks.batch_checkpoint(state)
+        self._save_if_due(state)
+        self.deliver(state)
+
+    @hookimpl
+    def train_batch(self, state: State) -> bool:
+        """Trains on the batch at hand: the default of the action `train_batch`."""
+        hooks = self.hooks
+        optimizers = state.optimizers
+
+        hooks.before_train_batch(state)
+        state.loss, numbers = self._gradients(state, hooks, optimizers)
+        for name, value in numbers.items():
+            state.log(f"train/{name}", value)
+        hooks.after_train_batch(state)
+
+        stepped = False
+        if not hooks.should_skip_step(state):
+            closure = functools.partial(self._repeat, state, optimizers)
+            stepped = hooks.optimizer_step(state, optimizers, closure)
+        hooks.zero_grad(state, optimizers)
+        return stepped
+
+    def _gradients(
+        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Fills `.grad` for the batch; gives its mean loss, detached, and numbers to log."""
+        microbatches = hooks.split_batch(state)
+        mean_loss: Any = None
+        for idx, scale in enumerate(self._scales(state, microbatches)):
+            state.microbatch, state.microbatch_idx = microbatches[idx], idx
+            hooks.before_forward(state)
+            state.outputs = hooks.forward(state)
+            hooks.after_forward(state)
+            hooks.before_loss(state)
+            state.loss = hooks.loss(state)
+            hooks.after_loss(state)
+            hooks.before_backward(state)
+            loss = state.loss if scale is None else state.loss * scale
+            hooks.backward(state, loss)
+            hooks.after_backward(state)
+            loss = loss.detach()
+            mean_loss = loss if mean_loss is None else mean_loss + loss
+            state.microbatch = state.outputs = state.loss = None
+        return mean_loss, hooks.clip_gradients(state, optimizers)
+
+    def _scales(self, state: State, microbatches: Sequence[Any]) -> list[Any]:
+        """Gives each microbatch's share of the batch's mean; None for a batch in one piece."""
+        if len(microbatches) == 1:
+            return [None]
+        weights = []
+        for microbatch in microbatches:
+            state.microbatch = microbatch
+            weights.append(self.hooks.count_batch(state, microbatch).weight)
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+    def _repeat(self, state: State, optimizers: Mapping[str, Optimizer]) -> Tensor:
+        """Fills `.grad` for the batch once more, without events: the closure of a step."""
+        kept = state.loss
+        self.hooks.zero_grad(state, optimizers)
+        with torch.enable_grad():
+            loss, _ = self._gradients(state, self.quiet, optimizers)
+        state.loss = kept
+        return loss
+
+    @hookimpl
+    def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
+        """Evaluates over all eval data loaders: the default of the action `evaluate`."""
+        hooks = self.hooks
+        with evaluation_mode(state):
+            hooks.eval_before_all(state)
+            for name, dataloader in state.eval_dataloaders.items():
+                state.eval_name = name
+                metrics = state.metrics[f"eval/{name}"]
+                for metric in metrics.values():
+                    metric.reset()
+                hooks.eval_start(state)
+                for batch in batches_of(dataloader, f"eval data loader {name!r}"):
+                    state.batch = to_device(batch, state.device)
+                    hooks.eval_batch_start(state)
+                    hooks.eval_before_forward(state)
+                    state.outputs = hooks.eval_forward(state)
+                    hooks.eval_after_forward(state)
+                    hooks.update_metrics(state, metrics)
+                    hooks.eval_batch_end(state)
+                    state.batch = state.outputs = None
+                state.eval_metrics[name] = compute(metrics)
+                hooks.eval_end(state)
+            state.eval_name = None
+            hooks.eval_after_all(state)
+        return state.eval_metrics
+
+    @hookimpl
+    def predict(self, state: State, dataloader: Any) -> list[Any]:
+        """Collects the outputs for a data loader: the default of the action `predict`."""
+        hooks = self.hooks
+        results = []
+        with evaluation_mode(state):
+            hooks.predict_start(state)
+            for batch in batches_of(dataloader, "data loader to predict for"):
+                state.batch = to_device(batch, state.device)
+                hooks.predict_batch_start(state)
+                hooks.predict_before_forward(state)
+                state.outputs = hooks.predict_forward(state)
+                hooks.predict_after_forward(state)
+                hooks.predict_batch_end(state)
+                results.append(to_host(state.outputs))
+                state.batch = state.outputs = None
+            hooks.predict_end(state)
+        return results
+
+    def deliver(self, state: State, *, everything: bool = False) -> None:
+        """Hands logged numbers to the loggers: those that are on the host by now.
+
+        Args:
+            everything: waits for those that aren't.
+        """
+        numbers = state.numbers
+        numbers.seal(state.clock)
+        if everything or numbers.is_due(state.clock):
+            numbers.start_copy()
+        for at, row in numbers.arrived(wait=everything):
+            self.hooks.log(state, row, at)
+
+    def _feed_of_epoch(self, state: State) -> Feed:
+        if self._feed is not None and not self._feed.under_way:
+            if self.hooks.should_rebuild_dataloader(state):
+                state.train_dataloader = self.hooks.build_train_dataloader(state)
+        if self._feed is None or self._feed.dataloader is not state.train_dataloader:
+            self._feed = Feed(state.train_dataloader)
+        return self._feed
+
+    def _is_over(self, state: State) -> bool:
+        if self.hooks.should_stop(state):
+            state.request_stop("a plugin answered should_stop with True")
+        return state.stop_reason is not None or state.clock.reached(state.until)
+
+    def _evaluate_if_due(self, state: State) -> None:
+        if self.hooks.should_eval(state) and self._evaluated_at != state.clock.batch:
+            self._evaluated_at = state.clock.batch
+            self.hooks.evaluate(state)
+
+    def _save_if_due(self, state: State) -> None:
+        if self.hooks.should_checkpoint(state) and self._saved_at != state.clock.batch:
+            self._saved_at = state.clock.batch
+            self.hooks.save_checkpoint(state)

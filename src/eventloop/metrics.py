@@ -1,0 +1,66 @@
+"""Metrics: torchmetrics on the device, a fresh copy for each data set."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from eventloop.errors import TaskError
+
+Metrics = Metric | Mapping[str, Metric] | Callable[[], "Metrics"]
+
+
+def fresh_metrics(metrics: Any, device: torch.device) -> dict[str, Metric]:
+    """Copies metrics to a device, with nothing counted yet.
+
+    Args:
+        metrics: a mapping by name, one metric (named after its class), or a factory of either.
+
+    Raises:
+        TaskError: something in it isn't a torchmetrics metric.
+    """
+    if not isinstance(metrics, (Metric, Mapping)) and callable(metrics):
+        metrics = metrics()
+    if isinstance(metrics, Metric):
+        metrics = {type(metrics).__name__.lower(): metrics}
+    result = {}
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            raise TaskError(
+                f"metric {name!r} is a {type(metric).__name__}, not a torchmetrics.Metric",
+                fix="give Task(metrics={'accuracy': MulticlassAccuracy(10)})",
+            )
+        result[str(name)] = copy.deepcopy(metric).to(device)
+        result[str(name)].reset()
+    return result
+
+
+def predictions(outputs: Any) -> Any:
+    """Gives what metrics receive: `outputs.logits` where it exists, else the outputs."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
+
+
+def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
+    """Computes metrics, each a tensor on its device; several results of one get dotted names.
+
+    Raises:
+        TaskError: a metric gives something other than tensors.
+    """
+    results: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        value = metric.compute()
+        if isinstance(value, Mapping):
+            results |= {f"{name}.{key}": part for key, part in value.items()}
+        else:
+            results[name] = value
+    for name, value in results.items():
+        if not isinstance(value, Tensor):
+            raise TaskError(f"metric {name!r} gave a {type(value).__name__}, not a tensor")
+    return results

@@ -1,0 +1,213 @@
+"""Options: the typed, documented parameters of a class or function, and values for them."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+from eventloop.clock import Time
+from eventloop.errors import SettingError, closest
+from eventloop.plugin.records import fold
+
+REQUIRED = inspect.Parameter.empty
+_UNTYPED = inspect.Parameter.empty
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PARSERS = {Time: Time}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What was written for an option, and where.
+
+    Args:
+        value: text from a flag or a variable, or a value from a file or from Python.
+        source: as a person would say it: flag, EVENTLOOP_SEED, run.yaml, task, default.
+    """
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter that a person may set.
+
+    Args:
+        name: as its author wrote it.
+        type: the annotation, or what the default suggests; `Any` where neither says.
+        default: `REQUIRED` where there is none.
+        doc: its entry in the docstring, on one line.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    doc: str
+
+    @property
+    def required(self) -> bool:
+        """Tells whether it has no default."""
+        return self.default is REQUIRED
+
+    @property
+    def type_name(self) -> str:
+        """The type as help and messages name it."""
+        return _type_name(self.type)
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Option]:
+    """Reads the options of a function or of a class's constructor, by folded name."""
+    docs = parameter_docs(function)
+    init = function.__init__ if inspect.isclass(function) else function
+    namespace = getattr(init, "__globals__", {})
+    return {
+        fold(name): Option(name, _type(parameter, namespace), parameter.default, docs.get(name, ""))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in _NAMED
+    }
+
+
+def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
+    """Reads what the docstring says of each parameter, each on one line."""
+    import docstring_parser  # kept out of commands that show no options
+
+    texts = [inspect.getdoc(function) or ""]
+    if inspect.isclass(function):
+        texts.append(inspect.getdoc(function.__init__) or "")
+    return {
+        entry.arg_name: " ".join((entry.description or "").split())
+        for text in reversed(texts)
+        for entry in docstring_parser.parse(text).params
+    }
+
+
+def flag(name: str, section: str = "") -> str:
+    """Gives an option as it is typed: `--mixup.label-smoothing`."""
+    return f"--{section}{'.' if section else ''}{name}".replace("_", "-")
+
+
+def typed(
+    option: Option,
+    value: Value,
+    section: str = "",
+    *,
+    convert: Callable[[Option, object], Any] | None = None,
+    **facts: object,
+) -> Any:
+    """Converts what was written for an option, or says what is wrong with it and where it stands.
+
+    Args:
+        section: the plugin's name, or "task"; "" for a setting.
+        convert: what to convert with, where the type doesn't say all.
+        facts: more for the message.
+
+    Raises:
+        SettingError: the value isn't of the option's type.
+    """
+    if value.source == "default":
+        return value.value
+    try:
+        return (convert or convert_value)(option, value.value)
+    except ValueError as error:
+        example = str(option.default) if isinstance(option.default, float | int | str) else "VALUE"
+        raise SettingError(
+            f"{section}{'.' if section else ''}{option.name}: {error}",
+            **facts,
+            source=value.source,
+            fix=f"give {option.type_name}, as in `{flag(option.name, section)} {example}`",
+        ) from error
+
+
+def convert_value(option: Option, raw: object) -> Any:
+    """Turns what a person wrote into a value of the option's type.
+
+    Args:
+        raw: text from a flag or a variable, or a value from a file or from Python.
+
+    Raises:
+        ValueError: it isn't of that type; the message says what was expected.
+    """
+    optional = option.type is Any or type(None) in _members(option.type)
+    if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null")):
+        if optional:
+            return None
+        if raw is None:
+            raise ValueError(f"none isn't {_expected(option)}")
+    return _convert(option, raw)
+
+
+def _convert(option: Option, raw: object) -> Any:
+    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse.typing import register_type
+
+    register_type(Time, serializer=str, deserializer=Time)
+    parser = ArgumentParser(exit_on_error=False)
+    # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
+    # registered form is used (jsonargparse 4.53).
+    parser.add_argument("--value", type=option.type | None)
+    try:
+        return parser.instantiate(parser.parse_object({"value": raw}))["value"]
+    except ArgumentError as error:
+        raise ValueError(_reason(option, raw)) from error
+
+
+def _reason(option: Option, raw: object) -> str:
+    for member in _members(option.type):
+        if member in _PARSERS and isinstance(raw, str):
+            try:
+                _PARSERS[member](raw)
+            except ValueError as error:
+                return str(error)
+    hint = ""
+    if typing.get_origin(option.type) is Literal:
+        hint = closest(str(raw), [str(choice) for choice in typing.get_args(option.type)])
+    return f"{raw!r} isn't {_expected(option)}{hint}"
+
+
+def _expected(option: Option) -> str:
+    one_of = "one of " if typing.get_origin(option.type) is Literal else ""
+    return f"{one_of}{option.type_name}"
+
+
+def _type(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Any:
+    annotation = parameter.annotation
+    if annotation is _UNTYPED:
+        return _suggested(parameter.default)
+    holder = types.SimpleNamespace(__annotations__={"type": annotation})
+    try:
+        found = typing.get_type_hints(holder, dict(namespace))["type"]
+    except NameError:  # imported for type checkers only
+        return Any
+    return found | None if parameter.default is None and found is not Any else found
+
+
+def _suggested(default: object) -> Any:
+    """The type that an unannotated parameter's default suggests."""
+    if isinstance(default, bool | str):
+        return type(default)
+    if isinstance(default, int):
+        return int | float
+    return float if isinstance(default, float) else Any
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _type_name(annotation: Any) -> str:
+    members = _members(annotation)
+    if len(members) > 1:
+        return " or ".join(_type_name(member) for member in members)
+    if typing.get_origin(annotation) is Literal:
+        return ", ".join(str(choice) for choice in typing.get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    if inspect.isclass(annotation) and not typing.get_args(annotation):
+        return annotation.__name__.lower() if annotation in _PARSERS else annotation.__name__
+    return str(annotation).replace("typing.", "")

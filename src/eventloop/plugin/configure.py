@@ -1,0 +1,92 @@
+"""Step 4, configure: build a plugin with the options that were set for it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from eventloop.errors import PluginError, SettingError, closest
+from eventloop.options import Option, Value, flag, options_of, typed
+from eventloop.plugin.records import Found, Plugin
+
+
+def plugin_options(target: object) -> dict[str, Option]:
+    """Gives the options of what an entry point names, by folded name; a class alone has some."""
+    return options_of(target) if inspect.isclass(target) else {}
+
+
+def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plugin:
+    """Makes the plugin that takes part.
+
+    Args:
+        target: what its entry point names; a class is built, anything else stands for itself.
+        values: what was set for it, by folded option name.
+
+    Raises:
+        SettingError: an option is unknown or has the wrong type.
+        PluginError: an option without a default isn't set, or the constructor raises.
+    """
+    options = typed_options(found, target, values)
+    if inspect.isclass(target):
+        target = _build(found, target, options)
+    return Plugin(
+        name=found.name,
+        role=found.role,
+        target=target,
+        distribution=found.distribution,
+        version=found.version,
+        source="entry point",
+        options=options,
+    )
+
+
+def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:
+    """Gives the options that were set, as the constructor takes them; builds nothing.
+
+    Raises:
+        SettingError: an option is unknown or has the wrong type.
+        PluginError: an option without a default isn't set.
+    """
+    options = plugin_options(target)
+    for key in values.keys() - options.keys():
+        raise _unknown(found, key, options, values[key])
+    for key, option in options.items():
+        if option.required and key not in values:
+            raise _missing(found, option)
+    return {
+        options[key].name: typed(options[key], value, found.name, plugin=found.origin)
+        for key, value in values.items()
+    }
+
+
+def _unknown(found: Found, key: str, options: Mapping[str, Option], value: Value) -> SettingError:
+    names = [option.name for option in options.values()]
+    return SettingError(
+        f"{found.name} has no option {key!r}{closest(key, names)}",
+        plugin=found.origin,
+        source=value.source,
+        fix=f"its options are {', '.join(names)}" if names else "leave it out; it has no options",
+    )
+
+
+def _missing(found: Found, option: Option) -> PluginError:
+    return PluginError(
+        f"{found.name} needs its option {option.name!r}, which has no default",
+        plugin=found.origin,
+        fix=f"give it with `{flag(option.name, found.name)} {option.type_name.upper()}`, or switch the "
+        f"plugin off with `-p no:{found.name}`",
+    )
+
+
+def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
+    try:
+        return target(**options)
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise PluginError(
+            f"{found.name} can't be built: {type(error).__name__}: {error}",
+            plugin=found.origin,
+            call=f"{target.__name__}({given})",
+            fix=f"change its options, or switch it off with `-p no:{found.name}`",
+        ) from error

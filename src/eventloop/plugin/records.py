@@ -1,0 +1,87 @@
+"""What the seven steps hand to each other: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from importlib_metadata import EntryPoint
+
+Role = Literal["task", "algorithm", "callback", "core"]
+Status = Literal["active", "off"]
+
+
+def fold(name: str) -> str:
+    """Folds what a person may type to the form in which names are compared: `Label-Smoothing`
+    and `label_smoothing` are one name.
+    """
+    return name.lower().replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plugin as its distribution's metadata tells of it; nothing of it is imported.
+
+    Args:
+        name: the entry point's name, as its author wrote it.
+        role: from the entry-point group.
+        entry_point: where its object is found.
+        distribution: the name of the distribution that brought it.
+        version: that distribution's version.
+    """
+
+    name: str
+    role: Role
+    entry_point: EntryPoint
+    distribution: str
+    version: str
+
+    @property
+    def origin(self) -> str:
+        """The plugin as messages name it: `mixup (eventloop-mixup 0.1.0)`."""
+        return f"{self.name} ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A found plugin and whether it is to take part.
+
+    Args:
+        status: "active", or "off".
+        reason: why it is off, or why it is on although autoload is off; "" where it is on
+            because it is installed.
+    """
+
+    found: Found
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that takes part: an object with hook implementations.
+
+    Args:
+        name: what a person types.
+        role: decides its place in the order and whether it may change the State.
+        target: the instance or module whose methods are called.
+        distribution, version: where it came from; "" for an object handed over in Python.
+        source: what brought it, as a person would say it: "entry point", "Trainer(callbacks=...)".
+        options: its options as set, defaults left out.
+    """
+
+    name: str
+    role: Role
+    target: object
+    distribution: str = ""
+    version: str = ""
+    source: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        """The plugin as messages name it: `mixup (eventloop-mixup 0.1.0)`."""
+        if self.distribution:
+            return f"{self.name} ({self.distribution} {self.version})"
+        return f"{self.name} ({self.source})" if self.source else self.name

@@ -1,0 +1,38 @@
+"""One seed for every random number generator that training uses."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy where it is imported, and torch on every device.
+
+    Args:
+        seed: in [0, 2**32), the range of NumPy.
+    """
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leaves the global random generators of Python, NumPy and torch as it found them."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy:
+                numpy.random.set_state(numpy_state)

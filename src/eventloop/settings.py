@@ -1,0 +1,107 @@
+"""How a task is trained: one frozen dataclass, from which signature, options and reference come."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from eventloop.clock import Time
+from eventloop.errors import SettingError
+from eventloop.options import Option, convert_value, options_of
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a task is trained. `Task` says what.
+
+    Args:
+        max_duration: how long the run is, as a time: 10ep, 5000ba, 1e9tok, 3600sec.
+        precision: fp32, bf16 (autocast), or auto: bf16 where a GPU has it in hardware, else fp32.
+        device: cpu, cuda, cuda:1, or auto: a GPU where there is one.
+        seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
+        microbatch_size: samples a forward and backward pass; the gradient of a batch stays the
+            same, the memory shrinks. Not set: the whole batch.
+        clip_norm: largest norm of all gradients together; larger ones are scaled down to it.
+        clip_value: largest absolute value of any entry of a gradient; after clip_norm.
+        eval_interval: how often to evaluate, as a time; once more at the end. none: never.
+        log_interval: how often logged numbers are brought to the host and handed to loggers, as
+            a time; no number is lost in between.
+        run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
+        autoload: whether installed plugins take part without being named.
+
+    Raises:
+        SettingError: a value is out of range.
+    """
+
+    max_duration: Time | None = None
+    precision: Precision = "auto"
+    device: str = "auto"
+    seed: int = 0
+    microbatch_size: int | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    eval_interval: Time | None = Time("1ep")  # noqa: RUF009 - a Time can't change
+    log_interval: Time = Time("10ba")  # noqa: RUF009
+    run_dir: Path | None = None
+    autoload: bool = True
+
+    def __post_init__(self) -> None:
+        for name in SETTING_NAMES:
+            if reason := _out_of_range(name, getattr(self, name)):
+                raise SettingError(f"{name}: {reason}")
+
+
+class SettingValues(TypedDict, total=False):
+    """The settings as a caller may write them; for type checkers, held equal by a test."""
+
+    max_duration: str | Time | None
+    precision: Precision
+    device: str
+    seed: int
+    microbatch_size: int | None
+    clip_norm: float | None
+    clip_value: float | None
+    eval_interval: str | Time | None
+    log_interval: str | Time
+    run_dir: str | Path | None
+    autoload: bool
+
+
+SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def setting_options() -> dict[str, Option]:
+    """Gives every setting with its type, default and description, in the order of `Settings`."""
+    return options_of(Settings)
+
+
+def convert_setting(option: Option, raw: object) -> Any:
+    """Turns what a person wrote for a setting into its value.
+
+    Raises:
+        ValueError: it isn't of the setting's type, or out of range.
+    """
+    value = convert_value(option, raw)
+    if reason := _out_of_range(option.name, value):
+        raise ValueError(reason)
+    return value
+
+
+def _out_of_range(name: str, value: Any) -> str:
+    """Says why a value can't stand, or "" where it can."""
+    if value is None:
+        return ""
+    if name == "max_duration" and value.unit == "dur":
+        return f"{value} is a fraction of the run, whose length it should say; write 10ep"
+    if name == "seed" and not 0 <= value < 2**32:
+        return f"{value} is outside 0 to {2**32 - 1}"
+    if name == "microbatch_size" and value < 1:
+        return f"{value} is less than one sample; none: the whole batch"
+    if name in ("clip_norm", "clip_value") and not (value > 0 and math.isfinite(value)):
+        return f"{value} isn't a positive number; none: no clipping"
+    return ""

@@ -1,0 +1,305 @@
+"""The State: everything the loop knows now, and the read-only view of it that callbacks get."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from eventloop import data
+from eventloop.clock import Clock, Time
+from eventloop.distributed import SingleProcess
+from eventloop.errors import PluginError, ReadOnlyStateError, closest
+from eventloop.numbers import NoNumbers, Numbers
+from eventloop.plugin.records import Plugin, fold
+from eventloop.precision import Precision
+from eventloop.settings import Settings
+
+
+class State:
+    """Everything the loop knows now; the only thing that flows through the hooks.
+
+    What has no setter is the trainer's. Algorithms may write the rest where an event's contract
+    says so; callbacks see all of it through a view that refuses assignment.
+
+    Attributes:
+        model: the bare model; replaceable at `init`.
+        wrapped_model: what `forward` calls.
+        optimizers: by name.
+        schedulers: by interval, "ba" or "ep": pairs of optimizer name and scheduler.
+        train_dataloader, eval_dataloaders: what the `build_` actions gave; the latter by name.
+        batch: the whole batch on the device, from `after_dataloader` to `batch_end`; in
+            evaluation and prediction the batch there; None in between.
+        microbatch: the slice of it under way, from `before_forward` to `after_backward`; else None.
+        microbatch_idx: its number within the batch.
+        count: what the batch counts for: samples and tokens, on the host.
+        outputs: what `forward` gave for the microbatch; None afterwards.
+        loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
+            the batch's mean, detached; else None.
+        metrics: what the results are computed with, by data set: "train", "eval/NAME".
+        train_metrics: the latest results in training by metric name, tensors.
+        eval_name: the eval data loader under way; None outside evaluation.
+        eval_metrics: the latest results by data loader and metric name, tensors.
+        until: when the fit under way ends, in a unit that the clock counts.
+        resumed: whether the epoch under way had begun before this fit.
+        attempt: how often the batch under way was begun again, 0 at first.
+        stop_reason: why the run shall stop; None while it goes on.
+        numbers: what was logged and isn't delivered; `log` adds to it.
+        checkpoint_requested: whether somebody asked for a checkpoint since the last one.
+    """
+
+    __slots__ = (
+        "_again",
+        "_clock",
+        "_device",
+        "_generators",
+        "_plugins",
+        "_precision",
+        "_processes",
+        "_run_dir",
+        "_settings",
+        "attempt",
+        "batch",
+        "checkpoint_requested",
+        "count",
+        "eval_dataloaders",
+        "eval_metrics",
+        "eval_name",
+        "loss",
+        "metrics",
+        "microbatch",
+        "microbatch_idx",
+        "model",
+        "numbers",
+        "optimizers",
+        "outputs",
+        "resumed",
+        "schedulers",
+        "stop_reason",
+        "train_dataloader",
+        "train_metrics",
+        "until",
+        "wrapped_model",
+    )
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        device: torch.device,
+        precision: Precision,
+        processes: SingleProcess,
+        run_dir: Path,
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._precision = precision
+        self._processes = processes
+        self._run_dir = run_dir
+        self._clock = Clock()
+        self._generators: dict[str, torch.Generator] = {}
+        self.numbers: Numbers = NoNumbers(settings.log_interval)
+        self._plugins: Mapping[str, Plugin] = {}
+        self._again: Callable[[], Any] | None = None
+
+        self.model: nn.Module = nn.Identity()
+        self.wrapped_model: nn.Module = self.model
+        self.optimizers: Mapping[str, Optimizer] = {}
+        self.schedulers: Mapping[str, Any] = {}
+        self.train_dataloader: Any = ()
+        self.eval_dataloaders: Mapping[str, Any] = {}
+        self.batch: Any = None
+        self.microbatch: Any = None
+        self.microbatch_idx = 0
+        self.count = data.Count(0, 0, 0)
+        self.outputs: Any = None
+        self.loss: Tensor | None = None
+        self.metrics: Mapping[str, Mapping[str, Metric]] = {}
+        self.train_metrics: dict[str, Tensor] = {}
+        self.eval_name: str | None = None
+        self.eval_metrics: dict[str, dict[str, Tensor]] = {}
+        self.until = settings.max_duration or Time("1ep")
+        self.resumed = False
+        self.attempt = 0
+        self.stop_reason: str | None = None
+        self.checkpoint_requested = False
+
+    def connect(self, plugins: Mapping[str, Plugin], *, is_heard: bool) -> None:
+        """Makes the active plugins known, by folded name; the trainer calls it once.
+
+        Args:
+            is_heard: whether anybody implements `log`.
+        """
+        self._plugins = plugins
+        if is_heard:
+            self.numbers = Numbers(self._settings.log_interval)
+
+    @property
+    def settings(self) -> Settings:
+        """How the task is trained."""
+        return self._settings
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process trains."""
+        return self._device
+
+    @property
+    def precision(self) -> Precision:
+        """How the passes over a batch compute."""
+        return self._precision
+
+    @property
+    def rank(self) -> int:
+        """This process's number of `world_size`."""
+        return self._processes.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its machine."""
+        return self._processes.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self._processes.world_size
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run's files go; whoever writes the first one makes the folder."""
+        return self._run_dir
+
+    @property
+    def clock(self) -> Clock:
+        """Where the run is. The loop alone moves it."""
+        return self._clock
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs of the microbatch under way, else of the batch; assignment replaces them."""
+        return data.inputs_of(self.batch if self.microbatch is None else self.microbatch)
+
+    @inputs.setter
+    def inputs(self, inputs: Any) -> None:
+        if self.microbatch is None:
+            self.batch = data.with_inputs(self.batch, inputs)
+        else:
+            self.microbatch = data.with_inputs(self.microbatch, inputs)
+
+    @property
+    def targets(self) -> Any:
+        """The targets of the microbatch under way, else of the batch; assignment replaces them."""
+        return data.targets_of(self.batch if self.microbatch is None else self.microbatch)
+
+    @targets.setter
+    def targets(self, targets: Any) -> None:
+        if self.microbatch is None:
+            self.batch = data.with_targets(self.batch, targets)
+        else:
+            self.microbatch = data.with_targets(self.microbatch, targets)
+
+    def log(
+        self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
+    ) -> None:
+        """Logs a number for the moment under way; it stays on its device until it is delivered.
+
+        Args:
+            name: a plugin's numbers start with its name and a slash.
+            value: a number, or a tensor of one entry, which is copied, not awaited.
+            reduce: None keeps rank 0's value; "mean" and "sum" reduce over the ranks.
+
+        Raises:
+            TypeError: `value` is no single number.
+            ValueError: `reduce` is something else.
+        """
+        if reduce not in (None, "mean", "sum"):
+            raise ValueError(f"reduce={reduce!r} is none of None, 'mean', 'sum'")
+        self.numbers.record(name, value)
+
+    def request_stop(self, reason: str) -> None:
+        """Asks the run to stop after the batch under way; the first reason is kept."""
+        self.stop_reason = self.stop_reason or reason
+
+    def request_checkpoint(self) -> None:
+        """Asks for a checkpoint as soon as the batch under way is done."""
+        self.checkpoint_requested = True
+
+    def plugin(self, name: str) -> Any:
+        """Gives the active plugin of this name.
+
+        Raises:
+            PluginError: no active plugin has it.
+        """
+        found = self._plugins.get(fold(name))
+        if found is None:
+            raise PluginError(
+                f"no active plugin is named {name!r}{closest(fold(name), self._plugins)}",
+                fix="list the plugins with `eventloop plugins`",
+            )
+        return found.target
+
+    def generator(self, name: str) -> torch.Generator:
+        """Gives the random generator of this name, on `device`; the same one each time.
+
+        Its seed comes from the run's seed, the name and the rank, so that a plugin's draws change
+        nobody else's.
+        """
+        if name not in self._generators:
+            text = f"{self._settings.seed}/{name}/{self.rank}"
+            seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+            self._generators[name] = torch.Generator(self._device).manual_seed(seed)
+        return self._generators[name]
+
+    def again(self) -> Any:
+        """Runs what the wrapper that is under way encloses once more; gives its result.
+
+        Only inside a wrapper of an action, for methods that need a result twice: with other
+        targets, say. Whatever of the State was changed before is used.
+
+        Raises:
+            PluginError: no wrapper of an action is under way.
+        """
+        if self._again is None:
+            raise PluginError("state.again() works inside a wrapper of an action only")
+        return self._again()
+
+
+class StateView:
+    """The State as callbacks see it: everything can be read, nothing assigned.
+
+    What it hands out are the real tensors and modules; `--check` finds who writes into them.
+    """
+
+    __slots__ = ("_state", "_who")
+    _HIDDEN = frozenset({"again", "generator"})
+
+    def __init__(self, state: State, who: str) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_who", who)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in StateView._HIDDEN or name.startswith("_"):
+            raise self._refusal(f"state.{name} isn't there for a callback")
+        value = getattr(self._state, name)
+        return MappingProxyType(value) if type(value) is dict else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise self._refusal(f"a callback assigned state.{name}, but it may only read")
+
+    def __delattr__(self, name: str) -> None:
+        raise self._refusal(f"a callback deleted state.{name}, but it may only read")
+
+    def _refusal(self, what: str) -> ReadOnlyStateError:
+        return ReadOnlyStateError(
+            what,
+            plugin=self._who,
+            fix="what changes the training is an algorithm: register it in eventloop.algorithms, "
+            "or pass it to Trainer(algorithms=...)",
+        )

@@ -1,0 +1,351 @@
+"""The Trainer: settings and task become parts, in the order of the loop's first section."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self, Unpack, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from eventloop.clock import Time, resolve
+from eventloop.configuration import Configuration
+from eventloop.data import Feed
+from eventloop.defaults import Bookkeeping, Defaults
+from eventloop.distributed import choose_device, join_processes
+from eventloop.errors import SettingError, TaskError, closest
+from eventloop.loop import Loop
+from eventloop.plugin.freeze import Plans, freeze, nothing
+from eventloop.plugin.manager import HOOKS, assemble
+from eventloop.plugin.records import Plugin, Selected, fold
+from eventloop.plugin.validate import implementations
+from eventloop.precision import choose_precision
+from eventloop.seeding import seed_everything
+from eventloop.settings import SettingValues
+from eventloop.state import State
+from eventloop.task import Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a fit gives.
+
+    Args:
+        metrics: the latest evaluation, by data loader and metric name.
+        history: a row for each evaluation and for the end of each fit: epoch, batch, seconds, and
+            the numbers by name, as they are logged.
+        run_dir: where the run's files are.
+    """
+
+    metrics: dict[str, dict[str, Tensor]]
+    history: list[dict[str, float]]
+    run_dir: Path
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """What a task brings beside its hooks; nothing where it is hooks alone."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    algorithms: tuple[object, ...] = ()
+    callbacks: tuple[object, ...] = ()
+    name: str = ""
+
+
+class Trainer:
+    """Trains a task.
+
+    Args:
+        task: a `Task`, or an object or module with hook implementations.
+        algorithms: plugins that may change the training, beside those that are installed.
+        callbacks: plugins that only watch, likewise.
+        configuration: what environment and files say; read from the process's unless given.
+        settings: how to train; see `Settings`. They win over environment and files.
+
+    Raises:
+        EventloopError: something is wrong that can be known before training; each kind has a
+            class of its own.
+    """
+
+    def __init__(
+        self,
+        task: object,
+        *,
+        algorithms: Sequence[object] = (),
+        callbacks: Sequence[object] = (),
+        configuration: Configuration | None = None,
+        **settings: Unpack[SettingValues],
+    ) -> None:
+        if configuration is None:
+            configuration = Configuration.read(flags=settings)
+        elif settings:
+            raise TypeError("give settings as keywords or in `configuration`, not both")
+        brought = _brought(task)
+        chosen = configuration.settings(brought.settings)
+
+        processes = join_processes()
+        seed_everything(chosen.seed)
+        device = choose_device(chosen.device, processes.local_rank)
+        self.state = State(
+            settings=chosen,
+            device=device,
+            precision=choose_precision(chosen.precision, device),
+            processes=processes,
+            run_dir=chosen.run_dir or _new_run_dir(brought.name),
+        )
+        self._hooks = cast("Plans", SimpleNamespace())
+        self._loop = Loop(self._hooks, quiet=cast("Plans", SimpleNamespace()))
+        self._bookkeeping = Bookkeeping(self._hooks)
+        core = (Defaults(self._hooks, processes.wrap), self._bookkeeping, self._loop)
+        self._assembly = assemble(
+            configuration,
+            task=_task_plugin(task),
+            core=[Plugin("core", "core", target) for target in core],
+            algorithms=[*brought.algorithms, *algorithms],
+            callbacks=[*brought.callbacks, *callbacks],
+        )
+        self._freeze()
+        self._finalizer = weakref.finalize(self, _close, self._hooks, self.state)
+        with self._told_of_failure(closing=True):
+            self._build()
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """The active plugins in order, from the task to the callbacks."""
+        return tuple(one for one in self._assembly.plugins if one.role != "core")
+
+    @property
+    def off(self) -> tuple[Selected, ...]:
+        """The installed plugins that don't take part, each with the reason."""
+        return self._assembly.off
+
+    def owner(self, action: str) -> Plugin:
+        """Gives the plugin that answers an action: a plugin's, else the task, else the core.
+
+        Raises:
+            ValueError: there is no such action.
+        """
+        if action not in HOOKS or HOOKS[action].kind != "action":
+            raise ValueError(f"no action is named {action!r}{closest(action, HOOKS)}")
+        return self._assembly.owner(action)
+
+    def fit(self, until: str | Time | None = None) -> Result:
+        """Trains until the whole duration is done, or until `until`, from where it stopped.
+
+        Args:
+            until: counted from the start of the run, not from now; may lie beyond `max_duration`.
+
+        Raises:
+            EventloopError: there is nothing to train with, or no end.
+            BaseException: whatever the task or a plugin raises, after every plugin was told.
+        """
+        state = self.state
+        with self._told_of_failure():
+            duration = self._resolved("max_duration", state.settings.max_duration)
+            end = duration if until is None else self._resolved("until", Time(until))
+            state.until = self._trainable_until(end)
+            if state.clock.reached(state.until):
+                done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
+                warnings.warn(f"nothing to train: {state.until} is done ({done})", stacklevel=2)
+            else:
+                self._loop.fit(state, duration)
+        return Result(
+            metrics={name: dict(found) for name, found in state.eval_metrics.items()},
+            history=self._bookkeeping.history(),
+            run_dir=state.run_dir,
+        )
+
+    def eval(self) -> dict[str, dict[str, Tensor]]:
+        """Evaluates over the task's eval data loaders; gives metrics by data loader and name.
+
+        Raises:
+            TaskError: the task has no eval data loader.
+        """
+        if not self.state.eval_dataloaders:
+            raise TaskError(
+                "the task has no eval data loader", fix="give Task(eval_dataloaders=...)"
+            )
+        with self._told_of_failure():
+            metrics = self._hooks.evaluate(self.state)
+            self._loop.deliver(self.state, everything=True)
+        return {name: dict(found) for name, found in metrics.items()}
+
+    def predict(self, dataloader: Any) -> list[Any]:
+        """Gives the outputs for a data loader, one entry a batch, on the host."""
+        with self._told_of_failure():
+            return self._hooks.predict(self.state, dataloader)
+
+    def export(self, path: str | Path) -> Path:
+        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path."""
+        with self._told_of_failure():
+            return self._hooks.export(self.state, Path(path))
+
+    def load_weights(self, path: str | Path, *, strict: bool = True) -> None:
+        """Loads weights that `export` wrote into the model.
+
+        Args:
+            strict: whether missing and unexpected names are errors.
+
+        Raises:
+            TaskError: the file can't be read, or doesn't fit the model.
+        """
+        try:
+            weights = load_file(path, device="cpu")
+            self._hooks.restore_model(self.state, weights, strict)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise TaskError(
+                f"the weights in {path} can't be loaded: {error}",
+                fix="give a file that `eventloop fit --export` wrote for this model",
+            ) from error
+
+    def close(self) -> None:
+        """Tells every plugin that the trainer is given up; once, however often it is called."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _freeze(self) -> None:
+        for name, hook in HOOKS.items():
+            plan = freeze(hook, self._assembly.implementations[name], self.state)
+            if name in _UNDER_AUTOCAST:
+                plan = self.state.precision.under_autocast(plan)
+            setattr(self._hooks, name, plan)
+            is_told = hook.kind == "event" and hook.per == "microbatch"
+            setattr(self._loop.quiet, name, nothing if is_told else plan)
+        self.state.connect(
+            {fold(one.name): one for one in self.plugins},
+            is_heard=self._hooks.log is not nothing,
+        )
+
+    def _build(self) -> None:
+        state, hooks = self.state, self._hooks
+        state.model = hooks.build_model(state)
+        hooks.init(state)
+        state.wrapped_model = hooks.wrap_model(state)
+        state.optimizers = hooks.build_optimizers(state)
+        state.train_dataloader = hooks.build_train_dataloader(state)
+        state.eval_dataloaders = hooks.build_eval_dataloaders(state)
+        state.schedulers = hooks.build_schedulers(state)
+        datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
+        state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
+        hooks.after_load(state)
+
+    def _trainable_until(self, end: Time | None) -> Time:
+        """Gives the end of a fit, when everything that a fit needs is there."""
+        state = self.state
+        if end is None:
+            raise SettingError(
+                "nobody says how long to train",
+                fix='set max_duration, for example max_duration="10ep", or call fit(until="10ep")',
+            )
+        if Feed(state.train_dataloader).num_batches == 0:
+            raise TaskError(
+                "the train data loader has no batch",
+                fix="give Task(train_dataloader=...) data; drop_last=True drops a set that is "
+                "smaller than a batch",
+            )
+        if not any(group["params"] for one in state.optimizers.values()
+                   for group in one.param_groups):  # fmt: skip
+            raise TaskError(
+                "no optimizer holds a parameter, so nothing would be trained",
+                fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
+            )
+        if end.unit == "tok" and self.owner("count_batch").role == "core":
+            raise SettingError(
+                f"the run ends at {end}, but nobody counts tokens",
+                fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
+            )
+        return end
+
+    def _resolved(self, name: str, time: Time | None) -> Time | None:
+        if time is None:
+            return None
+        num_batches = Feed(self.state.train_dataloader).num_batches
+        try:
+            return resolve(time, self.state.settings.max_duration, num_batches)
+        except ValueError as error:
+            raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None
+
+    @contextmanager
+    def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
+        """Tells every plugin of an exception that passes, which goes on with what they raise."""
+        try:
+            yield
+        except BaseException as error:
+            failures = self._hooks.exception(self.state, error)
+            if closing:
+                failures += _failures_of(self.close)
+            for failure in failures:
+                _keep(error, failure)
+            raise
+
+
+# Autocast encloses the plans of these actions, wrappers included.
+_UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
+
+
+def _close(hooks: Plans, state: State) -> None:
+    """Tells every plugin to close; raises the first failure with the others noted on it."""
+    failures: list[BaseException] = hooks.close(state)
+    if failures:
+        first, *others = failures
+        for other in others:
+            _keep(first, other)
+        raise first
+
+
+def _keep(error: BaseException, other: BaseException) -> None:
+    """Notes on an exception that another was raised while it was dealt with."""
+    notes = "\n".join(getattr(other, "__notes__", ()))
+    error.add_note(f"then also: {type(other).__name__}: {other}\n{notes}".rstrip())
+
+
+def _failures_of(function: Callable[[], None]) -> list[BaseException]:
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001  the caller raises what came first
+        return [error]
+    return []
+
+
+def _brought(task: object) -> _Brought:
+    if isinstance(task, Task):
+        return _Brought(task.settings, task.algorithms, task.callbacks, task.name)
+    return _Brought()
+
+
+def _task_plugin(task: object) -> Plugin:
+    if isinstance(task, Task):
+        return Plugin("task", "task", task.hooks())
+    if isinstance(task, type):
+        raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
+    plugin = Plugin("task", "task", task)
+    if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
+        raise TypeError(
+            f"a task is a Task, or an object or module that implements build_model, not {task!r}"
+        )
+    return plugin
+
+
+def _new_run_dir(task_name: str) -> Path:
+    """Names a folder that nobody else has: `runs/digits/20260131-120000-3fa9`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
