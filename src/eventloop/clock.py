@@ -32,7 +32,7 @@ class Moment(NamedTuple):
     seconds: float
 
 
-_FIELD = {"ep": 0, "ba": 1, "sp": 2, "tok": 3, "sec": 4}
+FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token", "sec": "seconds"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Time:
 
     def __init__(self, value: str | float | Time, unit: str = "") -> None:
         if isinstance(value, Time):
-            value, unit = value.value, value.unit
+            unit, value = value.unit, value.value
         elif isinstance(value, str):
             value, unit = _parse(value)
         if unit not in UNITS:
@@ -130,12 +130,15 @@ class Clock:
 
     def reached(self, time: Time) -> bool:
         """Tells whether `time` is over, counted from the start of the run."""
-        return bool(self.moment()[_FIELD[time.unit]] >= time.value)
+        done: float = getattr(self, FIELDS[time.unit])
+        return done >= time.value
 
     def crossed(self, interval: Time) -> bool:
         """Tells whether the last batch or the end of the epoch crossed a multiple of `interval`."""
-        idx = _FIELD[interval.unit]
-        return bool(self.moment()[idx] // interval.value > self.previous[idx] // interval.value)
+        field, length = FIELDS[interval.unit], interval.value
+        now: float = getattr(self, field)
+        before: float = getattr(self.previous, field)
+        return now // length > before // length
 
 
 def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:

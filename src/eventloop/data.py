@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,18 +35,23 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
         return _rebuild(batch, [map_tensors(function, value) for value in batch])
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(function, value) for key, value in batch.items()}
     if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Copies a nest of tensors to a device; what is there already stays the same object."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+def mover_to(device: torch.device) -> Callable[[Any], Any]:
+    """Gives the function that copies a batch to a device, without waiting for the copy.
+
+    Batches come from the host, so that nothing is to be done where the device is the host.
+    """
+    if device.type == "cpu":
+        return lambda batch: batch
+    return lambda batch: map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def to_host(outputs: Any) -> Any:
@@ -211,12 +216,15 @@ def _rebuild(like: Any, values: list[Any]) -> Any:
 def _leading(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(batch, (Mapping, tuple, list)):
-        for value in values:
-            size = _leading(value)
-            if size is not None:
-                return size
+    values: Iterable[Any] = ()
+    if isinstance(batch, (tuple, list)):
+        values = batch
+    elif isinstance(batch, Mapping):
+        values = batch.values()
+    for value in values:
+        size = _leading(value)
+        if size is not None:
+            return size
     return None
 
 

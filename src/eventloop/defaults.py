@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from eventloop import data
-from eventloop.clock import Moment, Time, resolve
-from eventloop.data import Count, Feed
-from eventloop.errors import SettingError, TaskError
+from eventloop.data import Count
+from eventloop.errors import TaskError
 from eventloop.hooks import hookimpl
-from eventloop.metrics import compute, predictions
+from eventloop.metrics import predictions
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
@@ -198,107 +197,6 @@ class Defaults:
         save_file({name: weight.detach().cpu().contiguous().clone()
                    for name, weight in weights.items()}, path)  # fmt: skip
         return path
-
-
-class Bookkeeping:
-    """Does what every run needs at its events: evaluation when due, loss, metrics, learning rates.
-
-    Args:
-        plans: the plans of the run.
-    """
-
-    def __init__(self, plans: Plans) -> None:
-        self._plans = plans
-        self._eval_interval: Time | None = None
-        self._history: list[tuple[Moment, dict[str, float | Tensor]]] = []
-        self._last_loss: Tensor | None = None
-
-    def history(self) -> list[dict[str, float]]:
-        """Gives a row for each evaluation and each end of a fit; waits for the device."""
-        return [
-            {**at._asdict(), **{name: float(value) for name, value in numbers.items()}}
-            for at, numbers in self._history
-        ]
-
-    @hookimpl
-    def after_load(self, state: State) -> None:
-        settings = state.settings
-        state.numbers.interval = _resolved("log_interval", settings.log_interval, state)
-        if settings.eval_interval is not None:
-            self._eval_interval = _resolved("eval_interval", settings.eval_interval, state)
-
-    @hookimpl
-    def should_eval(self, state: State) -> bool:
-        interval = self._eval_interval
-        if interval is None or not state.eval_dataloaders:
-            return False
-        clock = state.clock
-        return clock.crossed(interval) or clock.reached(state.until)
-
-    @hookimpl
-    def should_stop(self, state: State) -> bool:
-        return state.stop_reason is not None
-
-    @hookimpl
-    def after_loss(self, state: State) -> None:
-        metrics = state.metrics["train"]
-        if metrics:
-            self._plans.update_metrics(state, metrics)
-
-    @hookimpl
-    def batch_end(self, state: State) -> None:
-        if state.loss is not None:
-            self._last_loss = state.loss
-            state.log("train/loss", state.loss)
-        for name, optimizer in state.optimizers.items():
-            state.log(f"lr/{name}", optimizer.param_groups[0]["lr"])
-        if state.metrics["train"] and state.clock.crossed(state.numbers.interval):
-            log_train_metrics(state)
-
-    @hookimpl
-    def eval_end(self, state: State) -> None:
-        assert state.eval_name is not None
-        for name, value in state.eval_metrics[state.eval_name].items():
-            if value.numel() == 1:
-                state.log(f"eval/{state.eval_name}/{name}", value)
-
-    @hookimpl
-    def eval_after_all(self, state: State) -> None:
-        self._add_row(state)
-
-    @hookimpl
-    def fit_end(self, state: State) -> None:
-        if not self._history or self._history[-1][0].batch != state.clock.batch:
-            self._add_row(state)
-
-    def _add_row(self, state: State) -> None:
-        numbers = {
-            f"eval/{dataset}/{name}": value
-            for dataset, results in state.eval_metrics.items()
-            for name, value in results.items()
-            if value.numel() == 1
-        }
-        if self._last_loss is not None:
-            numbers["train/loss"] = self._last_loss
-        self._history.append((state.clock.moment(), {**numbers}))
-
-
-def log_train_metrics(state: State) -> None:
-    """Logs the metrics of training since they were last logged, and empties them."""
-    counted = {name: one for name, one in state.metrics["train"].items() if one.update_called}
-    state.train_metrics |= compute(counted)
-    for name in counted:
-        state.log(f"train/{name}", state.train_metrics[name])
-    for metric in counted.values():
-        metric.reset()
-
-
-def _resolved(name: str, interval: Time, state: State) -> Time:
-    num_batches = Feed(state.train_dataloader).num_batches
-    try:
-        return resolve(interval, state.settings.max_duration, num_batches)
-    except ValueError as error:
-        raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None
 
 
 def _loss_of(outputs: Any) -> Tensor | None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
-from eventloop.data import Feed, to_device, to_host
-from eventloop.defaults import log_train_metrics
+from eventloop.data import Feed, to_host
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
@@ -31,11 +31,13 @@ class Loop:
     Args:
         hooks: the plans; complete before the first call.
         quiet: the same plans, with nothing for the events of a microbatch.
+        move: copies a batch to the device.
     """
 
-    def __init__(self, hooks: Plans, quiet: Plans) -> None:
+    def __init__(self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any]) -> None:
         self.hooks = hooks
         self.quiet = quiet
+        self._move = move
         self._feed: Feed | None = None
         self._in_training = False
         self._evaluated_at = -1
@@ -76,7 +78,8 @@ class Loop:
         if not state.resumed:
             feed.start_epoch(state.clock.epoch)
 
-        over = end_epoch = False
+        over = False
+        end_epoch: bool | None = False
         while not (over or end_epoch) and feed.has_next():
             self._batch(state, feed)
             end_epoch = hooks.should_end_epoch(state)
@@ -104,13 +107,11 @@ class Loop:
         hooks.before_dataloader(state)
         batch = feed.next()
         count = state.count = hooks.count_batch(state, batch)
-        state.batch = to_device(batch, state.device)
+        state.batch = self._move(batch)
         hooks.after_dataloader(state)
 
         hooks.batch_start(state)
-        stepped = False
-        if not hooks.should_skip_batch(state):
-            stepped = hooks.train_batch(state)
+        stepped = not hooks.should_skip_batch(state) and hooks.train_batch(state)
 
         # The clock moves before `batch_end`, the learning rates after it.
         began, self._batch_began = self._batch_began, time.perf_counter()
@@ -137,10 +138,10 @@ class Loop:
             state.log(f"train/{name}", value)
         hooks.after_train_batch(state)
 
-        stepped = False
-        if not hooks.should_skip_step(state):
-            closure = functools.partial(self._repeat, state, optimizers)
-            stepped = hooks.optimizer_step(state, optimizers, closure)
+        closure = functools.partial(self._repeat, state, optimizers)
+        stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
+            state, optimizers, closure
+        )
         hooks.zero_grad(state, optimizers)
         return stepped
 
@@ -149,8 +150,10 @@ class Loop:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Fills `.grad` for the batch; gives its mean loss, detached, and numbers to log."""
         microbatches = hooks.split_batch(state)
+        # A scale is a microbatch's share of the mean; None for a batch in one piece.
+        scales = [None] if len(microbatches) == 1 else self._shares(state, microbatches)
         mean_loss: Any = None
-        for idx, scale in enumerate(self._scales(state, microbatches)):
+        for idx, scale in enumerate(scales):
             state.microbatch, state.microbatch_idx = microbatches[idx], idx
             hooks.before_forward(state)
             state.outputs = hooks.forward(state)
@@ -167,10 +170,8 @@ class Loop:
             state.microbatch = state.outputs = state.loss = None
         return mean_loss, hooks.clip_gradients(state, optimizers)
 
-    def _scales(self, state: State, microbatches: Sequence[Any]) -> list[Any]:
-        """Gives each microbatch's share of the batch's mean; None for a batch in one piece."""
-        if len(microbatches) == 1:
-            return [None]
+    def _shares(self, state: State, microbatches: Sequence[Any]) -> list[Any]:
+        """Gives each microbatch's share of the batch's mean: weight / total."""
         weights = []
         for microbatch in microbatches:
             state.microbatch = microbatch
@@ -200,7 +201,7 @@ class Loop:
                     metric.reset()
                 hooks.eval_start(state)
                 for batch in batches_of(dataloader, f"eval data loader {name!r}"):
-                    state.batch = to_device(batch, state.device)
+                    state.batch = self._move(batch)
                     hooks.eval_batch_start(state)
                     hooks.eval_before_forward(state)
                     state.outputs = hooks.eval_forward(state)
@@ -222,7 +223,7 @@ class Loop:
         with evaluation_mode(state):
             hooks.predict_start(state)
             for batch in batches_of(dataloader, "data loader to predict for"):
-                state.batch = to_device(batch, state.device)
+                state.batch = self._move(batch)
                 hooks.predict_batch_start(state)
                 hooks.predict_before_forward(state)
                 state.outputs = hooks.predict_forward(state)
@@ -239,17 +240,14 @@ class Loop:
         Args:
             everything: waits for those that aren't.
         """
-        numbers = state.numbers
-        numbers.seal(state.clock)
-        if everything or numbers.is_due(state.clock):
-            numbers.start_copy()
-        for at, row in numbers.arrived(wait=everything):
+        state.numbers.seal(state.clock)
+        for at, row in state.numbers.arrived(state.clock, everything=everything):
             self.hooks.log(state, row, at)
 
     def _feed_of_epoch(self, state: State) -> Feed:
-        if self._feed is not None and not self._feed.under_way:
-            if self.hooks.should_rebuild_dataloader(state):
-                state.train_dataloader = self.hooks.build_train_dataloader(state)
+        between = self._feed is not None and not self._feed.under_way
+        if between and self.hooks.should_rebuild_dataloader(state):
+            state.train_dataloader = self.hooks.build_train_dataloader(state)
         if self._feed is None or self._feed.dataloader is not state.train_dataloader:
             self._feed = Feed(state.train_dataloader)
         return self._feed
@@ -267,4 +265,5 @@ class Loop:
     def _save_if_due(self, state: State) -> None:
         if self.hooks.should_checkpoint(state) and self._saved_at != state.clock.batch:
             self._saved_at = state.clock.batch
+            state.checkpoint_requested = False
             self.hooks.save_checkpoint(state)

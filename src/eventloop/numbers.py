@@ -30,20 +30,8 @@ class Numbers:
         """Keeps a number for the moment under way; a later one of the same name replaces it.
 
         Args:
-            value: a number, or a tensor of one entry, copied on its device.
-
-        Raises:
-            TypeError: something else.
+            value: a number, or a detached tensor of one entry that nobody writes into any more.
         """
-        if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise TypeError(
-                    f"log({name!r}, ...) takes one number, not a tensor of shape "
-                    f"{tuple(value.shape)}"
-                )
-            value = value.detach().clone()
-        elif not isinstance(value, (int, float)):
-            raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         self._row[name] = value
 
     def seal(self, clock: Clock) -> None:
@@ -52,24 +40,21 @@ class Numbers:
             self._rows.append((clock.moment(), self._row))
             self._row = {}
 
-    def is_due(self, clock: Clock) -> bool:
-        """Tells whether it is time to bring the numbers to the host."""
-        return bool(self._rows) and clock.crossed(self.interval)
-
-    def start_copy(self) -> None:
-        """Starts to copy all sealed rows to the host; waits for nothing."""
-        if self._rows:
-            self._copies.append(_HostCopy(self._rows))
-            self._rows = []
-
-    def arrived(self, *, wait: bool = False) -> Iterator[tuple[Moment, dict[str, float]]]:
-        """Gives the rows that are on the host by now, in order.
+    def arrived(
+        self, clock: Clock, *, everything: bool = False
+    ) -> list[tuple[Moment, dict[str, float]]]:
+        """Gives the rows that are on the host by now, in order; their copy starts when it is due.
 
         Args:
-            wait: waits for all copies that were started.
+            everything: starts the copy of all rows now and waits for it.
         """
-        while self._copies and (wait or self._copies[0].is_ready()):
-            yield from self._copies.popleft().rows()
+        if self._rows and (everything or clock.crossed(self.interval)):
+            self._copies.append(_HostCopy(self._rows))
+            self._rows = []
+        rows: list[tuple[Moment, dict[str, float]]] = []
+        while self._copies and (everything or self._copies[0].is_ready()):
+            rows += self._copies.popleft().rows()
+        return rows
 
 
 class NoNumbers(Numbers):
@@ -88,14 +73,17 @@ class _HostCopy:
         for _, row in rows:
             for value in row.values():
                 if isinstance(value, Tensor):
-                    groups.setdefault((value.dtype, value.device), []).append(value.reshape(()))
+                    groups.setdefault((value.dtype, value.device), []).append(
+                        value.reshape(()) if value.ndim else value
+                    )
         self._copies = {key: _to_host(torch.stack(values)) for key, values in groups.items()}
-        self._done = torch.cuda.Event() if any(key[1].type == "cuda" for key in groups) else None
+        on_gpu = any(device.type == "cuda" for _, device in groups)
+        self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         if self._done is not None:
             self._done.record()
 
     def is_ready(self) -> bool:
-        return self._done is None or self._done.query()
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
 
     def rows(self) -> Iterator[tuple[Moment, dict[str, float]]]:
         if self._done is not None:

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Union
 
 from eventloop.clock import Time
@@ -17,6 +18,7 @@ REQUIRED = inspect.Parameter.empty
 _UNTYPED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {Time: Time}
+_EXAMPLES = {Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH"}
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,11 @@ def typed(
     try:
         return (convert or convert_value)(option, value.value)
     except ValueError as error:
-        example = str(option.default) if isinstance(option.default, float | int | str) else "VALUE"
         raise SettingError(
             f"{section}{'.' if section else ''}{option.name}: {error}",
             **facts,
             source=value.source,
-            fix=f"give {option.type_name}, as in `{flag(option.name, section)} {example}`",
+            fix=f"give it as {option.type_name}: `{flag(option.name, section)} {_example(option)}`",
         ) from error
 
 
@@ -169,8 +170,14 @@ def _reason(option: Option, raw: object) -> str:
 
 
 def _expected(option: Option) -> str:
-    one_of = "one of " if typing.get_origin(option.type) is Literal else ""
-    return f"{one_of}{option.type_name}"
+    kind = "one of" if typing.get_origin(option.type) is Literal else "of type"
+    return f"{kind} {option.type_name}"
+
+
+def _example(option: Option) -> str:
+    if isinstance(option.default, float | int | str):
+        return str(option.default).lower()
+    return next((_EXAMPLES[one] for one in _members(option.type) if one in _EXAMPLES), "VALUE")
 
 
 def _type(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,15 @@ from eventloop.settings import Settings
 class State:
     """Everything the loop knows now; the only thing that flows through the hooks.
 
-    What has no setter is the trainer's. Algorithms may write the rest where an event's contract
-    says so; callbacks see all of it through a view that refuses assignment.
+    Algorithms may write what an event's contract allows; callbacks see all of it through a view
+    that refuses assignment.
 
     Attributes:
+        settings: how the task is trained; fixed.
+        device: where this process trains; fixed.
+        precision: how the passes over a batch compute; fixed.
+        run_dir: where this run's files go; fixed; whoever writes the first one makes the folder.
+        clock: where the run is; the loop alone moves it.
         model: the bare model; replaceable at `init`.
         wrapped_model: what `forward` calls.
         optimizers: by name.
@@ -57,18 +62,15 @@ class State:
 
     __slots__ = (
         "_again",
-        "_clock",
-        "_device",
         "_generators",
         "_plugins",
-        "_precision",
         "_processes",
-        "_run_dir",
-        "_settings",
         "attempt",
         "batch",
         "checkpoint_requested",
+        "clock",
         "count",
+        "device",
         "eval_dataloaders",
         "eval_metrics",
         "eval_name",
@@ -80,8 +82,11 @@ class State:
         "numbers",
         "optimizers",
         "outputs",
+        "precision",
         "resumed",
+        "run_dir",
         "schedulers",
+        "settings",
         "stop_reason",
         "train_dataloader",
         "train_metrics",
@@ -98,12 +103,12 @@ class State:
         processes: SingleProcess,
         run_dir: Path,
     ) -> None:
-        self._settings = settings
-        self._device = device
-        self._precision = precision
+        self.settings: Final = settings
+        self.device: Final = device
+        self.precision: Final = precision
         self._processes = processes
-        self._run_dir = run_dir
-        self._clock = Clock()
+        self.run_dir: Final = run_dir
+        self.clock: Final = Clock()
         self._generators: dict[str, torch.Generator] = {}
         self.numbers: Numbers = NoNumbers(settings.log_interval)
         self._plugins: Mapping[str, Plugin] = {}
@@ -139,22 +144,7 @@ class State:
         """
         self._plugins = plugins
         if is_heard:
-            self.numbers = Numbers(self._settings.log_interval)
-
-    @property
-    def settings(self) -> Settings:
-        """How the task is trained."""
-        return self._settings
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process trains."""
-        return self._device
-
-    @property
-    def precision(self) -> Precision:
-        """How the passes over a batch compute."""
-        return self._precision
+            self.numbers = Numbers(self.settings.log_interval)
 
     @property
     def rank(self) -> int:
@@ -170,16 +160,6 @@ class State:
     def world_size(self) -> int:
         """How many processes train together."""
         return self._processes.world_size
-
-    @property
-    def run_dir(self) -> Path:
-        """Where this run's files go; whoever writes the first one makes the folder."""
-        return self._run_dir
-
-    @property
-    def clock(self) -> Clock:
-        """Where the run is. The loop alone moves it."""
-        return self._clock
 
     @property
     def inputs(self) -> Any:
@@ -221,6 +201,13 @@ class State:
         """
         if reduce not in (None, "mean", "sum"):
             raise ValueError(f"reduce={reduce!r} is none of None, 'mean', 'sum'")
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                shape = tuple(value.shape)
+                raise TypeError(f"log({name!r}, ...) takes one number, not a tensor of {shape}")
+            value = value.detach().clone()
+        elif not isinstance(value, (int, float)):
+            raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         self.numbers.record(name, value)
 
     def request_stop(self, reason: str) -> None:
@@ -252,9 +239,9 @@ class State:
         nobody else's.
         """
         if name not in self._generators:
-            text = f"{self._settings.seed}/{name}/{self.rank}"
+            text = f"{self.settings.seed}/{name}/{self.rank}"
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-            self._generators[name] = torch.Generator(self._device).manual_seed(seed)
+            self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]
 
     def again(self) -> Any:

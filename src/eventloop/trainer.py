@@ -10,21 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self, Unpack, cast
+from types import TracebackType
+from typing import Any, Self, Unpack
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from eventloop.bookkeeping import Bookkeeping
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
-from eventloop.data import Feed
-from eventloop.defaults import Bookkeeping, Defaults
+from eventloop.data import Feed, mover_to
+from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import SettingError, TaskError, closest
 from eventloop.loop import Loop
-from eventloop.plugin.freeze import Plans, freeze, nothing
+from eventloop.plugin.freeze import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.manager import HOOKS, assemble
 from eventloop.plugin.records import Plugin, Selected, fold
 from eventloop.plugin.validate import implementations
@@ -102,8 +103,8 @@ class Trainer:
             processes=processes,
             run_dir=chosen.run_dir or _new_run_dir(brought.name),
         )
-        self._hooks = cast("Plans", SimpleNamespace())
-        self._loop = Loop(self._hooks, quiet=cast("Plans", SimpleNamespace()))
+        self._hooks = new_plans(HOOKS)
+        self._loop = Loop(self._hooks, quiet=new_plans(HOOKS), move=mover_to(device))
         self._bookkeeping = Bookkeeping(self._hooks)
         core = (Defaults(self._hooks, processes.wrap), self._bookkeeping, self._loop)
         self._assembly = assemble(
@@ -160,7 +161,7 @@ class Trainer:
                 self._loop.fit(state, duration)
         return Result(
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
-            history=self._bookkeeping.history(),
+            history=list(self._bookkeeping.history),
             run_dir=state.run_dir,
         )
 
@@ -232,7 +233,7 @@ class Trainer:
             setattr(self._loop.quiet, name, nothing if is_told else plan)
         self.state.connect(
             {fold(one.name): one for one in self.plugins},
-            is_heard=self._hooks.log is not nothing,
+            is_heard=bool(self._assembly.implementations["log"]),
         )
 
     def _build(self) -> None:
@@ -290,7 +291,7 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            failures = self._hooks.exception(self.state, error)
+            failures = told(self._hooks.exception, self.state, error)
             if closing:
                 failures += _failures_of(self.close)
             for failure in failures:
@@ -304,7 +305,7 @@ _UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
 
 def _close(hooks: Plans, state: State) -> None:
     """Tells every plugin to close; raises the first failure with the others noted on it."""
-    failures: list[BaseException] = hooks.close(state)
+    failures = told(hooks.close, state)
     if failures:
         first, *others = failures
         for other in others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -82,9 +83,15 @@ def _help() -> str:
 
 def _nobody_reads() -> bool:
     """Tells whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
+    if sys.platform == "win32":
+        return False
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        descriptor = sys.stdout.fileno()
+    except OSError:  # replaced by something that is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor)
+    broken = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    if broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return broken

@@ -17,7 +17,7 @@ from eventloop.plugin.configure import plugin_options, typed_options
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.records import Selected
-from eventloop.plugin.select import select
+from eventloop.plugin.select import decide, name_problems, select
 from eventloop.seeding import seed_everything
 from eventloop.settings import setting_options
 from eventloop.task import Task
@@ -142,9 +142,12 @@ def _option_names(
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    plugins, problems = load(select(discover(), configuration.choice))
+    """Gives a section for each plugin; one with a problem has it for its text."""
+    selected = decide(discover(), configuration.choice)
+    unusable = name_problems(selected)
+    plugins, problems = load(one for one in selected if one.found not in unusable)
     for plugin in plugins:
         options = plugin_options(plugin.target)
         yield plugin.found.origin, options_help(options, plugin.found.name)
-    for problem in problems:
+    for problem in dict.fromkeys([*unusable.values(), *problems]):
         yield "problem", f"  {problem.what}"

@@ -140,18 +140,17 @@ def _import_file(label: str) -> ModuleType:
 
 
 def _import_module(label: str) -> ModuleType:
+    missing = _no_file(label, Path.cwd() / f"{label}.py")
+    if not all(part.isidentifier() for part in label.split(".")):
+        raise missing
     _come_first(Path.cwd())
     try:
-        found = importlib.util.find_spec(label) is not None
-    except ModuleNotFoundError as error:
-        if not (error.name and f"{label}.".startswith(f"{error.name}.")):
-            raise
-        found = False
-    except ValueError:  # a name such as `.` or ``
-        found = False
-    if not found:
-        raise _no_file(label, Path.cwd() / f"{label}.py")
-    return _guarded(label, lambda: importlib.import_module(label))
+        return _guarded(label, lambda: importlib.import_module(label))
+    except TaskError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{label}.".startswith(f"{cause.name}."):
+            raise missing from None
+        raise
 
 
 def _come_first(folder: Path) -> None:

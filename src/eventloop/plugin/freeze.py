@@ -7,8 +7,9 @@ exception. A plan only leaves out, before the run, what the run wouldn't need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
@@ -25,6 +26,11 @@ class Plans(Events, Actions, Protocol):
     """The plans of all hooks, by name: `plans.batch_end(state)`."""
 
 
+def new_plans(hooks: Iterable[str]) -> Plans:
+    """Gives an object with a place for the plan of each hook; slots are the fastest to read."""
+    return cast("Plans", type("FrozenPlans", (), {"__slots__": tuple(hooks)})())
+
+
 def freeze(hook: Hook, ordered: Sequence[Implementation], state: State) -> Plan:
     """Gives the plan of a hook: a function that takes the hook's arguments by position.
 
@@ -38,10 +44,20 @@ def freeze(hook: Hook, ordered: Sequence[Implementation], state: State) -> Plan:
         return _tell_all(list(reversed(plain)), state)
     if hook.name == "exception":
         return _tell_all(plain, state)
+    if len(ordered) == 1 and ordered[0].plugin.role == "core":
+        return ordered[0].function
     if hook.kind == "action":
-        return _enclose(_act(hook, order_of_owners(plain), state), wrappers, state)
+        plan = _enclose(_act(order_of_owners(plain), state), wrappers, state)
+        has_owner = any(not one.conditional for one in plain)
+        return plan if has_owner else _answered(hook, plan)
     gather = _enclose(_gather(plain, state), wrappers, state)
     return _ask(hook, gather, plain) if hook.kind == "question" else gather
+
+
+def told(plan: Plan, *args: Any) -> list[BaseException]:
+    """Calls the plan of `exception` or `close`; gives what its implementations raised."""
+    failures: list[BaseException] = plan(*args)
+    return failures
 
 
 def nothing(*_args: object) -> tuple[()]:
@@ -62,9 +78,9 @@ def _gather(plain: Sequence[Implementation], state: State) -> Plan:
     if len(calls) == 1:
         ((function, only),) = calls
 
-        def call_one(*args: Any) -> list[Any]:
+        def call_one(_state: State, *rest: Any) -> list[Any]:
             try:
-                result = function(*args)
+                result = function(*rest)
             except BaseException as error:
                 _blame(error, only, state)
                 raise
@@ -72,11 +88,11 @@ def _gather(plain: Sequence[Implementation], state: State) -> Plan:
 
         return call_one
 
-    def call_each(*args: Any) -> list[Any]:
+    def call_each(_state: State, *rest: Any) -> list[Any]:
         results = []
         for function, one in calls:
             try:
-                result = function(*args)
+                result = function(*rest)
             except BaseException as error:
                 _blame(error, one, state)
                 raise
@@ -106,18 +122,16 @@ def _ask(hook: Hook, gather: Plan, plain: Sequence[Implementation]) -> Plan:
     return ask
 
 
-def _act(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+def _act(plain: Sequence[Implementation], state: State) -> Plan:
     """Asks those who may pass, then the owner, and gives the first result."""
     owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
     asked = plain[: owner_idx + 1]
-    if len(asked) == 1 and asked[0].plugin.role == "core":
-        return asked[0].function
     calls = [(_adapted(one, state), one) for one in asked]
 
-    def act(*args: Any) -> Any:
+    def act(_state: State, *rest: Any) -> Any:
         for function, one in calls:
             try:
-                result = function(*args)
+                result = function(*rest)
                 if result is None and not one.conditional:
                     raise _returned_nothing(one)
             except BaseException as error:
@@ -128,6 +142,21 @@ def _act(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
         return None
 
     return act
+
+
+def _answered(hook: Hook, plan: Plan) -> Plan:
+    """Refuses silence where an action has no owner, so that nothing is left undone unseen."""
+
+    def answered(*args: Any) -> Any:
+        result = plan(*args)
+        if result is None:
+            raise PluginError(
+                f"nobody answered the action {hook.name}",
+                fix=f"implement {hook.name} in the task or in an algorithm",
+            )
+        return result
+
+    return answered
 
 
 def _enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
@@ -146,17 +175,20 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
         state._again = again = (lambda: inner(*args)) if is_action else None
         passing: BaseException | None = None
         try:
-            generator = start(*args)
+            generator = start(*args[1:])
             try:
                 next(generator)
             except StopIteration:
                 raise PluginError("a wrapper didn't yield", wrapper=one.origin) from None
             try:
                 result = inner(*args)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
                 passing = error
             state._again = again
-            result = _throw(generator, passing, one) if passing else _send(generator, result, one)
+            if passing is None:
+                result = _send(generator, result, one)
+            else:
+                result = _throw(generator, passing, one)
             if result is None and is_action and not one.conditional:
                 raise _returned_nothing(one)
             return result
@@ -200,12 +232,12 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, whatever any of them raises; gives what they raised."""
     calls = [(_adapted(one, state), one) for one in plain]
 
-    def tell_all(*args: Any) -> list[BaseException]:
+    def tell_all(_state: State, *rest: Any) -> list[BaseException]:
         failures: list[BaseException] = []
         for function, one in calls:
             try:
-                function(*args)
-            except BaseException as error:
+                function(*rest)
+            except BaseException as error:  # noqa: BLE001  all are told before any is raised
                 _blame(error, one, state)
                 failures.append(error)
         return failures
@@ -214,16 +246,18 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
-    """Gives the function as it takes the hook's arguments: all of them, by position."""
-    function = one.function
-    view = StateView(state, one.origin) if one.plugin.role == "callback" else None
-    if one.argnames == one.hook.argnames == ("state",):
-        return function if view is None else lambda _state: function(view)
+    """Gives the function as it takes what the hook passes after the State, by position.
+
+    The State, or a callback's view of it, is bound: there is one for the whole run.
+    """
+    given = StateView(state, one.origin) if one.plugin.role == "callback" else state
+    if one.argnames == one.hook.argnames:
+        return functools.partial(one.function, given)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]
 
-    def pick(*args: Any) -> Any:
-        given = (state if view is None else view, *args[1:])
-        return function(*(given[idx] for idx in idxs))
+    def pick(*rest: Any) -> Any:
+        args = (given, *rest)
+        return one.function(*(args[idx] for idx in idxs))
 
     return pick
 

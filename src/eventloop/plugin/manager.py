@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -63,7 +63,7 @@ def installed(
     loaded, failures = load(wanted)
     problems = list(failures)
     plugins = []
-    options = {one.found.name: None for one in selected}
+    options: dict[str, Collection[str] | None] = {one.found.name: None for one in selected}
     options |= {one.found.name: plugin_options(one.target) for one in loaded}
     configuration.check(options)
     for one in loaded:
@@ -98,8 +98,9 @@ def handed_over(
         kind = type(target)
         known = entry_points.get(f"{kind.__module__}:{kind.__qualname__}")
         if known is not None:
-            origin = {"distribution": known.distribution, "version": known.version}
-            plugins.append(Plugin(known.name, role, target, source=source, **origin))
+            plugins.append(
+                Plugin(known.name, role, target, known.distribution, known.version, source)
+            )
         else:
             plugins.append(Plugin(_name_of(target), role, target, source=source))
     return plugins

@@ -13,8 +13,9 @@ Status = Literal["active", "off"]
 
 
 def fold(name: str) -> str:
-    """Folds what a person may type to the form in which names are compared: `Label-Smoothing`
-    and `label_smoothing` are one name.
+    """Folds a name to the form in which names are compared: lower case, no dashes.
+
+    `Label-Smoothing` and `label_smoothing` are one name.
     """
     return name.lower().replace("-", "_")
 

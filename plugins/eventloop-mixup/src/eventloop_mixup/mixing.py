@@ -1,0 +1,52 @@
+"""The maths of mixup: one share and one permutation blend a batch with itself.
+
+Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412, eq. 1
+and figure 1a. Blending the losses of both targets equals blending one-hot targets wherever the
+loss is linear in them, as cross-entropy is, and works with class indices too.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+
+
+def draw_lam(alpha: float, seed: int, batch: int) -> float:
+    """Draws the share of the originals from Beta(alpha, alpha).
+
+    The draw is a function of its arguments, on the host: nothing waits for a device, there is no
+    state to save, and a resumed run draws for batch 100 what an unbroken one would have drawn.
+
+    Args:
+        alpha: more than 0; small values give shares near 0 or 1, 1.0 gives uniform ones.
+        seed: the plugin's own, which differs between runs and ranks.
+        batch: the batch's number in the run.
+
+    Returns:
+        A number in [0, 1].
+    """
+    return random.Random(f"{seed}/{batch}").betavariate(alpha, alpha)
+
+
+def mix(inputs: Tensor, permutation: Tensor, lam: float) -> Tensor:
+    """Blends each sample with another of the same batch: lam * x_i + (1 - lam) * x_j.
+
+    Args:
+        inputs: floating-point, the samples along the first dimension.
+        permutation: int64, shape (num_samples,), on the device of `inputs`; j for each i.
+        lam: share of the originals, in [0, 1].
+
+    Returns:
+        A new tensor of the shape and dtype of `inputs`; exactly the originals where lam is 1.
+    """
+    return torch.lerp(inputs[permutation], inputs, lam)
+
+
+def blend(original: Number, other: Number, lam: float) -> Number:
+    """Blends two losses as `mix` blends the samples they belong to."""
+    return lam * original + (1 - lam) * other

@@ -1,0 +1,70 @@
+"""The line with the bar, laid out anew for the width of the terminal each time it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+GAP = 2
+NARROWEST, WIDEST = 8, 40
+
+
+@dataclass(frozen=True)
+class Field:
+    """A part of the line.
+
+    Args:
+        importance: where the terminal is too narrow, the least important fields are left out.
+        is_bar: the bar stands here; its text only keeps room for it.
+    """
+
+    text: str
+    importance: int
+    style: str = ""
+    is_bar: bool = False
+
+
+BAR = Field(" " * NARROWEST, importance=3, is_bar=True)
+
+
+def fitting(fields: Sequence[Field], width: int) -> list[Field]:
+    """Leaves out the least important fields until the rest fits; one always stays."""
+    kept = [field for field in fields if field.text]
+    while len(kept) > 1 and _width(kept) > width:
+        kept.remove(min(kept, key=lambda field: field.importance))
+    return kept
+
+
+def _width(fields: Sequence[Field]) -> int:
+    return sum(cell_len(field.text) for field in fields) + GAP * (len(fields) - 1)
+
+
+class Line:
+    """What rich draws: fields in a row, the bar as wide as the rest allows."""
+
+    def __init__(self) -> None:
+        self.fields: Sequence[Field] = ()
+        self.frac = 0.0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        kept = fitting(self.fields, width)
+        bar_width = min(WIDEST, NARROWEST + width - _width(kept))
+        for idx, field in enumerate(kept):
+            if idx:
+                yield Text(" " * GAP, end="")
+            if field.is_bar:
+                # Named colours: rich's own turn grey, like an empty bar, on 16-colour terminals.
+                yield ProgressBar(
+                    total=1.0, completed=self.frac, width=bar_width,
+                    complete_style="cyan", finished_style="green",
+                )  # fmt: skip
+            else:
+                text = Text(field.text, field.style, no_wrap=True, overflow="ellipsis", end="")
+                text.truncate(width, overflow="ellipsis")
+                yield text

@@ -1,0 +1,110 @@
+"""Where the progress is shown: on a terminal that can be drawn on, or as lines anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from eventloop_progress.bar import Field, Line
+from eventloop_progress.table import ResultsTable
+from eventloop_progress.text import Results, printable
+
+
+class Display(Protocol):
+    """What a place to show progress can do."""
+
+    draws: bool
+
+    def draw(self, fields: Sequence[Field], frac: float) -> None:
+        """Shows how far the run is; may be called as often as the display shall be fresh."""
+
+    def results(self, epoch: int, batch: int, results: Results) -> None:
+        """Shows the results of an evaluation."""
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Shows reports of epochs."""
+
+    def close(self, *, keep: bool) -> None:
+        """Gives the terminal back; the next call of `draw` takes it again.
+
+        Args:
+            keep: whether the bar stays as it was drawn last.
+        """
+
+
+class Terminal:
+    """A bar that moves, and below the earlier ones the results of each evaluation.
+
+    Nothing is drawn but by `draw`: a thread that draws by itself could hold the lock of the
+    terminal at the moment when a data loader forks its workers, and the first of them to print
+    would wait for that lock for ever.
+    """
+
+    draws = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._line = Line()
+        self._table = ResultsTable(console)
+        self._live: Live | None = None
+
+    def draw(self, fields: Sequence[Field], frac: float) -> None:
+        """Draws the bar over the one that stands there."""
+        self._line.fields, self._line.frac = fields, frac
+        if self._live is None:
+            self._live = Live(self._line, console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.refresh()
+
+    def results(self, epoch: int, batch: int, results: Results) -> None:
+        """Adds rows to the table above the bar."""
+        encoding = self._console.encoding
+        self._table.add(epoch, batch, {
+            printable(dataset, encoding): {
+                printable(name, encoding): value for name, value in found.items()
+            }
+            for dataset, found in results.items()
+        })  # fmt: skip
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Shows nothing: the bar and the tables say it all."""
+
+    def close(self, *, keep: bool) -> None:
+        """Ends the drawing; the cursor is shown again."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.transient = not keep
+            live.stop()
+
+
+class Log:
+    """A line for each epoch, for files and pipes."""
+
+    draws = False
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def draw(self, fields: Sequence[Field], frac: float) -> None:
+        """Draws nothing: what is written to a file can't be drawn over."""
+
+    def results(self, epoch: int, batch: int, results: Results) -> None:
+        """Shows nothing: results are part of the line of their epoch."""
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Prints each report as one line, however long."""
+        for line in lines:
+            text = Text(printable(line, self._console.encoding))
+            self._console.print(text, soft_wrap=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Has nothing to give back."""
+
+
+def display_on(console: Console) -> Display:
+    """Gives the display that suits a console."""
+    return Terminal(console) if console.is_interactive else Log(console)

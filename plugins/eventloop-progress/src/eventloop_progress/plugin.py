@@ -1,0 +1,198 @@
+"""The plugin: from the events of a run to what is shown of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from torch import Tensor
+
+from eventloop import Moment, hookimpl
+from eventloop.data import Feed
+from eventloop_progress.bar import BAR, Field
+from eventloop_progress.display import Display, display_on
+from eventloop_progress.fit import Fit
+from eventloop_progress.text import Results, clock_time, per_second, printable, short
+
+if TYPE_CHECKING:
+    from eventloop import StateView
+
+
+class Progress:
+    """Shows how a run goes: a bar and a table of results, or a line for each epoch.
+
+    On a terminal a bar shows epoch, batch, loss, samples a second and the time left, and each
+    evaluation adds its results to a table above it. Anywhere else each epoch is one line.
+
+    Args:
+        refresh_per_s: how often the bar is drawn, at most, in times a second.
+
+    Attributes:
+        console: the `rich.console.Console` that everything is printed to, standard output at
+            first; may be replaced before training.
+
+    Raises:
+        ValueError: `refresh_per_s` isn't a positive number.
+    """
+
+    def __init__(self, *, refresh_per_s: float = 10.0) -> None:
+        if not (refresh_per_s > 0 and math.isfinite(refresh_per_s)):
+            raise ValueError(f"refresh_per_s={refresh_per_s!r} isn't a positive number")
+        self.console = Console()
+        # FORCE_COLOR, which continuous integration sets, makes no file a place to draw on.
+        self.console.is_interactive &= self.console.file.isatty()
+        self._refresh_s = 1 / refresh_per_s
+        self._draw_at = math.inf
+        self._display: Display = display_on(self.console)
+        self._fit: Fit | None = None
+        self._loss: float | None = None
+        self._num_evaluated = 0
+
+    @hookimpl
+    def fit_start(self, state: StateView) -> None:
+        """Draws the bar for the first time."""
+        self._display = display_on(self.console)
+        num_batches = Feed(state.train_dataloader).num_batches
+        self._fit = Fit(state.clock, state.until, time.perf_counter(), num_batches)
+        self._draw(state)
+
+    @hookimpl
+    def epoch_start(self, state: StateView) -> None:
+        """Notes where the epoch begins."""
+        if self._fit is not None:
+            num_batches = Feed(state.train_dataloader).num_batches
+            self._fit.epoch_start(time.perf_counter(), num_batches)
+
+    @hookimpl
+    def batch_end(self, state: StateView) -> None:
+        """Draws the bar if it is time; all that most steps pay is this comparison."""
+        if time.perf_counter() >= self._draw_at:
+            self._draw(state)
+
+    @hookimpl
+    def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
+        """Takes the loss from the numbers that have arrived on the host."""
+        loss = numbers.get("train/loss")
+        self._loss = self._loss if loss is None else loss
+        if self._fit is not None:
+            self._display.lines(self._fit.reports.arrived(at.epoch, loss))
+
+    @hookimpl
+    def eval_before_all(self, state: StateView) -> None:
+        """Stops the watch of the training."""
+        if self._fit is None:
+            self._display = display_on(self.console)
+        else:
+            self._fit.pace.pause(time.perf_counter())
+
+    @hookimpl
+    def eval_start(self, state: StateView) -> None:
+        """Draws which data loader comes."""
+        self._num_evaluated = 0
+        self._draw(state)
+
+    @hookimpl
+    def eval_batch_end(self, state: StateView) -> None:
+        """Draws how far the evaluation is, if it is time."""
+        self._num_evaluated += 1
+        if time.perf_counter() >= self._draw_at:
+            self._draw(state)
+
+    @hookimpl
+    def eval_after_all(self, state: StateView) -> None:
+        """Shows the results, which is when the device is waited for."""
+        clock = state.clock
+        results = _numbers(state.eval_metrics)
+        if self._fit is None:
+            self._display.close(keep=False)
+        self._display.results(clock.epoch + (clock.batch_in_epoch > 0), clock.batch, results)
+        if self._fit is not None:
+            self._fit.pace.resume(time.perf_counter())
+            self._fit.results = results
+            self._draw(state)
+
+    @hookimpl
+    def epoch_end(self, state: StateView) -> None:
+        """Learns how long an epoch is, where the data loader can't tell."""
+        if self._fit is not None:
+            self._fit.epoch_end()
+
+    @hookimpl
+    def epoch_checkpoint(self, state: StateView) -> None:
+        """Reports the epoch, now that the evaluation at its end is done."""
+        if self._fit is not None:
+            report = self._fit.report(time.perf_counter())
+            self._display.lines(self._fit.reports.epoch_end(report))
+
+    @hookimpl
+    def fit_end(self, state: StateView) -> None:
+        """Leaves the bar as it stands at the end."""
+        self._draw(state, ended=True)
+        self._leave()
+
+    @hookimpl
+    def exception(self) -> None:
+        """Gives the terminal back before the error is printed."""
+        self._leave()
+
+    @hookimpl
+    def close(self) -> None:
+        """Gives the terminal back, if nobody did."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._fit is not None:
+            self._display.lines(self._fit.reports.rest())
+        self._fit = None
+        self._draw_at = math.inf
+        self._display.close(keep=True)
+
+    def _draw(self, state: StateView, *, ended: bool = False) -> None:
+        if not self._display.draws:
+            return
+        now = time.perf_counter()
+        if self._fit is None:
+            self._display.draw(*self._evaluation(state))
+        else:
+            frac = self._fit.observe(now)
+            self._display.draw(self._fields(state, self._fit, now, ended=ended), frac)
+        self._draw_at = now + self._refresh_s
+
+    def _fields(self, state: StateView, fit: Fit, now: float, *, ended: bool) -> list[Field]:
+        left, speed = fit.pace.seconds_left, fit.pace.samples_per_s
+        if ended:
+            time_text = clock_time(fit.pace.elapsed_s(now))
+        else:
+            time_text = "" if left is None else f"{clock_time(left)} left"
+        batch, amount = (fit.amount, "") if fit.counts_batches else (fit.batch, fit.amount)
+        return [
+            Field(fit.epoch, 7, "bold"),
+            Field(batch if state.eval_name is None else self._evaluated(state), 6),
+            Field(amount, 1),
+            BAR,
+            Field("" if self._loss is None else f"loss {short(self._loss)}", 5),
+            Field("" if speed is None else per_second(speed), 2, "dim"),
+            Field(time_text, 4),
+        ]
+
+    def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
+        """Gives what is drawn while somebody evaluates outside of a fit."""
+        num_batches = Feed(state.eval_dataloaders[state.eval_name]).num_batches
+        frac = self._num_evaluated / num_batches if num_batches else 0.0
+        return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac
+
+    def _evaluated(self, state: StateView) -> str:
+        num_batches = Feed(state.eval_dataloaders[state.eval_name]).num_batches
+        total = "" if num_batches is None else f"/{num_batches:,}"
+        name = printable(state.eval_name, self.console.encoding)
+        return f"{name} {self._num_evaluated:,}{total}"
+
+
+def _numbers(metrics: dict[str, dict[str, Tensor]]) -> Results:
+    """Reads the metrics that are one number each."""
+    return {
+        dataset: {name: value.item() for name, value in found.items() if value.numel() == 1}
+        for dataset, found in metrics.items()
+    }

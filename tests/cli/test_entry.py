@@ -1,0 +1,81 @@
+"""The way into the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import eventloop
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"]])
+def test_help_names_every_command(run, argv):
+    """It is the first thing that a newcomer types."""
+    ran = run(*argv)
+
+    assert ran.status == 0
+    for command in ("fit", "eval", "predict", "plugins"):
+        assert f"  {command}" in ran.out
+
+
+def test_version_is_the_package_s(run):
+    """A report of a bug begins with it."""
+    assert run("--version").out == f"eventloop {eventloop.__version__}\n"
+
+
+def test_no_command_is_wrong_usage(run):
+    """A script that forgets it must not succeed."""
+    ran = run()
+
+    assert (ran.status, ran.out) == (2, "")
+    assert "usage: eventloop" in ran.err
+
+
+def test_an_unknown_command_is_refused_with_the_closest(run):
+    """And nothing else is printed."""
+    ran = run("fti", "tiny.py")
+
+    assert ran.status == 2
+    assert ran.err.startswith("UsageError: there is no command 'fti'; the closest is 'fit'\n")
+
+
+@pytest.mark.parametrize("command", ["fit", "eval", "predict"])
+def test_a_missing_task_is_wrong_usage(run, clean, command):
+    """The message shows what to type."""
+    ran = run(command)
+
+    assert ran.status == 2
+    assert f"`eventloop {command} examples/digits.py`" in ran.err
+
+
+def test_python_m_eventloop_is_the_command():
+    """It works where the scripts of an environment aren't on the path."""
+    done = subprocess.run(
+        [sys.executable, "-m", "eventloop", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == f"eventloop {eventloop.__version__}\n"
+
+
+def test_an_interrupt_is_no_traceback(run, clean):
+    """130 is what shells expect of Ctrl-C."""
+    (clean / "slow.py").write_text("raise KeyboardInterrupt")
+
+    assert run("fit", "slow.py") == (130, "", "interrupted\n")
+
+
+def test_nobody_reading_is_no_error():
+    """`eventloop plugins | head -1` is a normal thing to do."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eventloop", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    process.wait()
+
+    assert errors == b""

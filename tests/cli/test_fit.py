@@ -1,0 +1,227 @@
+"""`eventloop fit`."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+ALPHA = """
+from eventloop import hookimpl
+
+class Plugin:
+    '''Watches.
+
+    Args:
+        alpha: how much.
+        mode_name: which.
+    '''
+
+    def __init__(self, *, alpha: float = 0.4, mode_name: str = "a") -> None:
+        self.alpha = alpha
+
+    @hookimpl
+    def fit_start(self, state):
+        print("alpha is", self.alpha)
+"""
+
+
+def test_a_run_prints_a_header_and_its_result(run, tiny):
+    """What trained, on what, and how well: the header and the last line say it."""
+    ran = run("fit", "tiny.py", "--no-plugins", "--task.lr", "0.5", "--run-dir", "here")
+    lines = ran.out.splitlines()
+
+    assert (ran.status, ran.err) == (0, "")
+    assert lines[0].startswith("eventloop ")
+    assert lines[1].startswith("device: cpu (")
+    assert lines[1].endswith("precision fp32, seed 0")
+    assert lines[2:6] == [
+        "task: tiny.py (lr=0.5), 2ep",
+        "run dir: here",
+        "algorithms: none",
+        "callbacks: none",
+    ]
+    assert lines[-1].startswith("2 epochs, 6 batches in ")
+    assert "test/accuracy 0." in lines[-1]
+
+
+def test_an_installed_plugin_takes_part_and_stands_in_the_header(run, tiny, install):
+    """Install it, and the next fit has it; switch it off, and the header says why."""
+    install("alpha-test", ALPHA, version="0.3")
+
+    on = run("fit", "tiny.py", "--no-plugins", "-p", "alpha-test", "--alpha-test.alpha", "0.2").out
+    off = run("fit", "tiny.py", "-p", "no:alpha_test").out
+
+    assert "algorithms: alpha-test 0.3 (alpha=0.2)" in on
+    assert "alpha is 0.2" in on
+    assert "alpha-test (-p no:alpha-test)" in off
+    assert "alpha is" not in off
+
+
+@pytest.mark.parametrize("form", ["--max-duration", "--max_duration"])
+def test_a_flag_overrides_what_the_task_brings(run, tiny, form):
+    """A task file says how long it trains, for everybody who has nothing else to say."""
+    assert "1 epoch, 3 batches" in run("fit", "tiny.py", "--no-plugins", form, "1ep").out
+
+
+def test_the_seed_is_set_before_the_module_and_before_the_task(run, clean):
+    """Weights drawn while the file is read or the task is built are part of the run."""
+    (clean / "draws.py").write_text(
+        "import torch\nprint('module', torch.rand(1).item())\n"
+        "def task():\n    print('task', torch.rand(1).item())\n    return None\n"
+    )
+
+    first = run("fit", "draws.py", "--no-plugins", "--seed", "1").out
+    other = run("fit", "draws.py", "--no-plugins", "--seed", "2").out
+
+    assert first == run("fit", "draws.py", "--no-plugins", "--seed", "1").out != other
+    assert len({line.split()[1] for line in first.splitlines()}) == 1
+
+
+def test_what_print_config_prints_is_read_back(run, tiny, install):
+    """A run can be written down and repeated."""
+    install("alpha-test", ALPHA)
+    argv = ["fit", "tiny.py", "--no-plugins", "-p", "alpha-test", "--print-config"]
+
+    printed = run(*argv, "--task.lr=1e-05", "--alpha-test.alpha", "0.2", "--clip-norm", "3")
+    (tiny / "run.yaml").write_text(printed.out)
+    again = run("fit", "tiny.py", "-p", "alpha-test", "--print-config", "--config", "run.yaml")
+
+    assert printed.status == again.status == 0
+    assert yaml.safe_load(printed.out) == yaml.safe_load(again.out)
+    assert "  lr: 1.0e-05  # flag" in printed.out.splitlines()
+
+
+def test_print_config_names_every_source_and_trains_nothing(run, tiny, install, monkeypatch):
+    """Where a value comes from is the first question when it is wrong."""
+    install("alpha-test", ALPHA)
+    monkeypatch.setenv("EVENTLOOP_SEED", "3")
+    (tiny / "run.yaml").write_text("clip-norm: 2\n")
+    (tiny / "pyproject.toml").write_text("[tool.eventloop.plugins.alpha_test]\nalpha = 0.9\n")
+
+    ran = run(
+        "fit", "tiny.py", "--print-config", "--config=run.yaml", "--log-interval=2ba",
+        "--no-plugins", "-p", "alpha-test",
+    )  # fmt: skip
+
+    for line in (
+        "log_interval: 2ba  # flag",
+        "seed: 3  # EVENTLOOP_SEED",
+        "clip_norm: 2.0  # run.yaml",
+        "max_duration: 2ep  # task",
+        "precision: auto  # default",
+        "autoload: false  # --no-plugins",
+        "  hidden_size: 4  # default",
+        "    alpha: 0.9  # pyproject.toml",
+        "    mode_name: a  # default",
+    ):
+        assert line in ran.out.splitlines()
+    assert not (tiny / "runs").exists()
+    assert "alpha is" not in ran.out
+
+
+def test_help_shows_settings_and_the_options_of_plugins_and_task(run, tiny, install):
+    """It works without TASK; with it, the task's options are there too."""
+    install("alpha-test", ALPHA)
+    install("broken-test", "1 / 0")
+
+    without, named = run("fit", "--help"), run("fit", "tiny.py", "--help")
+
+    assert without.status == named.status == 0
+    assert "--max-duration time or none" in without.out
+    assert "--alpha-test.mode-name str" in without.out
+    assert "plugin 'broken-test' can't be imported" in without.out
+    assert "the learning rate, 100% of it. (default: 0.1)" in named.out
+    assert "--task.hidden-size int" in named.out
+    assert "--task." not in without.out
+
+
+def test_a_plugin_may_be_named_like_a_setting(run, tiny, install):
+    """`--seed` is the setting, `--seed.alpha` the plugin's."""
+    install("seed", ALPHA)
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "seed", "--seed", "3", "--seed.alpha", "0.1")
+
+    assert ran.status == 0
+    assert "seed 3" in ran.out
+    assert "algorithms: seed 1.0 (alpha=0.1)" in ran.out
+
+
+def test_export_writes_the_trained_weights(run, tiny):
+    """And the folder is checked before the training, not after it."""
+    ran = run("fit", "tiny.py", "--no-plugins", "--export", "model.safetensors")
+
+    assert ran.status == 0
+    assert sorted(load_file("model.safetensors")) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    for wrong in ("model.pt", "nowhere/model.safetensors"):
+        assert run("fit", "tiny.py", "--export", wrong).status == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tniy.py"], "TaskFileError: there is no file 'tniy.py'; the closest is 'tiny.py'"),
+        (["tiny.py", "--max-durtion", "1ep"], "the closest is '--max-duration'"),
+        (["tiny.py", "--lr", "1"], "did you mean --task.lr?"),
+        (["tiny.py", "--alpha", "1"], "did you mean --alpha-test.alpha?"),
+        (["tiny.py", "--alpha-test.alhpa", "1"], "the closest is '--alpha-test.alpha'"),
+        (["tiny.py", "--max-duration", "5 epoch"], "write '5ep'"),
+        (["tiny.py", "--alpha-test.alpha", "x"], "isn't of type float"),
+        (["tiny.py", "-p", "no:alpha-tset"], "the closest is 'alpha-test'"),
+        (["tiny.py", "-p", "no:alpha-test", "--alpha-test.alpha=1"], "would have no effect"),
+        (["tiny.py", "--config", "run.yaml"], "there is no file 'run.yaml'"),
+    ],
+)
+def test_wrong_usage_is_told_before_training(run, tiny, install, argv, message):
+    """One message in the form of an error, no traceback, status 2."""
+    install("alpha-test", ALPHA)
+
+    ran = run("fit", *argv)
+
+    assert ran.status == 2
+    assert message in ran.err
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import nosuch", "plugin 'alpha-test' can't be imported: ModuleNotFoundError"),
+        ("class Plugin:\n    def __init__(self, *, x: int): pass", "needs its option 'x'"),
+        ("class Plugin:\n    def __init__(self): 1 / 0", "can't be built: ZeroDivisionError"),
+    ],
+)
+def test_a_plugin_that_can_not_take_part_stops_the_run(run, tiny, install, code, message):
+    """It isn't the user's usage that is wrong, so the status is 1; the flag that helps is named."""
+    install("alpha-test", code)
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "alpha-test")
+
+    assert ran.status == 1
+    assert message in ran.err
+    assert "`-p no:alpha-test`" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_two_plugins_of_one_name_stop_the_run(run, tiny, install):
+    """Both are named, with versions."""
+    install("twin-test", distribution="one", version="1.0")
+    install("twin-test", distribution="two", version="2.0")
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "twin-test")
+
+    assert ran.status == 1
+    assert "one 1.0 and two 2.0" in ran.err
+
+
+def test_a_failure_of_the_training_is_shown_in_full(run, tiny, install):
+    """What isn't ours to explain keeps its traceback, and the note that says whose it is."""
+    install("alpha-test", ALPHA.replace('print("alpha is", self.alpha)', "1 / 0"))
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "alpha-test")
+
+    assert ran.status == 1
+    assert "Traceback" in ran.err
+    assert "ZeroDivisionError" in ran.err
+    assert "-p no:alpha-test" in ran.err

@@ -1,0 +1,37 @@
+"""What commands write."""
+
+from __future__ import annotations
+
+import json
+
+from eventloop.cli.output import write_json, write_lines, write_table
+
+
+def test_a_long_line_stays_one_where_nobody_watches(capsys):
+    """A log is searched by line."""
+    write_lines(["algorithms: " + "mixup 0.1.0, " * 50])
+
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_no_cell_is_cut_where_nobody_watches(capsys):
+    """The reason why a plugin is off may be long."""
+    write_table(["name", "reason"], [["mixup", "because " * 40]])
+
+    assert "because " * 39 + "because" in capsys.readouterr().out
+
+
+def test_brackets_are_text(capsys):
+    """A table would read `[a]` as markup."""
+    write_lines(["[bold]x[/bold] [1, 2]"])
+    write_table(["a"], [["[bold]x"]])
+
+    assert capsys.readouterr().out.split() == ["[bold]x[/bold]", "[1,", "2]", "a", "[bold]x"]
+
+
+def test_json_is_always_parseable(capsys):
+    """NaN is no JSON."""
+    write_json({"loss": float("nan"), "all": [float("inf"), 1.0]})
+
+    parsed = json.loads(capsys.readouterr().out, parse_constant=lambda name: 1 / 0)
+    assert parsed == {"loss": None, "all": [None, 1.0]}

@@ -1,0 +1,92 @@
+"""`eventloop plugins`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BROKEN = "raise RuntimeError('imported')"
+
+
+def test_every_plugin_is_a_row(run, install):
+    """Name, role, version, distribution, status and reason are what a person wants to know."""
+    install("aa-test", BROKEN, version="0.3")
+    install("bb-test", BROKEN, group="eventloop.callbacks")
+
+    ran = run("plugins", "-p", "no:bb-test")
+    rows = [line.split() for line in ran.out.splitlines()]
+
+    assert rows[0] == ["name", "role", "version", "distribution", "status", "reason"]
+    assert ["aa-test", "algorithm", "0.3", "eventloop-aa-test", "active"] in rows
+    assert ["bb-test", "callback", "1.0", "eventloop-bb-test", "off", "-p", "no:bb-test"] in rows
+
+
+def test_json_has_the_same_rows(run, install):
+    """Scripts read it."""
+    install("aa-test", BROKEN)
+
+    rows = {row["name"]: row for row in json.loads(run("plugins", "--json", "--no-plugins").out)}
+
+    assert rows["aa-test"] == {
+        "name": "aa-test",
+        "role": "algorithm",
+        "version": "1.0",
+        "distribution": "eventloop-aa-test",
+        "status": "off",
+        "reason": "--no-plugins",
+    }
+
+
+def test_the_list_never_fails_because_of_a_plugin(run, install):
+    """It is where one looks when something is wrong."""
+    install("task")
+    install("twin-test", distribution="one")
+    install("twin-test", distribution="two")
+
+    ran = run("plugins", "--json")
+    status = {row["name"]: row["status"] for row in json.loads(ran.out)}
+
+    assert ran.status == 0
+    assert status["task"] == status["twin-test"] == "problem"
+
+
+@pytest.mark.parametrize("argv", [["-p", "mixpu-tset"], ["--bogus", "1"], ["tiny.py"]])
+def test_wrong_usage_is_refused(run, clean, argv):
+    """A name that matches nothing, an option that isn't one, a TASK."""
+    assert run("plugins", *argv).status == 2
+
+
+def test_the_choice_is_read_from_the_project(run, install, clean):
+    """The list must say what `fit` would do."""
+    install("aa-test")
+    (clean / "pyproject.toml").write_text("[tool.eventloop]\nautoload = false\n")
+
+    assert "autoload=false, pyproject.toml" in run("plugins").out
+
+
+def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path):
+    """Each costs more than the answer may take."""
+    install("aa-test", BROKEN)
+    code = (
+        "import sys; from eventloop.cli import main; status = main(['plugins']); "
+        "heavy = {'torch', 'jsonargparse', 'yaml', 'numpy', 'eventloop_aa_test_module'}; "
+        "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
+    )
+    source = str(Path(sys.modules["eventloop"].__file__).parents[1])
+    paths = os.pathsep.join([str(tmp_path / "site"), source])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "aa-test" in done.stdout

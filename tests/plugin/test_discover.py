@@ -1,0 +1,58 @@
+"""Discovery from metadata alone."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+
+import importlib_metadata
+import pytest
+
+from eventloop.plugin.discover import discover
+from eventloop.plugin.select import Choice, select
+
+
+@pytest.fixture
+def entry_points(install, tmp_path):
+    """The entry points of five distributions, none of which can be imported."""
+    for name in ("mixup", "ema", "Label-Smoothing", "cutmix"):
+        install(name, "raise RuntimeError('imported')")
+    install("progress", "raise RuntimeError('imported')", group="eventloop.callbacks")
+    found = importlib_metadata.distributions(path=[str(tmp_path / "site")])
+    return [point for distribution in found for point in distribution.entry_points]
+
+
+def test_installed_plugins_are_found_with_role_and_distribution(install):
+    """What is installed is active, so it must be found by its metadata."""
+    install("watch-test", group="eventloop.callbacks", distribution="some-watch", version="2.1")
+
+    (found,) = [one for one in discover() if one.name == "watch-test"]
+
+    assert (found.role, found.distribution, found.version) == ("callback", "some-watch", "2.1")
+    assert found.origin == "watch-test (some-watch 2.1)"
+
+
+def test_discovery_imports_nothing(entry_points):
+    """Listing a broken plugin must work, and a stranger's code shouldn't run for it."""
+    discover(entry_points)
+
+    assert not [name for name in sys.modules if re.fullmatch("eventloop_.*_module", name)]
+
+
+def test_order_never_depends_on_discovery(entry_points):
+    """The file system lists distributions as it likes; two machines must train alike."""
+    shuffled = random.Random(0)
+    orders = set()
+    for _ in range(50):
+        shuffled.shuffle(entry_points)
+        orders.add(tuple(one.found.name for one in select(discover(entry_points), Choice())))
+
+    assert orders == {("cutmix", "ema", "Label-Smoothing", "mixup", "progress")}
+
+
+def test_other_groups_are_left_alone(install):
+    """Every package has entry points."""
+    install("not-ours", group="console_scripts")
+
+    assert "not-ours" not in [one.name for one in discover()]

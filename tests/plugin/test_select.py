@@ -1,0 +1,107 @@
+"""Which plugins take part."""
+
+from __future__ import annotations
+
+import pytest
+from importlib_metadata import EntryPoint
+
+from eventloop.errors import PluginError, UsageError
+from eventloop.plugin.records import Found
+from eventloop.plugin.select import Choice, decide, name_problems, select
+
+
+def found(name: str, distribution: str = "", version: str = "1.0") -> Found:
+    point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
+    return Found(name, "algorithm", point, distribution or f"eventloop-{name}", version)
+
+
+MIXUP, EMA = found("mixup"), found("Weight-EMA")
+
+
+def statuses(choice: Choice) -> list[tuple[str, str]]:
+    return [(one.status, one.reason) for one in select([MIXUP, EMA], choice)]
+
+
+def test_installed_means_active():
+    """This is the promise of the project."""
+    assert statuses(Choice()) == [("active", ""), ("active", "")]
+
+
+def test_a_plugin_is_switched_off_by_name():
+    """Names are compared with case, dashes and underscores folded."""
+    choice = Choice.parse(["no:weight_ema"])
+
+    assert statuses(choice) == [("active", ""), ("off", "-p no:Weight-EMA")]
+
+
+def test_without_autoload_only_the_named_take_part():
+    """--no-plugins -p X leaves core, task and X."""
+    choice = Choice(insist=("mixup",), autoload=False, autoload_reason="--no-plugins")
+
+    assert statuses(choice) == [("active", "-p mixup"), ("off", "--no-plugins")]
+
+
+@pytest.mark.parametrize("value", ["mixpu", "no:mixpu"])
+def test_a_name_that_matches_nothing_is_refused_with_the_closest(value):
+    """A misspelt switch would leave the plugin as it was."""
+    with pytest.raises(UsageError, match="no plugin is named 'mixpu'; the closest is 'mixup'"):
+        select([MIXUP, EMA], Choice.parse([value]))
+
+
+@pytest.mark.parametrize("values", [["mixup", "no:mixup"], ["no:Mix-Up", "mix_up"]])
+def test_a_plugin_can_not_be_wanted_and_unwanted(values):
+    """Whichever won, somebody would be surprised."""
+    with pytest.raises(UsageError, match="contradict each other"):
+        Choice.parse(values)
+
+
+@pytest.mark.parametrize("value", ["", "no:"])
+def test_a_choice_without_a_name_is_refused(value):
+    """An empty shell variable leads to it."""
+    with pytest.raises(UsageError, match="names no plugin"):
+        Choice.parse([value])
+
+
+def test_two_distributions_with_one_name_are_refused_with_both():
+    """Which of them would train can't depend on the order of installation."""
+    twins = [found("Mix-Up", "one", "1.0"), found("mix_up", "two", "2.0")]
+
+    with pytest.raises(PluginError) as caught:
+        select(twins, Choice())
+
+    assert "one 1.0 and two 2.0" in str(caught.value)
+    assert "pip uninstall one" in str(caught.value)
+    assert "-p no:Mix-Up" in str(caught.value)
+
+
+def test_two_distributions_with_one_name_may_be_off():
+    """The way out that the message names must be one."""
+    twins = [found("mixup", "one"), found("mixup", "two")]
+
+    selected = select(twins, Choice.parse(["no:mixup"]))
+
+    assert [one.status for one in selected] == ["off", "off"]
+
+
+@pytest.mark.parametrize("name", ["task", "Core", "a.b", "a b", "-x", "a__b", "no:x"])
+def test_a_name_that_can_not_be_typed_is_refused(name):
+    """`--task.lr` is the task's, and `--a.b.c` has no one meaning."""
+    with pytest.raises(PluginError, match="can't be named"):
+        select([found(name)], Choice())
+
+
+def test_all_problems_with_names_are_told_at_once():
+    """And none twice."""
+    wrong = [found("task"), found("mixup", "one"), found("mixup", "two")]
+
+    with pytest.raises(PluginError, match="2 problems"):
+        select(wrong, Choice())
+
+
+def test_a_list_can_be_made_in_spite_of_problems():
+    """`eventloop plugins` shows them as rows."""
+    twins = [found("mixup", "one"), found("mixup", "two"), EMA]
+
+    selected = decide(twins, Choice())
+
+    assert set(name_problems(selected)) == set(twins[:2])

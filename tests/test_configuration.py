@@ -1,0 +1,264 @@
+"""Configuration: which layer wins, what it is called, and which keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventloop.clock import Time
+from eventloop.configuration import Configuration
+from eventloop.errors import SettingError
+from eventloop.options import Value
+from eventloop.plugin.select import Choice
+
+PYPROJECT = """
+[tool.eventloop]
+seed = 5
+[tool.eventloop.task]
+hidden-size = 64
+[tool.eventloop.plugins.mixup]
+alpha = 0.5
+"""
+RUN_YAML = "seed: 4\ntask: {lr: 0.4}\nplugins:\n  mixup: {alpha: 0.4}\n"
+
+
+def read(directory: Path, flags=None, *, environ=None, **options) -> Configuration:
+    return Configuration.read(flags, environ=environ or {}, directory=directory, **options)
+
+
+def refusal(function, *args, **kwargs) -> str:
+    with pytest.raises(SettingError) as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    """A folder with `pyproject.toml` and `run.yaml`."""
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "run.yaml").write_text(RUN_YAML)
+    return tmp_path
+
+
+def test_the_stronger_layer_wins(files):
+    """Flag, environment, --config, pyproject.toml, task, default: each is there to be overridden."""
+    layers = {
+        "flags": {"seed": "2"},
+        "environ": {"EVENTLOOP_SEED": "3"},
+        "config_file": files / "run.yaml",
+    }
+    winners = []
+    for weakest_left_out in (None, "flags", "environ", "config_file"):
+        layers.pop(weakest_left_out, None)
+        configuration = read(files, **layers)
+        value = configuration.setting_values({"seed": 6})["seed"]
+        winners.append((configuration.settings({"seed": 6}).seed, value.source))
+    (files / "pyproject.toml").write_text("")
+    for task_settings in ({"seed": 6}, {}):
+        value = read(files).setting_values(task_settings)["seed"]
+        winners.append((value.value, value.source))
+
+    assert [seed for seed, _ in winners] == [2, 3, 4, 5, 6, 0]
+    assert [Path(source).name for _, source in winners] == [
+        "Trainer(...)",
+        "EVENTLOOP_SEED",
+        "run.yaml",
+        "pyproject.toml",
+        "task",
+        "default",
+    ]
+
+
+def test_a_section_gathers_the_options_of_all_layers(files):
+    """A plugin's options may come from several places at once."""
+    environ = {"EVENTLOOP_TASK__LR": "0.3", "EVENTLOOP_LABEL_SMOOTHING__ALPHA": "0.1"}
+
+    configuration = read(files, {"mixup.alpha": "0.2"}, kind="flag", environ=environ)
+
+    assert configuration.section("mixup") == {"alpha": Value("0.2", "flag")}
+    assert configuration.section("task") == {
+        "hidden_size": Value(64, "pyproject.toml"),
+        "lr": Value("0.3", "EVENTLOOP_TASK__LR"),
+    }
+    assert "alpha" in configuration.section("Label-Smoothing")
+
+
+def test_dashes_case_and_underscores_are_one(tmp_path):
+    """YAML has dashes, TOML underscores, variables capitals."""
+    (tmp_path / "run.yaml").write_text("Max-Duration: 3ep\n")
+
+    configuration = read(tmp_path, config_file=tmp_path / "run.yaml")
+
+    assert configuration.settings().max_duration == Time("3ep")
+
+
+def test_the_nearest_pyproject_upwards_counts(files):
+    """Commands are run from subfolders too."""
+    (files / "deep" / "er").mkdir(parents=True)
+
+    configuration = read(files / "deep" / "er")
+
+    assert configuration.setting("seed") == 5
+    assert (
+        configuration.setting_values()["seed"].source.replace("\\", "/") == "../../pyproject.toml"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_config_file_says_nothing(tmp_path, text):
+    """A template with everything commented out is no mistake."""
+    (tmp_path / "run.yaml").write_text(text)
+
+    assert read(tmp_path, config_file=tmp_path / "run.yaml").settings() is not None
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "pyproject.toml"])
+def test_a_file_from_windows_is_read(tmp_path, name):
+    """Editors there write a byte order mark and other line endings."""
+    text = "seed: 9\n" if name == "run.yaml" else "[tool.eventloop]\nseed = 9\n"
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    config_file = tmp_path / name if name == "run.yaml" else None
+
+    assert read(tmp_path, config_file=config_file).setting("seed") == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- a\n", "should hold names with values"),
+        (b"task: 3\n", "task should hold names with values, not 3"),
+        (b"plugins: [mixup]\n", "plugins should hold"),
+        (b"a: [", "can't be read as YAML"),
+        (b"\xff\xfe", "can't be read as text"),
+        (b"seed: 1\nSEED: 2\n", "'SEED' is given twice"),
+    ],
+)
+def test_a_config_file_of_another_form_is_refused_by_name(tmp_path, content, message):
+    """The file is the user's to mend, so the message names it."""
+    (tmp_path / "run.yaml").write_bytes(content)
+
+    text = refusal(read, tmp_path, config_file=tmp_path / "run.yaml")
+
+    assert message in text
+    assert "run.yaml" in text
+
+
+def test_a_config_file_that_does_not_exist_is_refused_with_the_closest(files):
+    """A misspelt path is the most common mistake."""
+    text = refusal(read, files, config_file=files / "rnu.yaml")
+
+    assert "the closest is 'run.yaml'" in text
+
+
+def test_a_pyproject_that_is_no_toml_is_refused(tmp_path):
+    """Going on without it would train with other settings."""
+    (tmp_path / "pyproject.toml").write_text("[tool\n")
+
+    assert "can't be read as TOML" in refusal(read, tmp_path)
+
+
+def test_all_wrong_settings_are_told_at_once(tmp_path):
+    """Mending one mistake a run is slow."""
+    configuration = read(tmp_path, {"seed": "x", "microbatch_size": "0", "max_durtion": "1ep"})
+
+    text = refusal(configuration.settings)
+
+    assert "3 problems" in text
+    assert "seed: 'x' isn't of type int" in text
+    assert "microbatch_size: 0 is less than one sample" in text
+    assert "'max_durtion'; the closest is 'max_duration'" in text
+
+
+def test_a_setting_that_the_task_misspells_is_refused(tmp_path):
+    """Task(settings=...) is a layer like the others."""
+    text = refusal(read(tmp_path).settings, {"max_durtion": "1ep"})
+
+    assert "'max_durtion'; the closest is 'max_duration'" in text
+
+
+def test_a_task_cannot_choose_plugins(tmp_path):
+    """They are chosen before it is built, so the setting would have no effect."""
+    assert "can't set autoload" in refusal(read(tmp_path).settings, {"autoload": False})
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"task.lrr": "1"}, {}, "'--task.lrr'; the closest is '--task.lr'"),
+        ({"lr": "1"}, {}, "'--lr'; did you mean --task.lr?"),
+        ({"alpha": "1"}, {}, "did you mean --mixup.alpha?"),
+        ({"mixup.alhpa": "1"}, {}, "the closest is '--mixup.alpha'"),
+        ({"mixpu.alpha": "1"}, {}, "which isn't installed; the closest is 'mixup'"),
+        ({"cutmix.alpha": "1"}, {}, "would have no effect: cutmix is switched off"),
+        ({}, {"EVENTLOOP_SED": "1"}, "'EVENTLOOP_SED'; the closest is 'EVENTLOOP_SEED'"),
+        ({}, {"EVENTLOOP_MIXUP__ALHPA": "1"}, "the closest is 'EVENTLOOP_MIXUP__ALPHA'"),
+        ({}, {"EVENTLOOP_MIXPU__ALPHA": "1"}, "which isn't installed; the closest is 'mixup'"),
+    ],
+)
+def test_a_key_that_nobody_knows_is_refused_with_the_closest(tmp_path, flags, environ, message):
+    """An option that isn't read would leave a run other than it says."""
+    configuration = read(tmp_path, flags, kind="flag", environ=environ)
+
+    text = refusal(configuration.check, {"mixup": ["alpha"], "cutmix": None}, ["lr"])
+
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("max_durtion = '1ep'", "'max_durtion'; the closest is 'max_duration'"),
+        ("task.lrr = 1", "'task.lrr'; the closest is 'task.lr'"),
+        ("plugins.mixup.alhpa = 1", "the closest is 'plugins.mixup.alpha'"),
+        ("plugins.mixpu.alpha = 1", "which isn't installed; the closest is 'mixup'"),
+    ],
+)
+def test_an_unknown_entry_in_a_file_is_refused_with_the_file(tmp_path, entry, message):
+    """It is found where it stands only if the message says where."""
+    (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{entry}\n")
+
+    text = refusal(read(tmp_path).check, {"mixup": ["alpha"]}, ["lr"])
+
+    assert message in text
+    assert "pyproject.toml" in text
+
+
+def test_files_may_set_options_of_a_plugin_that_is_off(files):
+    """A project's configuration stays while one run does without a plugin."""
+    environ = {"EVENTLOOP_MIXUP__ALPHA": "1"}
+
+    read(files, environ=environ).check({"mixup": None}, ["hidden_size"])
+
+
+def test_task_options_are_not_judged_where_the_task_was_made_in_python(files):
+    """A script shares pyproject.toml with commands whose tasks have options."""
+    read(files).check({"mixup": ["alpha"]})
+
+
+@pytest.mark.parametrize(
+    ("arrange", "reason"),
+    [
+        ({"flags": {"autoload": False}}, "autoload=false, Trainer(...)"),
+        ({"environ": {"EVENTLOOP_AUTOLOAD": "false"}}, "EVENTLOOP_AUTOLOAD"),
+        (
+            {"environ": {"EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD": "1"}},
+            "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD",
+        ),
+        ({"choice": Choice(autoload=False, autoload_reason="--no-plugins")}, "--no-plugins"),
+    ],
+)
+def test_every_way_to_switch_autoload_off_agrees_with_the_setting(tmp_path, arrange, reason):
+    """One switch with several handles must not be in two positions."""
+    configuration = read(tmp_path, **arrange)
+
+    assert configuration.choice.autoload is False
+    assert configuration.choice.autoload_reason == reason
+    assert configuration.settings().autoload is False
+
+
+def test_autoload_that_is_neither_true_nor_false_is_refused(tmp_path):
+    """It decides which code runs."""
+    text = refusal(read, tmp_path, environ={"EVENTLOOP_AUTOLOAD": "perhaps"})
+
+    assert "'perhaps' is neither true nor false" in text

@@ -1,0 +1,123 @@
+"""Options read from signatures, and values converted to their types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from eventloop.clock import Time
+from eventloop.errors import SettingError
+from eventloop.options import REQUIRED, Option, Value, convert_value, options_of, typed
+
+
+class Documented:
+    """Has options.
+
+    Args:
+        alpha: how much,
+            on two lines.
+        label_smoothing: how smooth.
+    """
+
+    def __init__(self, *, alpha: float = 0.4, label_smoothing: float = None, teacher: str) -> None:  # noqa: RUF013
+        pass
+
+
+def test_a_constructor_is_read_with_types_defaults_and_docs():
+    """The signature is the only place where an author declares options."""
+    options = options_of(Documented)
+
+    assert options["alpha"] == Option("alpha", float, 0.4, "how much, on two lines.")
+    assert options["label_smoothing"].type == float | None
+    assert options["teacher"].default is REQUIRED
+
+
+def test_a_parameter_without_annotation_has_the_type_of_its_default():
+    """A newcomer writes `def task(lr=0.1)` and expects `--task.lr 0.2` to be a number."""
+
+    def task(lr=0.1, size=8, name="x", flag=False, other=None):
+        pass
+
+    types = {name: option.type for name, option in options_of(task).items()}
+
+    assert types == {"lr": float, "size": int | float, "name": str, "flag": bool, "other": Any}
+
+
+def test_star_parameters_are_no_options():
+    """Nobody can name them on a command line."""
+
+    def task(*args, lr=0.1, **kwargs):
+        pass
+
+    assert list(options_of(task)) == ["lr"]
+
+
+def test_an_annotation_that_only_type_checkers_see_takes_anything():
+    """A plugin may import types under TYPE_CHECKING; that mustn't break its other options."""
+
+    def task(tensor: Tensor = None, lr: float = 0.1):  # noqa: F821
+        pass
+
+    options = options_of(task)
+
+    assert options["tensor"].type is Any
+    assert options["lr"].type is float
+
+
+@pytest.mark.parametrize(
+    ("annotation", "raw", "value"),
+    [
+        (int, "5", 5),
+        (float, "1e-3", 0.001),
+        (float, 1, 1.0),
+        (bool, "false", False),
+        (str, "5", "5"),
+        (Time, "5ep", Time("5ep")),
+        (Time, "1e9tok", Time("1e9tok")),
+        (Time | None, Time("2ba"), Time("2ba")),
+        (Path | None, "runs", Path("runs")),
+        (float | None, "none", None),
+        (str | None, "NULL", None),
+        (list[int], "[1, 2]", [1, 2]),
+        (tuple[float, float], [0.9, 0.99], (0.9, 0.99)),
+        (Literal["a", "b"], "b", "b"),
+        (Any, "0.5", 0.5),
+    ],
+)
+def test_what_a_person_writes_becomes_a_value_of_the_type(annotation, raw, value):
+    """Flags, variables and files write one thing in several ways."""
+    converted = convert_value(Option("x", annotation, None, ""), raw)
+
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "raw", "message"),
+    [
+        (int, "2.5", "'2.5' isn't of type int"),
+        (int, True, "True isn't of type int"),
+        (str, None, "none isn't of type str"),
+        (float, "none", "'none' isn't of type float"),
+        (Time | None, "5 epoch", "'5 epoch' is no time; write '5ep'"),
+        (Literal["fp32", "bf16"], "fp23", "isn't one of fp32, bf16; the closest is 'fp32'"),
+    ],
+)
+def test_what_has_another_type_is_refused_with_what_was_expected(annotation, raw, message):
+    """The message alone must be enough to mend it."""
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        convert_value(Option("x", annotation, None, ""), raw)
+
+
+def test_a_refused_value_is_told_with_its_source_and_a_line_to_paste():
+    """A value may come from five places; a message that doesn't say which is no help."""
+    option = Option("label_smoothing", float, 0.1, "")
+
+    with pytest.raises(SettingError) as caught:
+        typed(option, Value("x", "run.yaml"), "mixup")
+
+    assert "mixup.label_smoothing: 'x' isn't of type float" in str(caught.value)
+    assert "source  run.yaml" in str(caught.value)
+    assert "`--mixup.label-smoothing 0.1`" in str(caught.value)

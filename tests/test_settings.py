@@ -1,0 +1,57 @@
+"""Settings: types, ranges, descriptions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from eventloop.clock import Time
+from eventloop.errors import SettingError
+from eventloop.settings import Settings, SettingValues, convert_setting, setting_options
+
+
+def test_setting_values_names_every_setting():
+    """Type checkers read SettingValues where people read Settings."""
+    fields = [field.name for field in dataclasses.fields(Settings)]
+
+    assert list(SettingValues.__annotations__) == fields
+
+
+def test_every_setting_is_described():
+    """Help and reference are made of these texts."""
+    options = setting_options()
+
+    assert [name for name, option in options.items() if not option.doc] == []
+
+
+def test_there_are_at_most_25_settings():
+    """What can be set must stay something that a person can read."""
+    assert len(setting_options()) <= 25
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_duration", Time("0.5dur")),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("microbatch_size", 0),
+        ("clip_norm", 0.0),
+        ("clip_norm", float("nan")),
+        ("clip_value", -1.0),
+        ("clip_value", float("inf")),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_name(name, value):
+    """It would fail at step 1,000, or train something else than was meant."""
+    with pytest.raises(SettingError, match=name):
+        Settings(**{name: value})
+    with pytest.raises(ValueError, match=str(value)):
+        convert_setting(setting_options()[name], value)
+
+
+def test_a_setting_error_is_a_value_error():
+    """Python callers expect ValueError for a wrong argument."""
+    with pytest.raises(ValueError, match="microbatch_size"):
+        Settings(microbatch_size=0)
