@@ -5,12 +5,97 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from eventloop import Event, Task, Trainer, hookimpl
 
 Install = Callable[..., None]
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Sums are added up in one order, and tests that run side by side share the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_batches() -> Callable[..., Batches]:
+    """Makes batches of a problem with three classes; the same ones each time."""
+
+    def make_batches(num_batches: int = 3, batch_size: int = 4) -> Batches:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(num_batches, batch_size, 3, generator=generator)
+        return [(batch, batch.argmax(1)) for batch in inputs]
+
+    return make_batches
+
+
+@pytest.fixture
+def make_task(make_batches: Callable[..., Batches]) -> Callable[..., Task]:
+    """Makes a task that trains in a blink: 3 batches of 4 samples an epoch, SGD."""
+
+    def make_task(**given: Any) -> Task:
+        values = {
+            "model": lambda: nn.Linear(3, 3),
+            "loss": cross_entropy,
+            "train_dataloader": make_batches(),
+            "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        }
+        return Task(**values | given)
+
+    return make_task
+
+
+@pytest.fixture
+def make_trainer(clean: Path, make_task: Callable[..., Task]) -> Iterable[Callable[..., Trainer]]:
+    """Builds trainers on the CPU, without what is installed, for one epoch; closes them."""
+    built = []
+
+    def make_trainer(task: object = None, **given: Any) -> Trainer:
+        values = {"device": "cpu", "autoload": False, "max_duration": "1ep"} | given
+        built.append(Trainer(make_task() if task is None else task, **values))
+        return built[-1]
+
+    yield make_trainer
+    for trainer in built:
+        trainer.close()
+
+
+@pytest.fixture
+def make_plugin() -> Callable[..., Any]:
+    """Makes a plugin of one function a hook: `make_plugin(batch_end=lambda state: ...)`."""
+
+    def make_plugin(name: str = "made", **hooks: Callable[..., Any]) -> Any:
+        methods = {hook: staticmethod(hookimpl(function)) for hook, function in hooks.items()}
+        return type("Made", (), {"name": name, **methods})()
+
+    return make_plugin
+
+
+@pytest.fixture
+def make_recorder() -> Callable[..., Any]:
+    """Makes a plugin whose `seen` lists the hooks by name as they are called: every event."""
+
+    def make_recorder(hooks: Iterable[str] = tuple(Event), name: str = "recorder") -> Any:
+        methods = {str(hook): hookimpl(_recording(str(hook))) for hook in hooks}
+        return type("Recorder", (), {"name": name, "seen": [], **methods})()
+
+    return make_recorder
+
+
+def _recording(hook: str) -> Callable[..., None]:
+    def record(self: Any, state: object) -> None:
+        self.seen.append(hook)
+
+    return record
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class Time:
         unit: ep, ba, sp, tok, sec, or dur (a fraction of the run); only with a number.
 
     Raises:
-        ValueError: not a number with a known unit, or not more than zero.
+        ValueError: not a finite number above zero with a known unit.
     """
 
     value: float
@@ -58,7 +58,7 @@ class Time:
         if unit not in UNITS:
             raise ValueError(f"{value}{unit} has no unit of time; one of {_units()}")
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{value}{unit} isn't more than zero")
+            raise ValueError(f"{value}{unit} isn't a finite number above zero")
         if unit == "dur" and value > 1:
             raise ValueError(f"{value}dur is more than the whole run, which is 1dur")
         whole = int(value) if value == int(value) and unit != "sec" else float(value)

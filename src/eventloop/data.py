@@ -157,11 +157,21 @@ class Feed:
         return self._iterator is not None
 
     def start_epoch(self, epoch: int) -> None:
-        """Begins an epoch, and tells its number to a sampler that wants it."""
+        """Begins an epoch, and tells its number to a sampler that wants it.
+
+        Raises:
+            TaskError: it has no batch, so that epochs would pass, or never end, untrained.
+        """
         set_epoch = getattr(getattr(self.dataloader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
         self._iterator, self._ahead, self._taken = iter(self.dataloader), [], 0
+        if not self.has_next():
+            raise TaskError(
+                f"the train data loader gave no batch in epoch {epoch}",
+                fix="give an iterable that starts anew each time, such as a list or a DataLoader; "
+                "an iterator or a generator is used up after one epoch",
+            )
 
     def has_next(self) -> bool:
         """Tells whether the epoch has another batch."""

@@ -22,6 +22,7 @@ def evaluation_mode(state: State) -> Iterator[None]:
     batch, also after an exception.
     """
     training = [module for module in state.wrapped_model.modules() if module.training]
+    state.microbatch = None  # a fit that failed may have left one
     state.wrapped_model.eval()
     try:
         with torch.no_grad(), kept_generators():

@@ -40,6 +40,7 @@ class Loop:
         self._move = move
         self._feed: Feed | None = None
         self._in_training = False
+        self._failed = False
         self._evaluated_at = -1
         self._saved_at = -1
         self._batch_began = 0.0
@@ -52,6 +53,8 @@ class Loop:
         """
         hooks = self.hooks
         state.stop_reason = None
+        if self._failed:
+            self._forget_batch(state)
         state.wrapped_model.train()
         self._batch_began = time.perf_counter()
         if not self._in_training:
@@ -59,8 +62,10 @@ class Loop:
             self._in_training = True
         hooks.fit_start(state)
 
+        self._failed = True
         while not self._epoch(state):
             pass
+        self._failed = False
 
         log_train_metrics(state)
         self.deliver(state, everything=True)
@@ -243,6 +248,12 @@ class Loop:
         state.numbers.seal(state.clock)
         for at, row in state.numbers.arrived(state.clock, everything=everything):
             self.hooks.log(state, row, at)
+
+    def _forget_batch(self, state: State) -> None:
+        """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""
+        state.batch = state.microbatch = state.outputs = state.loss = None
+        self.hooks.zero_grad(state, state.optimizers)
+        self._failed = False
 
     def _feed_of_epoch(self, state: State) -> Feed:
         between = self._feed is not None and not self._feed.under_way

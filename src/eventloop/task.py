@@ -226,7 +226,7 @@ def _count_hook(
     def count_batch(state: State, batch: Any) -> Count:
         samples = data.num_samples(batch)
         if batch is not state.microbatch:
-            return Count(samples, tokens_of(state, batch), samples)
+            return Count(samples, int(tokens_of(state, batch)), samples)
         # Nobody counts the tokens of a microbatch, which may be on a device that would be awaited.
         return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
 

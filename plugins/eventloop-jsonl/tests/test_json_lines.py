@@ -139,6 +139,33 @@ def test_a_killed_process_leaves_whole_lines(tmp_path):
     assert path.read_text() == 50 * text
 
 
+@pytest.mark.parametrize("length", range(1, 40))
+def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path, length):
+    """The operating system may stop a write in the middle, and the next run must not go on there."""
+    path, text = tmp_path / "numbers.jsonl", lines({"train/loss": 0.5}, AT)
+    path.write_text(text + text[:length])
+
+    file = LineFile(path)
+    file.append(text)
+    file.close()
+
+    assert path.read_text() == 2 * text
+
+
+@pytest.mark.parametrize("before", ["", "1\n", '{"other": 1}', "x" * 2**17, "\n"])
+def test_what_others_wrote_is_kept(tmp_path, before):
+    """A path given by mistake must not cost its file."""
+    path = tmp_path / "other.txt"
+    path.write_text(before)
+
+    file = LineFile(path)
+    file.append("{}\n")
+    file.close()
+
+    ended = before if before.endswith("\n") or not before else before + "\n"
+    assert path.read_text() == ended + "{}\n"
+
+
 def test_what_does_not_fit_is_taken_back(tmp_path):
     """A disk that fills up in the middle of a line must not leave half of it."""
     file = LineFile(tmp_path / "numbers.jsonl")

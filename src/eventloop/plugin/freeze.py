@@ -44,12 +44,14 @@ def freeze(hook: Hook, ordered: Sequence[Implementation], state: State) -> Plan:
         return _tell_all(list(reversed(plain)), state)
     if hook.name == "exception":
         return _tell_all(plain, state)
-    if len(ordered) == 1 and ordered[0].plugin.role == "core":
+    if len(ordered) == 1 and _is_direct(ordered[0]):
         return ordered[0].function
     if hook.kind == "action":
         plan = _enclose(_act(order_of_owners(plain), state), wrappers, state)
         has_owner = any(not one.conditional for one in plain)
         return plan if has_owner else _answered(hook, plan)
+    if not ordered:
+        return nobody if hook.kind == "question" else nothing
     gather = _enclose(_gather(plain, state), wrappers, state)
     return _ask(hook, gather, plain) if hook.kind == "question" else gather
 
@@ -70,10 +72,13 @@ def nobody(*_args: object) -> bool:
     return False
 
 
+def _is_direct(one: Implementation) -> bool:
+    """Tells whether the loop may call the function itself: the core's, which takes everything."""
+    return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
+
+
 def _gather(plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order, and gives their results that aren't None."""
-    if not plain:
-        return nothing
     calls = [(_adapted(one, state), one) for one in plain]
     if len(calls) == 1:
         ((function, only),) = calls
@@ -105,8 +110,6 @@ def _gather(plain: Sequence[Implementation], state: State) -> Plan:
 
 def _ask(hook: Hook, gather: Plan, plain: Sequence[Implementation]) -> Plan:
     """Reduces the answers to one: any True means yes."""
-    if gather is nothing:
-        return nobody
 
     def ask(*args: Any) -> bool:
         answers = gather(*args)

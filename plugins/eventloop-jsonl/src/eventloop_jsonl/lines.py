@@ -16,36 +16,39 @@ from pathlib import Path
 
 from eventloop import Moment
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+_START = '{"name": '
+
 
 def lines(numbers: Mapping[str, float], at: Moment) -> str:
     """Gives a line of JSON for each number, with its name, value and moment."""
-    moment = json.dumps(at._asdict(), allow_nan=False)[1:]
+    moment = _encode(at._asdict())[1:]
     return "".join(
-        f'{{"name": {_name(name)}, "value": {_value(value)}, {moment}\n'
+        f'{_START}{_name(name)}, "value": {_value(value)}, {moment}\n'
         for name, value in numbers.items()
     )
 
 
 @functools.lru_cache(maxsize=1024)
 def _name(name: str) -> str:
-    # Half a surrogate pair passes `json.dumps` but not a strict parser; UTF-16 joins whole pairs.
-    return json.dumps(name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    # Half a surrogate pair passes `json` but not a strict parser; UTF-16 joins whole pairs.
+    return _encode(name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _value(value: float) -> str:
     if value != value:
         return '"NaN"'
     if abs(value) <= sys.float_info.max:
-        return json.dumps(value, allow_nan=False)
+        return _encode(value)
     return '"Infinity"' if value > 0 else '"-Infinity"'
 
 
 class LineFile:
     """A file that lines are appended to, each call in one piece.
 
-    The first call makes the folder and opens the file. Nothing is held back: what `append` was
-    given is in the operating system's hands when it returns, so that a killed process leaves whole
-    lines, and a worker process that was forked has nothing to write a second time.
+    The first call makes the folder, opens the file, and cuts off half a line that a killed process
+    left. Nothing is held back: what `append` was given is in the operating system's hands when it
+    returns, so that whoever watches sees it, and a forked worker has nothing to write twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,8 +63,9 @@ class LineFile:
         """
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             self._descriptor = os.open(self.path, flags, 0o666)
+            _mend(self._descriptor)
         rest = memoryview(text.encode("ascii"))
         num_bytes_before = os.fstat(self._descriptor).st_size
         try:
@@ -77,3 +81,17 @@ class LineFile:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
+
+
+def _mend(descriptor: int) -> None:
+    """Makes a file end with a line: half a one of ours is cut off, anything else is ended."""
+    num_bytes = os.fstat(descriptor).st_size
+    if not num_bytes:
+        return
+    start = max(0, num_bytes - 2**16)
+    _, _, half = os.pread(descriptor, num_bytes - start, start).rpartition(b"\n")
+    ours = _START.encode()
+    if half.startswith(ours) or ours.startswith(half):
+        os.ftruncate(descriptor, num_bytes - len(half))
+    else:
+        os.write(descriptor, b"\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventloop import Clock, Time
 from eventloop_progress.pace import Pace, frac_done
 from eventloop_progress.reports import Report, Reports
-from eventloop_progress.text import Results
+from eventloop_progress.text import Results, clock_time
 
 
 class Fit:
@@ -90,7 +90,7 @@ class Fit:
             "ba": f"batch {clock.batch:,}/{end:,}",
             "sp": f"sample {clock.sample:,}/{end:,}",
             "tok": f"token {clock.token:,}/{end:,}",
-            "sec": f"{clock.seconds:.0f}/{end:g} s",
+            "sec": f"time {clock_time(clock.seconds)}/{clock_time(end)}",
         }[self._until.unit]
 
     @property

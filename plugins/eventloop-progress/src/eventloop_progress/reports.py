@@ -35,14 +35,16 @@ class Reports:
     """
 
     def __init__(self) -> None:
-        self._losses: dict[int, list[float]] = {}
+        self._losses: dict[int, tuple[float, int]] = {}
         self._waiting: list[Report] = []
 
     def arrived(self, epoch_idx: int, loss: float | None) -> list[str]:
         """Takes the numbers of one moment; gives the lines that are complete by that."""
+        lines = self._lines(before=epoch_idx)
         if loss is not None:
-            self._losses.setdefault(epoch_idx, []).append(loss)
-        return self._lines(before=epoch_idx)
+            total, count = self._losses.get(epoch_idx, (0.0, 0))
+            self._losses[epoch_idx] = (total + loss, count + 1)
+        return lines
 
     def epoch_end(self, report: Report) -> list[str]:
         """Takes a report; gives its line, unless its losses are still on their way."""
@@ -56,14 +58,16 @@ class Reports:
 
     def _lines(self, before: int) -> list[str]:
         ready = [report for report in self._waiting if report.epoch_idx < before]
+        lines = [_line(report, *self._losses.get(report.epoch_idx, (0.0, 0))) for report in ready]
         self._waiting = [report for report in self._waiting if report.epoch_idx >= before]
-        return [_line(report, self._losses.pop(report.epoch_idx, [])) for report in ready]
+        self._losses = {idx: loss for idx, loss in self._losses.items() if idx >= before}
+        return lines
 
 
-def _line(report: Report, losses: list[float]) -> str:
+def _line(report: Report, total: float, count: int) -> str:
     parts = [report.position]
-    if losses:
-        parts.append(f"loss {short(sum(losses) / len(losses))}")
+    if count:
+        parts.append(f"loss {short(total / count)}")
     parts += [
         f"{dataset}/{name} {short(value)}"
         for dataset, metrics in report.results.items()

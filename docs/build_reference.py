@@ -1,0 +1,95 @@
+"""Writes the pages of `docs/reference/` from the docstrings, so that they can't disagree.
+
+python docs/build_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from eventloop import actions, events
+from eventloop.hooks import Hook
+from eventloop.settings import setting_options
+
+HERE = Path(__file__).parent / "reference"
+_KEYWORDS = ("Fires", "State", "May", "Must not", "Asked", "Answer", "Args")
+MADE = "<!-- made by docs/build_reference.py; edit the docstrings instead -->"
+
+
+def pages() -> dict[str, str]:
+    """Gives the text of each page by its file name."""
+    told = {name: hook for name, hook in events.HOOKS.items()}
+    return {
+        "events.md": _page("Events and questions", events, _hook_sections(told, events.Events)),
+        "actions.md": _page("Actions", actions, _hook_sections(actions.HOOKS, actions.Actions)),
+        "settings.md": _settings_page(),
+    }
+
+
+def _page(title: str, module: object, sections: Iterator[str]) -> str:
+    doc = inspect.getdoc(module) or ""
+    intro = doc.partition("\n\n")[2]
+    return "\n".join([f"# {title}", "", MADE, "", intro, "", *sections]).rstrip() + "\n"
+
+
+def _hook_sections(hooks: Mapping[str, Hook], namespace: type) -> Iterator[str]:
+    for name, hook in hooks.items():
+        signature = inspect.signature(getattr(namespace, name))
+        arguments = ", ".join(
+            str(one).replace("'", "")
+            for one in list(signature.parameters.values())[1:]
+        )  # fmt: skip
+        result = str(signature.return_annotation)
+        facts = [hook.kind, f"per {hook.per}" if hook.per != "any" else "at any time"]
+        if hook.closes:
+            facts.append(f"closes `{hook.closes}`")
+        yield f"## {name}\n\n```python\ndef {name}({arguments}) -> {result}\n```\n"
+        yield f"*{', '.join(facts)}*\n"
+        yield _contract(hook.doc)
+
+
+def _contract(doc: str) -> str:
+    """Makes a list of the lines of a contract, each of which starts with its keyword."""
+    lines: list[str] = []
+    for line in doc.splitlines():
+        keyword, colon, rest = line.partition(":")
+        text = line.strip()
+        if colon and keyword in _KEYWORDS:
+            lines.append(f"- **{keyword}:**{rest}")
+        elif colon and keyword.strip().isidentifier() and line.startswith("    "):
+            lines.append(f"  - `{keyword.strip()}`:{rest}")
+        else:
+            lines.append(f"  {text}" if text and lines and lines[-1].strip()[:1] == "-" else text)
+    return "\n".join(lines) + "\n"
+
+
+def _settings_page() -> str:
+    rows = [
+        "# Settings",
+        "",
+        MADE,
+        "",
+        "How a task is trained. Each is a keyword of `Trainer`, a flag of `eventloop fit`, a",
+        "variable `EVENTLOOP_NAME`, an entry of `--config` files and of `[tool.eventloop]` in",
+        "`pyproject.toml`, and may be brought by the task. Where several say something, the first of",
+        "this list wins: flag or keyword, environment, `--config`, `pyproject.toml`, task, default.",
+        "",
+        "| setting | type | default | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for option in setting_options().values():
+        kind = option.type_name.replace("|", "\\|")
+        rows.append(f"| `{option.name}` | {kind} | `{option.default}` | {option.doc} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Writes every page."""
+    for name, text in pages().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Batches: nests, slices, and how they are taken from a loader."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from eventloop.data import (
+    Feed,
+    describe,
+    inputs_of,
+    is_pair,
+    map_tensors,
+    mover_to,
+    num_samples,
+    split,
+    targets_of,
+    to_host,
+    with_inputs,
+    with_targets,
+)
+from eventloop.errors import TaskError
+
+
+class Pair(NamedTuple):
+    inputs: object
+    targets: object
+
+
+class Triple(NamedTuple):
+    image: object
+    text: object
+    label: object
+
+
+class Movable:
+    """What a tokenizer's BatchEncoding or a graph batch is: no tensor, but with a `to`."""
+
+    def __init__(self, place="cpu"):
+        self.place = place
+
+    def to(self, place, non_blocking=False):
+        return Movable(place)
+
+
+X, Y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
+NESTS = {
+    "tuple": (X, Y),
+    "list": [X, Y],
+    "named": Pair(X, Y),
+    "mapping": {"input_ids": X, "labels": Y},
+    "nested": (X, {"boxes": [Y, Y], "meta": "text"}),
+    "tensor": X,
+}
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_mapping_keeps_the_shape_of_a_nest(nest):
+    """A named tuple stays one, so that its fields go on working."""
+    mapped = map_tensors(lambda tensor: tensor + 0, nest)
+
+    assert type(mapped) is type(nest)
+    assert repr(mapped) == repr(nest)
+
+
+def test_what_is_no_tensor_stays_as_it_is():
+    """File names and ids travel with the batch."""
+    thing = object()
+
+    assert map_tensors(lambda tensor: None, (thing, "name", 3, None)) == (thing, "name", 3, None)
+
+
+def test_objects_with_a_method_to_are_moved():
+    """Libraries have batches of their own."""
+    moved = mover_to(torch.device("meta"))({"graph": Movable(), "x": X})
+
+    assert (moved["graph"].place.type, moved["x"].device.type) == ("meta", "meta")
+
+
+def test_on_the_host_nothing_is_moved():
+    """Batches come from there, so that a step needn't look at them."""
+    batch = (X, Y)
+
+    assert mover_to(torch.device("cpu"))(batch) is batch
+
+
+def test_a_copy_on_the_host_has_no_graph():
+    """Predictions are kept for long."""
+    weight = torch.ones(2, requires_grad=True)
+
+    copied = to_host({"logits": X @ weight})
+
+    assert not copied["logits"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [*[(nest, 5) for nest in NESTS.values()], ({"scale": torch.tensor(2.0), "x": X}, 5)],
+)
+def test_samples_are_counted_by_the_leading_dimension(batch, samples):
+    """Of the first tensor that has one."""
+    assert num_samples(batch) == samples
+
+
+@pytest.mark.parametrize("batch", ["text", (), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),)])
+def test_samples_that_can_not_be_counted_are_refused(batch):
+    """A guess would bend every mean."""
+    with pytest.raises(TaskError, match="holds no tensor whose samples could be counted"):
+        num_samples(batch)
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_slices_are_even_but_for_the_last(nest):
+    """Five samples in twos: 2, 2, 1; together they are the batch."""
+    pieces = split(nest, 2)
+
+    assert [num_samples(piece) for piece in pieces] == [2, 2, 1]
+    assert all(type(piece) is type(nest) for piece in pieces)
+    assert torch.equal(torch.cat([inputs_of(piece)["input_ids"] if isinstance(piece, dict)
+                                  else inputs_of(piece) for piece in pieces]), X)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [5, 6, 100])
+def test_a_batch_that_fits_stays_in_one_piece(size):
+    """The very same object, nothing is rebuilt."""
+    batch = (X, Y)
+
+    (piece,) = split(batch, size)
+
+    assert piece is batch
+
+
+def test_slices_are_views():
+    """Slicing costs no memory, which is what it is for."""
+    piece = split((X, Y), 2)[1]
+
+    assert piece[0].data_ptr() == X[2:].data_ptr()
+
+
+def test_lists_of_plain_values_are_sliced_and_scalars_repeated():
+    """Five captions belong to five samples; one temperature to all."""
+    batch = {"x": X, "captions": list("abcde"), "temperature": torch.tensor(2.0), "task": "copy"}
+
+    pieces = split(batch, 3)
+
+    assert [piece["captions"] for piece in pieces] == [list("abc"), list("de")]
+    assert [piece["temperature"].item() for piece in pieces] == [2.0, 2.0]
+    assert [piece["task"] for piece in pieces] == ["copy", "copy"]
+
+
+def test_tensors_that_disagree_can_not_be_split():
+    """Which dimension holds the samples is the task's knowledge."""
+    with pytest.raises(TaskError, match=r"5 samples can't be split.*\(3, 5\)[\s\S]*split_batch"):
+        split((X, torch.zeros(3, 5)), 2)
+
+
+@pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])
+def test_a_pair_is_inputs_and_targets(batch):
+    """Whichever sequence holds them."""
+    changed = with_targets(with_inputs(batch, "new inputs"), "new targets")
+
+    assert (inputs_of(batch), targets_of(batch)) == (X, Y)
+    assert type(changed) is type(batch)
+    assert (changed[0], changed[1]) == ("new inputs", "new targets")
+
+
+def test_a_mapping_is_its_own_inputs_and_its_labels_are_the_targets():
+    """The way of language models: model(**batch)."""
+    batch = OrderedDict(input_ids=X, labels=Y)
+
+    assert inputs_of(batch) is batch
+    assert targets_of(batch) is Y
+    assert with_targets(batch, "new") == {"input_ids": X, "labels": "new"}
+    assert targets_of({"input_ids": X}) is None
+
+
+@pytest.mark.parametrize("batch", [X, Triple(X, "t", Y), (X, Y, Y)], ids=["one", "named", "three"])
+def test_anything_else_has_no_targets(batch):
+    """Its forward is the task's own."""
+    assert not is_pair(batch)
+    assert targets_of(batch) is None
+    with pytest.raises(TaskError, match="has no targets that could be replaced"):
+        with_targets(batch, Y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        ((X, Y, "a"), "tuple of 3 (Tensor, Tensor, str)"),
+        ({"a": 1, "b": 2}, "dict with 'a', 'b'"),
+        (X, "one tensor of shape (5, 2)"),
+        (3, "int"),
+    ],
+)
+def test_a_batch_is_described_in_a_few_words(batch, text):
+    """Messages say what was there, not what it holds."""
+    assert describe(batch) == text
+
+
+class Stream(IterableDataset):
+    """An iterable data set that promises more than it gives, as those of several workers do."""
+
+    def __len__(self):
+        return 100
+
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Lazy:
+    def __iter__(self):
+        return iter("abc")
+
+
+LOADERS = {
+    "list": lambda: ["a", "b", "c"],
+    "loader": lambda: DataLoader(TensorDataset(torch.arange(3))),
+    "stream": lambda: DataLoader(Stream(), batch_size=1),
+    "iterable": Lazy,
+    "generator": lambda: (one for one in "abc"),
+}
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_a_feed_gives_every_batch_once(make):
+    """Whether the loader knows its length or not."""
+    feed, given = Feed(make()), 0
+    feed.start_epoch(0)
+
+    while feed.has_next():
+        feed.next()
+        given += 1
+    feed.end_epoch()
+
+    assert given == 3
+    assert not feed.under_way
+
+
+@pytest.mark.parametrize("name", ["list", "loader", "stream", "iterable"])
+def test_a_feed_begins_anew_each_epoch(name):
+    """Also after one that was left in the middle."""
+    feed, first = Feed(LOADERS[name]()), []
+
+    for epoch in range(2):
+        feed.start_epoch(epoch)
+        first.append(feed.next())
+        feed.end_epoch()
+
+    assert first[0] == first[1]
+
+
+def test_a_length_that_can_be_relied_on_is_known():
+    """An iterable data set may break its word; `len` of it is a guess."""
+    known = {name: Feed(make()).num_batches for name, make in LOADERS.items()}
+
+    assert known == {"list": 3, "loader": 3, "stream": None, "iterable": None, "generator": None}
+
+
+def test_a_loader_that_knows_its_length_is_asked_when_a_batch_is_wanted():
+    """Not before: what is fetched ahead is the loader's business."""
+    taken = []
+
+    class Watched(Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, idx):
+            taken.append(idx)
+            return idx
+
+    feed = Feed(DataLoader(Watched(), batch_size=None))
+    feed.start_epoch(0)
+
+    assert feed.has_next()
+    assert taken == []
+    feed.next()
+    assert taken == [0]
+
+
+def test_a_loader_shorter_than_it_said_is_named():
+    """Rather than a StopIteration from the depths."""
+
+    class Wrong(Lazy, list):
+        def __len__(self):
+            return 5
+
+        __iter__ = Lazy.__iter__
+
+    feed = Feed(Wrong())
+    feed.start_epoch(0)
+    for _ in range(3):
+        feed.next()
+
+    with pytest.raises(TaskError, match="gave 3 batches, but its length is 5"):
+        feed.next()
+
+
+def test_a_sampler_is_told_the_epoch():
+    """A distributed sampler shuffles by it."""
+    epochs = []
+    loader = DataLoader(TensorDataset(torch.arange(3)))
+    loader.sampler.set_epoch = epochs.append
+
+    feed = Feed(loader)
+    for epoch in (0, 7):
+        feed.start_epoch(epoch)
+
+    assert epochs == [0, 7]
+
+
+@pytest.mark.parametrize("empty", [[], iter([])])
+def test_an_epoch_without_a_batch_is_refused(empty):
+    """A generator that is used up would let epochs pass untrained, or for ever."""
+    with pytest.raises(TaskError, match=r"gave no batch in epoch 2[\s\S]*a generator is used up"):
+        Feed(empty).start_epoch(2)

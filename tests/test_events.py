@@ -1,0 +1,150 @@
+"""Enum, hookspecs and the real loop tell one order, and every hook has its contract."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from eventloop import Event, actions, events
+from eventloop.errors import TaskError
+from eventloop.plugin.manager import HOOKS
+
+LINES = {
+    "event": ["Fires", "State", "May", "Must not"],
+    "question": ["Asked", "Answer"],
+    "action": ["Asked"],
+}
+# Only what is no moment of its own: loggers hear of numbers when they have arrived.
+AT_ANY_TIME = {Event.LOG, Event.EXCEPTION, Event.CLOSE}
+NOT_WITHOUT_CHECKPOINT = {Event.BEFORE_LOAD}
+
+
+def first_calls(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+@pytest.fixture
+def whole_run(make_trainer, make_task, make_batches):
+    """Does everything a trainer does, with a plugin, and fails at last."""
+
+    def whole_run(plugin):
+        task = make_task(eval_dataloaders=make_batches())
+        with make_trainer(task, algorithms=[plugin], max_duration="2ep",
+                          eval_interval="1ba") as trainer:  # fmt: skip
+            trainer.fit()
+            trainer.predict(make_batches())
+            with pytest.raises(TaskError):
+                trainer.predict([])
+
+    return whole_run
+
+
+def test_the_enum_names_the_events_of_the_hookspecs_in_order():
+    """`Event` is what people import; the hookspecs are what is called."""
+    declared = [name for name, hook in events.HOOKS.items() if hook.kind == "event"]
+
+    assert [event.value for event in Event] == declared
+    assert [event.name.lower() for event in Event] == declared
+
+
+def test_the_real_loop_fires_in_the_order_of_the_enum(whole_run, make_recorder):
+    """Who reads the list of events reads the loop."""
+    recorder = make_recorder()
+
+    whole_run(recorder)
+
+    expected = [event for event in Event if event not in AT_ANY_TIME | NOT_WITHOUT_CHECKPOINT]
+    assert [one for one in first_calls(recorder.seen) if one not in AT_ANY_TIME] == expected
+    assert set(recorder.seen) >= AT_ANY_TIME
+
+
+def test_events_and_questions_come_in_the_order_of_their_declaration(whole_run, make_recorder):
+    """In the second epoch, where every question is asked."""
+    recorder = make_recorder(events.HOOKS)
+
+    whole_run(recorder)
+
+    begins, ends = (
+        [idx for idx, one in enumerate(recorder.seen) if one == name]
+        for name in ("should_rebuild_dataloader", "fit_end")
+    )
+    second_epoch = first_calls(recorder.seen[begins[0] : ends[0]])
+    declared = [name for name in events.HOOKS if name in second_epoch and name != "log"]
+    assert [name for name in second_epoch if name != "log"] == declared
+    assert {one for one in events.HOOKS if one.startswith("should_")} <= set(second_epoch)
+
+
+@pytest.mark.parametrize("per", ["fit", "epoch", "batch", "microbatch"])
+def test_an_event_fires_as_often_as_it_says(per, whole_run, make_recorder):
+    """2 epochs of 3 batches, each in one piece; `Event.per` is what people plan with."""
+    recorder = make_recorder()
+    expected = {"fit": 1, "epoch": 2, "batch": 6, "microbatch": 6}[per]
+
+    whole_run(recorder)
+
+    counts = {event: recorder.seen.count(event) for event in Event if event.per == per}
+    assert counts == dict.fromkeys(counts, expected)
+
+
+@pytest.mark.parametrize("event", Event)
+def test_pairs_are_pairs_from_both_sides(event):
+    """What a closer says of its opener, the opener says of it, and they fire equally often."""
+    if event.closes:
+        assert event.closes.opens is event
+        assert event.per == event.closes.per
+    if event.opens:
+        assert event.opens.closes is event
+
+
+def test_the_pairs_are_those_of_the_design():
+    """Their closers run in reverse: first in, last out."""
+    around = ["train_batch", "forward", "loss", "backward"]
+    spans = ["batch", "epoch", "fit", "training", "eval", "eval_batch", "predict", "predict_batch"]
+
+    expected = {f"before_{name}": f"after_{name}" for name in around}
+    expected |= {f"{name}_start": f"{name}_end" for name in spans}
+    assert {event.value: event.opens.value for event in Event if event.opens} == expected
+
+
+def test_a_pair_fires_equally_often(whole_run, make_recorder):
+    """But for what fails in the middle."""
+    recorder = make_recorder()
+
+    whole_run(recorder)
+
+    counts = {one: recorder.seen.count(one) for one in Event}
+    counts[Event.PREDICT_START] -= 1  # the last prediction of `whole_run` failed
+    assert [one for one in Event if one.opens and counts[one] != counts[one.opens]] == []
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_contract_has_its_lines(name):
+    """A plugin author reads the same lines everywhere, and finds nothing missing."""
+    hook = HOOKS[name]
+    summary, *rest = hook.doc.split("\n\n")
+
+    labels = re.findall(r"^([A-Z][a-z ]+):(?: |$)", "\n".join(rest), re.MULTILINE)
+    required = LINES[hook.kind]
+    assert summary.endswith(".")
+    assert "\n" not in summary
+    assert labels[: len(required)] == required
+    assert set(labels[len(required) :]) <= {"Default", "Args", "Raises"}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_summary_says_what_kind_of_hook_it_is(name):
+    """Events tell, questions ask, actions do."""
+    hook = HOOKS[name]
+    begins = {"event": "Tells ", "question": "Asks whether "}.get(hook.kind, "")
+
+    assert hook.doc.startswith(begins)
+    assert hook.argnames[0] == "state"
+    assert (hook.kind == "question") == name.startswith("should_")
+
+
+def test_events_questions_and_actions_are_told_apart():
+    """By name and `firstresult`, so that a spec can't be both."""
+    assert {hook.kind for hook in events.HOOKS.values()} == {"event", "question"}
+    assert {hook.kind for hook in actions.HOOKS.values()} == {"action"}
+    assert not events.HOOKS.keys() & actions.HOOKS.keys()

@@ -1,0 +1,342 @@
+"""The Trainer: start, failure, end, and what it says to bad input."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from eventloop import Task, Trainer
+from eventloop.errors import EventloopError, SettingError, TaskError
+
+
+@pytest.mark.parametrize("loader", [[], (), DataLoader(TensorDataset(torch.zeros(3, 2)),
+                                                       batch_size=4, drop_last=True)])  # fmt: skip
+def test_an_empty_train_loader_is_refused(loader, make_trainer, make_task):
+    """Before training; drop_last is the usual cause."""
+    trainer = make_trainer(make_task(train_dataloader=loader))
+
+    with pytest.raises(TaskError, match=r"the train data loader has no batch[\s\S]*drop_last"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(4, 3), (torch.zeros(4, 3),) * 3, [torch.zeros(4)]])
+def test_a_batch_that_is_no_pair_is_refused_by_the_default_forward(batch, make_trainer, make_task):
+    """Which of three tensors the model wants is the task's knowledge."""
+    trainer = make_trainer(make_task(train_dataloader=[batch]))
+
+    with pytest.raises(TaskError, match=r"can't be split into inputs and targets[\s\S]*forward="):
+        trainer.fit()
+
+
+def test_a_mapping_without_labels_can_not_be_a_loss(make_trainer, make_task):
+    """Its targets stand under "labels"."""
+    task = make_task(train_dataloader=[{"input": torch.zeros(4, 3), "label": torch.zeros(4)}])
+
+    with pytest.raises(TaskError, match=r"with 'input', 'label' has none[\s\S]*'labels'"):
+        make_trainer(task).fit()
+
+
+def test_a_task_without_a_loss_needs_a_model_that_has_one(make_trainer, make_task):
+    """The message names both ways."""
+    with pytest.raises(TaskError, match=r"no loss, and the model's Tensor has no .loss[\s\S]*loss="):
+        make_trainer(make_task(loss=None)).fit()
+
+
+def test_a_task_without_an_optimizer_is_refused(make_trainer, make_task):
+    """It would train nothing for ten epochs."""
+    with pytest.raises(TaskError, match=r"no optimizer holds a parameter[\s\S]*optimizer="):
+        make_trainer(make_task(optimizer=None)).fit()
+
+
+def test_somebody_must_say_how_long_to_train(make_trainer):
+    """One epoch is no better guess than a hundred."""
+    with pytest.raises(SettingError, match=r"nobody says how long to train[\s\S]*max_duration="):
+        make_trainer(max_duration=None).fit()
+
+
+def test_the_task_may_say_how_long_and_a_keyword_overrides_it(make_task, clean):
+    """Weaker than every other layer, stronger than the default."""
+    task = make_task(settings={"max_duration": "2ba", "seed": 3})
+
+    for given, batches in (({}, 2), ({"max_duration": "1ba"}, 1)):
+        with Trainer(task, autoload=False, device="cpu", **given) as trainer:
+            trainer.fit()
+        assert trainer.state.clock.batch == batches
+        assert trainer.state.settings.seed == 3
+
+
+@pytest.mark.parametrize("given", [{}, {"loss_weight": lambda targets: len(targets)}])
+def test_tokens_must_be_counted_for_a_run_that_ends_by_them(given, make_trainer, make_task):
+    """A run until 1000tok without num_tokens would never end."""
+    trainer = make_trainer(make_task(**given), max_duration="1000tok")
+
+    with pytest.raises(SettingError, match=r"ends at 1000tok, but nobody counts tokens[\s\S]*num_t"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("eval_interval", "0.5ep"), ("log_interval", "0.5ep"), ("log_interval", "0.1dur")]
+)  # fmt: skip
+def test_a_fraction_of_an_epoch_needs_a_loader_with_a_length(name, value, make_trainer, make_task):
+    """Found when the trainer is built, with the setting's name."""
+    task = make_task(train_dataloader=lambda: iter([]))
+
+    with pytest.raises(SettingError, match=rf"{name}: .* has no length[\s\S]*{name} in batches"):
+        make_trainer(task, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_duration": "5 epoch"}, "max_duration: '5 epoch' is no time; write '5ep'"),
+        ({"max_dration": "5ep"}, "'max_dration'; the closest is 'max_duration'"),
+        ({"precision": "bf61"}, "precision: 'bf61' isn't one of .*; the closest is 'bf16'"),
+        ({"device": "gpu"}, "device='gpu' can't be used"),
+        ({"clip_norm": -1.0}, "clip_norm: -1.0 isn't a positive number"),
+        ({"microbatch_size": 0}, "microbatch_size: 0 is less than one sample"),
+        ({"seed": "abc"}, "seed: 'abc' isn't of type int"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_with_its_name(given, message, make_trainer):
+    """When the trainer is built."""
+    with pytest.raises(SettingError, match=message):
+        make_trainer(**given)
+
+
+def test_everything_that_draws_is_seeded(make_trainer, make_plugin):
+    """Python, NumPy and torch, before the model is built."""
+    drawn = []
+
+    def draw():
+        drawn.append((random.random(), numpy.random.rand(), torch.rand(()).item()))
+
+    for seed in (5, 5, 6):
+        make_trainer(algorithms=[make_plugin(init=draw)], seed=seed)
+
+    assert drawn[0] == drawn[1]
+    assert not set(drawn[0]) & set(drawn[2])
+
+
+def test_close_comes_once_in_reverse(make_trainer, make_plugin):
+    """What was opened last is closed first: callbacks before algorithms, the task last."""
+    closed = []
+
+    def closer(name):
+        return make_plugin(name, close=lambda: closed.append(name))
+
+    with make_trainer(
+        algorithms=[closer("b"), closer("a")], callbacks=[closer("d"), closer("c")]
+    ) as trainer:
+        pass
+    trainer.close()
+
+    assert closed == ["d", "c", "b", "a"]
+
+
+def test_every_plugin_is_closed_whatever_another_raises(make_trainer, make_plugin):
+    """A file that is left open loses its last lines."""
+    closed = []
+
+    def fail():
+        raise OSError("disk full")
+
+    trainer = make_trainer(
+        algorithms=[make_plugin("a", close=lambda: closed.append("a"))],
+        callbacks=[make_plugin("b", close=fail), make_plugin("c", close=fail)],
+    )
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        trainer.close()
+
+    assert closed == ["a"]
+    assert "raised by plugin c" in caught.value.__notes__[0]
+    assert "then also: OSError: disk full" in "".join(caught.value.__notes__)
+
+
+def test_a_constructor_that_fails_closes(make_trainer, make_task, make_recorder):
+    """A plugin may have opened something at `init`."""
+    recorder = make_recorder()
+
+    def fail(model):
+        raise RuntimeError("no optimizer today")
+
+    with pytest.raises(RuntimeError, match="no optimizer today"):
+        make_trainer(make_task(optimizer=fail), algorithms=[recorder])
+
+    assert recorder.seen == ["init", "exception", "close"]
+
+
+def test_an_exception_is_told_to_all_and_keeps_its_type(make_trainer, make_plugin, make_recorder):
+    """Whatever a plugin does when it is told, the cause is what the caller sees."""
+
+    def fail(state, error=None):
+        raise ValueError("cause" if error is None else "consequence")
+
+    recorder = make_recorder(["exception"], name="z")
+    bad = make_plugin("bad", batch_end=lambda state: fail(state), exception=fail)
+
+    with pytest.raises(ValueError, match="cause") as caught:
+        make_trainer(algorithms=[bad, recorder]).fit()
+
+    notes = "\n".join(caught.value.__notes__)
+    assert recorder.seen == ["exception"]
+    assert "raised by plugin bad (Trainer(algorithms=...)) in batch_end, epoch 0, batch 1" in notes
+    assert "switch it off with `-p no:bad`" in notes
+    assert "then also: ValueError: consequence" in notes
+
+
+AT_EXIT = """
+import sys, torch
+from eventloop import Task, Trainer, hookimpl
+
+class Closer:
+    @hookimpl
+    def close(self, state):
+        sys.stdout.write(f"closed at batch {state.clock.batch}")
+
+task = Task(model=torch.nn.Linear(2, 1), loss=torch.nn.functional.mse_loss,
+            train_dataloader=[(torch.zeros(2, 2), torch.zeros(2, 1))],
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+trainer = Trainer(task, callbacks=[Closer()], autoload=False, max_duration="1ep", device="cpu")
+trainer.fit()
+END
+"""
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError('oops')", "trainer.close()"])
+def test_the_exit_of_the_interpreter_closes(end, clean):
+    """A script without `with` keeps its last lines too, and none twice."""
+    code = AT_EXIT.replace("END", end)
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ran.stdout == "closed at batch 1", ran.stderr
+
+
+def test_exported_weights_come_back(make_trainer, make_task, clean):
+    """Weights alone, in a format that nobody can hide code in."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    trainer = make_trainer(make_task(model=model))
+    trainer.fit()
+
+    path = trainer.export(clean / "new" / "model.safetensors")
+    other = make_trainer(make_task(model=nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))))
+    other.load_weights(path)
+
+    expected, actual = (one.state.model.state_dict() for one in (trainer, other))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(value, actual[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("strict", "fails"), [(True, True), (False, False)])
+def test_weights_of_another_model_are_refused_unless_told(strict, fails, make_trainer, make_task,
+                                                          clean):  # fmt: skip
+    """Missing names are errors unless strict=False; other shapes always."""
+    path = make_trainer().export(clean / "model.safetensors")
+    other = make_trainer(make_task(model=nn.Sequential(nn.Linear(3, 3))))
+
+    if fails:
+        with pytest.raises(TaskError, match=r"weights in .*model.safetensors can't be loaded"):
+            other.load_weights(path, strict=strict)
+    else:
+        other.load_weights(path, strict=strict)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not safetensors at all", b"\xff" * 100])
+def test_a_file_that_holds_no_weights_is_refused(content, make_trainer, clean):
+    """Missing, empty, or of another kind."""
+    path = clean / "model.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(TaskError, match=r"model.safetensors can't be loaded[\s\S]*--export"):
+        make_trainer().load_weights(path)
+
+
+def test_fit_gives_metrics_history_and_folder(make_trainer, make_task, make_batches, clean):
+    """What a script prints or plots."""
+    task = make_task(
+        eval_dataloaders={"valid": make_batches(2), "test": make_batches(1)},
+        metrics={"accuracy": MulticlassAccuracy(3)},
+    )
+    result = make_trainer(task, max_duration="2ep", run_dir=clean / "here").fit()
+
+    names = ["eval/valid/accuracy", "eval/test/accuracy"]
+    assert {name: list(found) for name, found in result.metrics.items()} == {
+        "valid": ["accuracy"], "test": ["accuracy"]
+    }  # fmt: skip
+    assert [(row["epoch"], row["batch"]) for row in result.history] == [(1, 3), (2, 6)]
+    assert all(set(names) | {"train/loss"} <= row.keys() for row in result.history)
+    assert result.history[-1][names[0]] == result.metrics["valid"]["accuracy"].item()
+    assert result.run_dir == clean / "here"
+
+
+def test_the_end_of_a_fit_without_evaluation_stands_in_the_history(make_trainer):
+    """A row for each evaluation, and for the end of each fit."""
+    trainer = make_trainer()
+
+    trainer.fit(until="1ba")
+    history = trainer.fit().history
+
+    assert [row["batch"] for row in history] == [1, 3]
+    assert all(isinstance(row["train/loss"], float) for row in history)
+
+
+def test_each_run_has_a_folder_of_its_own_and_makes_none(make_trainer, clean):
+    """Whoever writes the first file makes it."""
+    trainers = [make_trainer(Task(model=nn.Linear(1, 1), name="digits")) for _ in range(8)]
+
+    folders = {trainer.state.run_dir for trainer in trainers}
+
+    assert len(folders) == 8
+    assert {str(folder.parent) for folder in folders} == {"runs/digits"}
+    assert list(clean.glob("runs")) == []
+
+
+def test_plugins_are_listed_from_the_task_to_the_callbacks(make_trainer, make_plugin):
+    """In the order in which they are called; the core isn't one of them."""
+    trainer = make_trainer(callbacks=[make_plugin("d"), make_plugin("c")],
+                           algorithms=[make_plugin("z"), make_plugin("y")])  # fmt: skip
+
+    assert [one.name for one in trainer.plugins] == ["task", "y", "z", "c", "d"]
+
+
+def test_the_task_brings_plugins(make_trainer, make_task, make_plugin):
+    """A task file that needs one says so."""
+    task = make_task(algorithms=[make_plugin("a")], callbacks=[make_plugin("b")])
+
+    assert [one.name for one in make_trainer(task).plugins] == ["task", "a", "b"]
+
+
+def test_an_owner_is_found_in_three_layers(make_trainer, make_plugin):
+    """Plugin, then task, then core."""
+    trainer = make_trainer(algorithms=[make_plugin("mine", forward=lambda state: state.inputs)])
+
+    owners = [trainer.owner(action).name for action in ("forward", "loss", "backward")]
+
+    assert owners == ["mine", "task", "core"]
+    with pytest.raises(ValueError, match="no action is named 'foward'; the closest is 'forward'"):
+        trainer.owner("foward")
+
+
+@pytest.mark.parametrize("until", ["5 epoch", "0ba", 5])
+def test_until_must_be_a_time(until, make_trainer):
+    """As max_duration."""
+    with pytest.raises(ValueError, match="is no time|isn't a finite|no unit"):
+        make_trainer().fit(until=until)
+
+
+def test_several_processes_are_refused_by_name(make_trainer, monkeypatch):
+    """Two processes that train two models by mistake look like one that is slow."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(EventloopError, match=r"WORLD_SIZE is 2[\s\S]*without torchrun"):
+        make_trainer()
