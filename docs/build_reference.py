@@ -20,9 +20,10 @@ MADE = "<!-- made by docs/build_reference.py; edit the docstrings instead -->"
 
 def pages() -> dict[str, str]:
     """Gives the text of each page by its file name."""
-    told = {name: hook for name, hook in events.HOOKS.items()}
     return {
-        "events.md": _page("Events and questions", events, _hook_sections(told, events.Events)),
+        "events.md": _page(
+            "Events and questions", events, _hook_sections(events.HOOKS, events.Events)
+        ),
         "actions.md": _page("Actions", actions, _hook_sections(actions.HOOKS, actions.Actions)),
         "settings.md": _settings_page(),
     }

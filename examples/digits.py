@@ -1,7 +1,7 @@
 """Handwritten digits: a small convolutional network on a data set that scikit-learn carries.
 
-    eventloop fit examples/digits.py
-    eventloop fit examples/digits.py --task.lr 0.01 --max-duration 5ep -p no:mixup
+eventloop fit examples/digits.py
+eventloop fit examples/digits.py --task.lr 0.01 --max-duration 5ep -p no:mixup
 """
 
 import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import eventloop
 from eventloop import Event, Task, Trainer, hookimpl
 
 Install = Callable[..., None]
@@ -96,6 +98,18 @@ def _recording(hook: str) -> Callable[..., None]:
         self.seen.append(hook)
 
     return record
+
+
+@pytest.fixture
+def run_python(clean: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs code in a process of its own, with the package that these tests run with."""
+
+    def run_python(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        environ = os.environ | {"PYTHONPATH": str(Path(eventloop.__file__).parents[1])}
+        command = [sys.executable, *flags, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+
+    return run_python
 
 
 @pytest.fixture

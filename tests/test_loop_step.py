@@ -201,9 +201,7 @@ def test_a_loss_of_one_entry_in_a_row_is_no_scalar_either(microbatch_size, make_
         make_trainer(task, microbatch_size=microbatch_size).fit()
 
 
-def test_clipped_norms_are_logged_as_they_were_before_clipping(
-    make_trainer, make_plugin
-):
+def test_clipped_norms_are_logged_as_they_were_before_clipping(make_trainer, make_plugin):
     """Whoever watches wants to see what was clipped."""
     norms = []
     watch = make_plugin(log=lambda numbers: norms.append(numbers["train/grad_norm"]))

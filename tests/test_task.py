@@ -94,7 +94,9 @@ def test_a_forward_that_wants_what_is_not_there_is_refused_with_the_closest(make
     """When the task's hooks are made, not at the first batch."""
     task = make_task(forward=lambda model, input: model(input))
 
-    with pytest.raises(TypeError, match="wants 'input', which isn't there; the closest is 'inputs'"):
+    with pytest.raises(
+        TypeError, match="wants 'input', which isn't there; the closest is 'inputs'"
+    ):
         task.hooks()
 
 
@@ -143,7 +145,10 @@ def test_data_loaders_or_what_makes_them(wrap, make_trainer, make_task, make_bat
         ({"optimizer": lambda model: None}, "'nonetype' is a NoneType, not a torch.optim.Optim"),
         ({"optimizer": lambda model: {"d": 3}}, "optimizer 'd' is a int, not a torch.optim.Optim"),
         ({"scheduler": {"sdg": lambda one: StepLR(one, 1)}}, "named 'sdg'.*the closest is 'sgd'"),
-        ({"metrics": {"accuracy": len}, "eval_dataloaders": [1]}, "metric 'accuracy' is a builtin_function_or_method"),
+        (
+            {"metrics": {"accuracy": len}, "eval_dataloaders": [1]},
+            "metric 'accuracy' is a builtin_function_or_method",
+        ),
         ({"train_metrics": {"n": 3}}, "metric 'n' is a int, not a torchmetrics.Metric"),
     ],
 )

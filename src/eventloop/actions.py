@@ -177,7 +177,8 @@ class Actions(Protocol):
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
         """Empties the gradients of these optimizers' parameters; True when done.
 
-        Asked: once a batch, last of `train_batch`, and first of each closure call.
+        Asked: once a batch, last of `train_batch`; first of each closure call; and by a fit after
+            one that raised.
         """
 
     @hookspec(per="batch", firstresult=True)

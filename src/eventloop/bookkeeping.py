@@ -66,8 +66,16 @@ class Bookkeeping:
             self._last_loss = state.loss
             state.numbers.record("train/loss", state.loss)
         for name, optimizer in state.optimizers.items():
-            state.numbers.record(f"lr/{name}", optimizer.param_groups[0]["lr"])
+            rate = optimizer.param_groups[0]["lr"]
+            # Schedulers write into a rate that is a tensor.
+            rate = rate.clone() if isinstance(rate, Tensor) else rate
+            state.numbers.record(f"lr/{name}", rate)
         if state.metrics["train"] and state.clock.crossed(state.numbers.interval):
+            log_train_metrics(state)
+
+    @hookimpl
+    def epoch_end(self, state: State) -> None:
+        if state.clock.crossed(state.numbers.interval):
             log_train_metrics(state)
 
     @hookimpl

@@ -73,7 +73,7 @@ class Events(Protocol):
         Must not: iterate over the data loaders.
         """
 
-    @hookspec(per="epoch")
+    @hookspec(per="epoch", for_algorithms=True)
     def should_rebuild_dataloader(self, state: State) -> bool | None:
         """Asks whether `build_train_dataloader` shall be called again for this epoch.
 
@@ -121,7 +121,7 @@ class Events(Protocol):
         Must not: wait for the device.
         """
 
-    @hookspec(per="batch")
+    @hookspec(per="batch", for_algorithms=True)
     def should_skip_batch(self, state: State) -> bool | None:
         """Asks whether this batch shall be left out: no forward, no step, but it counts.
 
@@ -209,7 +209,7 @@ class Events(Protocol):
         Must not: wait for the device.
         """
 
-    @hookspec(per="batch")
+    @hookspec(per="batch", for_algorithms=True)
     def should_skip_step(self, state: State) -> bool | None:
         """Asks whether the optimizers shall leave this batch's gradients unused.
 

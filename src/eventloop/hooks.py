@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar, overload
 import pluggy
 
 PROJECT = "eventloop"
+# Events of which everybody is told, whatever the others do.
+TELL_ALL = ("exception", "close")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
 Kind = Literal["event", "question", "action"]
@@ -30,6 +32,7 @@ class Hook:
         closes: the event that this one ends, if it ends one.
         argnames: what is passed, in order; `state` first.
         doc: the contract.
+        for_algorithms: whether callbacks can't implement it; true of every action.
     """
 
     name: str
@@ -38,10 +41,15 @@ class Hook:
     closes: str | None
     argnames: tuple[str, ...]
     doc: str
+    for_algorithms: bool = False
 
 
 def hookspec(
-    *, per: Per, closes: str | None = None, firstresult: bool = False
+    *,
+    per: Per,
+    closes: str | None = None,
+    firstresult: bool = False,
+    for_algorithms: bool = False,
 ) -> Callable[[Function], Function]:
     """Declares a hook, its docstring being the contract.
 
@@ -52,10 +60,11 @@ def hookspec(
         per: how often the hook fires.
         closes: the name of the event that this one ends; algorithms run it in reverse order.
         firstresult: one implementation owns the hook, and its result is the hook's.
+        for_algorithms: callbacks can't implement it; said of questions, since no action is theirs.
     """
 
     def mark(function: Function) -> Function:
-        setattr(function, _SPEC, (per, closes))
+        setattr(function, _SPEC, (per, closes, for_algorithms or firstresult))
         return _mark_spec(function, firstresult=firstresult)
 
     return mark
@@ -134,7 +143,7 @@ def declared_hooks(namespaces: Iterable[object]) -> dict[str, Hook]:
 
 
 def _describe(name: str, function: Callable[..., Any]) -> Hook:
-    per, closes = getattr(function, _SPEC)
+    per, closes, for_algorithms = getattr(function, _SPEC)
     argnames = tuple(name for name in inspect.signature(function).parameters if name != "self")
     firstresult = getattr(function, f"{PROJECT}_spec")["firstresult"]
     kind: Kind = "event"
@@ -142,4 +151,5 @@ def _describe(name: str, function: Callable[..., Any]) -> Hook:
         kind = "question"
     elif firstresult:
         kind = "action"
-    return Hook(name, kind, per, closes, argnames, inspect.getdoc(function) or "")
+    doc = inspect.getdoc(function) or ""
+    return Hook(name, kind, per, closes, argnames, doc, for_algorithms)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from eventloop.errors import TaskError
 
@@ -19,12 +19,13 @@ def fresh_metrics(metrics: Any, device: torch.device) -> dict[str, Metric]:
     """Copies metrics to a device, with nothing counted yet.
 
     Args:
-        metrics: a mapping by name, one metric (named after its class), or a factory of either.
+        metrics: a mapping by name, a `MetricCollection`, one metric (named after its class), or a
+            factory of any of these.
 
     Raises:
         TaskError: something in it isn't a torchmetrics metric.
     """
-    if not isinstance(metrics, (Metric, Mapping)) and callable(metrics):
+    if not isinstance(metrics, (Metric, MetricCollection, Mapping)) and callable(metrics):
         metrics = metrics()
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__.lower(): metrics}

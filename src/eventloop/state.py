@@ -147,6 +147,11 @@ class State:
             self.numbers = Numbers(self.settings.log_interval)
 
     @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has; None where the data loader doesn't know."""
+        return data.Feed(self.train_dataloader).num_batches
+
+    @property
     def rank(self) -> int:
         """This process's number of `world_size`."""
         return self._processes.rank
@@ -205,6 +210,8 @@ class State:
             if value.numel() != 1:
                 shape = tuple(value.shape)
                 raise TypeError(f"log({name!r}, ...) takes one number, not a tensor of {shape}")
+            if value.is_complex():
+                raise TypeError(f"log({name!r}, ...) takes a real number, not a complex one")
             value = value.detach().clone()
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")

@@ -60,6 +60,7 @@ class _Brought:
     algorithms: tuple[object, ...] = ()
     callbacks: tuple[object, ...] = ()
     name: str = ""
+    counts_tokens: bool = True
 
 
 class Trainer:
@@ -91,6 +92,7 @@ class Trainer:
         elif settings:
             raise TypeError("give settings as keywords or in `configuration`, not both")
         brought = _brought(task)
+        self._counts_tokens = brought.counts_tokens
         chosen = configuration.settings(brought.settings)
 
         processes = join_processes()
@@ -134,6 +136,7 @@ class Trainer:
 
         Raises:
             ValueError: there is no such action.
+            PluginError: nobody answers it.
         """
         if action not in HOOKS or HOOKS[action].kind != "action":
             raise ValueError(f"no action is named {action!r}{closest(action, HOOKS)}")
@@ -269,11 +272,18 @@ class Trainer:
                 "no optimizer holds a parameter, so nothing would be trained",
                 fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
             )
-        if end.unit == "tok" and self.owner("count_batch").role == "core":
-            raise SettingError(
-                f"the run ends at {end}, but nobody counts tokens",
-                fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
-            )
+        settings = state.settings
+        silent = ("core",) if self._counts_tokens else ("core", "task")
+        for what, length in (
+            ("the run ends at", end),
+            ("eval_interval is", settings.eval_interval),
+            ("log_interval is", settings.log_interval),
+        ):
+            if length and length.unit == "tok" and self.owner("count_batch").role in silent:
+                raise SettingError(
+                    f"{what} {length}, but nobody counts tokens",
+                    fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
+                )
         return end
 
     def _resolved(self, name: str, time: Time | None) -> Time | None:
@@ -291,7 +301,8 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            failures = told(self._hooks.exception, self.state, error)
+            late = _failures_of(lambda: self._loop.deliver(self.state, everything=True))
+            failures = late + told(self._hooks.exception, self.state, error)
             if closing:
                 failures += _failures_of(self.close)
             for failure in failures:
@@ -329,7 +340,8 @@ def _failures_of(function: Callable[[], None]) -> list[BaseException]:
 
 def _brought(task: object) -> _Brought:
     if isinstance(task, Task):
-        return _Brought(task.settings, task.algorithms, task.callbacks, task.name)
+        counts_tokens = task.num_tokens is not None
+        return _Brought(task.settings, task.algorithms, task.callbacks, task.name, counts_tokens)
     return _Brought()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from eventloop.hooks import hookimpl
 from eventloop.plugin.freeze import Plan, freeze
 from eventloop.plugin.manager import HOOKS
 from eventloop.plugin.order import order
-from eventloop.plugin.records import Plugin
+from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.precision import FullPrecision
 from eventloop.settings import Settings
@@ -48,20 +48,30 @@ def state(new_state) -> State:
 def plugin() -> Callable[..., Plugin]:
     """Makes a plugin of functions: `plugin("ema", batch_end=lambda state: ...)`.
 
-    A function stands for its hook; a pair of function and options is marked with them.
+    A function stands for its hook; a pair of function and options is marked with them. The mark
+    is left on a copy, so that one function may serve several plugins.
     """
 
-    def plugin(
-        name: str, role: str = "algorithm", distribution: str = "", **hooks: Any
-    ) -> Plugin:
+    def plugin(name: str, role: str = "algorithm", distribution: str = "", **hooks: Any) -> Plugin:
         marked = {}
         for hook, given in hooks.items():
             function, options = given if isinstance(given, tuple) else (given, {})
-            marked[hook] = hookimpl(**options)(function)
+            marked[hook] = hookimpl(**options)(_copied(function))
         version = "0.2.1" if distribution else ""
-        return Plugin(name, role, SimpleNamespace(**marked), distribution, version)
+        source = FROM_ENTRY_POINT if distribution else ""
+        return Plugin(name, role, SimpleNamespace(**marked), distribution, version, source)
 
     return plugin
+
+
+def _copied(function: FunctionType) -> FunctionType:
+    return FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 @pytest.fixture
@@ -77,3 +87,16 @@ def plan_of(state) -> Callable[..., Plan]:
         return freeze(HOOKS[hook], order(found), state)
 
     return plan_of
+
+
+@pytest.fixture
+def names_in_order() -> Callable[..., list[str]]:
+    """Orders the implementations of one hook; gives their plugins' names."""
+
+    def names_in_order(hook: str, plugins: Sequence[Plugin], order=order) -> list[str]:
+        found = [each for one in plugins for each in implementations(one, HOOKS)[0]]
+        return [
+            each.plugin.name for each in order(each for each in found if each.hook.name == hook)
+        ]
+
+    return names_in_order

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.options import Option, Value, flag, options_of, typed
-from eventloop.plugin.records import Found, Plugin
+from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 
 
 def plugin_options(target: object) -> dict[str, Option]:
@@ -36,7 +36,7 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         target=target,
         distribution=found.distribution,
         version=found.version,
-        source="entry point",
+        source=FROM_ENTRY_POINT,
         options=options,
     )
 

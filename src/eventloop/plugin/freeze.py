@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
-from eventloop.hooks import Hook
+from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.state import State, StateView
 
@@ -40,10 +40,8 @@ def freeze(hook: Hook, ordered: Sequence[Implementation], state: State) -> Plan:
     """
     plain = [one for one in ordered if not one.wrapper]
     wrappers = [one for one in ordered if one.wrapper]
-    if hook.name == "close":
-        return _tell_all(list(reversed(plain)), state)
-    if hook.name == "exception":
-        return _tell_all(plain, state)
+    if hook.name in TELL_ALL:
+        return _tell_all(plain[::-1] if hook.name == "close" else plain, state)
     if len(ordered) == 1 and _is_direct(ordered[0]):
         return ordered[0].function
     if hook.kind == "action":
@@ -172,10 +170,19 @@ def _enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> P
 def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
     start: Callable[..., Generator[None, Any, Any]] = _adapted(one, state)
     is_action = one.hook.kind == "action"
+    must_return = one.hook.kind != "event" and not one.conditional
 
     def enclosed(*args: Any) -> Any:
         outer_again = state._again
-        state._again = again = (lambda: inner(*args)) if is_action else None
+
+        def run() -> Any:
+            state._again = None  # what is enclosed would ask for itself, without end
+            try:
+                return inner(*args)
+            finally:
+                state._again = again
+
+        state._again = again = run if is_action else None
         passing: BaseException | None = None
         try:
             generator = start(*args[1:])
@@ -184,15 +191,14 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
             except StopIteration:
                 raise PluginError("a wrapper didn't yield", wrapper=one.origin) from None
             try:
-                result = inner(*args)
+                result = run()
             except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
                 passing = error
-            state._again = again
             if passing is None:
                 result = _send(generator, result, one)
             else:
                 result = _throw(generator, passing, one)
-            if result is None and is_action and not one.conditional:
+            if result is None and must_return:
                 raise _returned_nothing(one)
             return result
         except BaseException as error:
@@ -276,12 +282,12 @@ def _blame(error: BaseException, one: Implementation, state: State) -> None:
         f"{BLAME}{one.plugin.origin} in {one.hook.name}, epoch {clock.epoch}, "
         f"batch {clock.batch}, rank {state.rank}\n"
         f"  at   {one.where}\n"
-        f"  fix  switch it off with `-p no:{one.plugin.name}`"
+        f"  fix  {one.plugin.way_out}"
     )
 
 
 def _returned_nothing(one: Implementation) -> PluginError:
-    what = "wrapper of the action" if one.wrapper else "owner of the action"
+    what = f"wrapper of the {one.hook.kind}" if one.wrapper else "owner of the action"
     fix = "return the result of `yield`" if one.wrapper else "return the result"
     return PluginError(
         f"the {what} {one.hook.name} returned nothing",

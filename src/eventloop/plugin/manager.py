@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,7 +20,7 @@ from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.records import Found, Plugin, Selected, fold
-from eventloop.plugin.select import select
+from eventloop.plugin.select import RESERVED, select
 from eventloop.plugin.validate import implementations
 
 HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
@@ -40,9 +41,18 @@ class Assembly:
     implementations: Mapping[str, tuple[Implementation, ...]]
 
     def owner(self, action: str) -> Plugin:
-        """Gives the plugin that answers an action."""
+        """Gives the plugin that answers an action.
+
+        Raises:
+            PluginError: nobody does.
+        """
         plain = [one for one in self.implementations[action] if not one.wrapper]
         ordered = order_of_owners(plain)
+        if not ordered:
+            raise PluginError(
+                f"nobody answers the action {action}",
+                fix=f"implement {action} in the task or in an algorithm",
+            )
         return next((one for one in ordered if not one.conditional), ordered[-1]).plugin
 
 
@@ -88,15 +98,13 @@ def handed_over(
     """
     plugins = []
     source = f"Trainer({role}s=...)"
-    entry_points = {one.entry_point.value.replace(" ", ""): one for one in found}
     for target in objects:
         if isinstance(target, type):
             raise PluginError(
                 f"{source} was given the class {target.__name__}, not an instance of it",
                 fix=f"write {target.__name__}(...)",
             )
-        kind = type(target)
-        known = entry_points.get(f"{kind.__module__}:{kind.__qualname__}")
+        known = _found_as(target, found)
         if known is not None:
             plugins.append(
                 Plugin(known.name, role, target, known.distribution, known.version, source)
@@ -126,7 +134,7 @@ def assemble(
     ]
     plugins, off, problems = installed(configuration, [one.name for one in given])
     plugins = [task, *plugins, *given, *core]
-    problems += _same_names(plugins)
+    problems += _name_problems(plugins)
 
     by_hook: dict[str, list[Implementation]] = {name: [] for name in HOOKS}
     for plugin in plugins:
@@ -156,15 +164,25 @@ def _register(plugins: Sequence[Plugin]) -> None:
             raise PluginError(
                 f"pluggy refuses {plugin.name!r}: {error}",
                 plugin=plugin.origin,
-                fix=f"mend it, or switch it off with `-p no:{plugin.name}`",
+                fix=plugin.fix("mend it"),
             ) from error
 
 
-def _same_names(plugins: Sequence[Plugin]) -> list[PluginError]:
+def _name_problems(plugins: Sequence[Plugin]) -> list[PluginError]:
     by_name: dict[str, Plugin] = {}
     problems = []
     for plugin in plugins:
         if plugin.role == "core":
+            continue
+        if fold(plugin.name) in RESERVED and plugin.role != "task":
+            problems.append(
+                PluginError(
+                    f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
+                    "something else",
+                    plugin=plugin.origin,
+                    fix="give it another `name`",
+                )
+            )
             continue
         other = by_name.setdefault(fold(plugin.name), plugin)
         if other is not plugin:
@@ -191,10 +209,25 @@ def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> list[Plu
                 PluginError(
                     f"{len(owners)} plugins claim the action {name}",
                     plugins=", ".join(one.origin for one in owners),
-                    fix=f"keep one: switch the other off with `-p no:{owners[-1].name}`",
+                    fix=f"keep one; to do without {owners[-1].name}, {owners[-1].way_out}",
                 )
             )
     return problems
+
+
+def _found_as(target: object, found: Sequence[Found]) -> Found | None:
+    """Finds the entry point that names an object's class, under whatever name it exports it.
+
+    Imports nothing: where a class exists, so does the package that it is exported from.
+    """
+    for one in found:
+        module, _, attrs = one.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
+        named: Any = sys.modules.get(module)
+        for attr in filter(None, attrs.split(".")):
+            named = getattr(named, attr, None)
+        if named is type(target) or named is target:
+            return one
+    return None
 
 
 def _name_of(target: object) -> str:

@@ -10,6 +10,7 @@ from importlib_metadata import EntryPoint
 
 Role = Literal["task", "algorithm", "callback", "core"]
 Status = Literal["active", "off"]
+FROM_ENTRY_POINT = "entry point"
 
 
 def fold(name: str) -> str:
@@ -86,3 +87,16 @@ class Plugin:
         if self.distribution:
             return f"{self.name} ({self.distribution} {self.version})"
         return f"{self.name} ({self.source})" if self.source else self.name
+
+    @property
+    def way_out(self) -> str:
+        """How to go on without it, as messages say it; "" for the task and the core."""
+        if self.role in ("task", "core"):
+            return ""
+        if self.source == FROM_ENTRY_POINT:
+            return f"switch the plugin off with `-p no:{self.name}`"
+        return f"leave the plugin out of `{self.role}s=[...]`"
+
+    def fix(self, mend: str) -> str:
+        """Says what to do next: mend it, or go on without it where that is possible."""
+        return f"{mend}, or {self.way_out}" if self.way_out else mend

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pluggy
 
 from eventloop.errors import PluginError, closest
-from eventloop.hooks import PROJECT, Hook, impl_options
+from eventloop.hooks import PROJECT, TELL_ALL, Hook, impl_options
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
 
@@ -36,7 +36,7 @@ def implementations(
                 plugin=plugin,
                 hook=hook,
                 function=impl.function,
-                argnames=tuple(impl.argnames),
+                argnames=_argnames(impl, hook),
                 phase=0 if impl.tryfirst else 2 if impl.trylast else 1,
                 wrapper=impl.wrapper,
                 conditional=impl_options(impl.function).conditional,
@@ -65,27 +65,46 @@ def _unknown_hook(
     return PluginError(
         f"no hook is named {hook_name!r}{closest(hook_name, hooks)}",
         plugin=f"{plugin.origin}, {_method(plugin, method)}",
-        fix=f"rename the method, or switch the plugin off with `-p no:{plugin.name}`",
+        fix=plugin.fix("rename the method"),
     )
 
 
 def _misfit(plugin: Plugin, method: str, impl: pluggy.HookImpl, hook: Hook) -> PluginError | None:
     """Finds what makes an implementation unfit for its hook."""
     who = f"{plugin.origin}, {_method(plugin, method)}"
-    unknown = [name for name in impl.argnames if name not in hook.argnames]
+    unknown = [name for name in _argnames(impl, hook) if name not in hook.argnames]
     if unknown:
         return PluginError(
             f"{hook.name} has no argument {unknown[0]!r}{closest(unknown[0], hook.argnames)}",
             plugin=who,
             fix=f"take what the hook passes: {', '.join(hook.argnames)}",
         )
-    if plugin.role == "callback" and hook.kind == "action":
+    if plugin.role == "callback" and hook.for_algorithms:
         return PluginError(
-            f"a callback can't take part in the action {hook.name}; it may only watch",
+            f"a callback can't take part in the {hook.kind} {hook.name}; it may only watch",
             plugin=who,
             fix="register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)",
         )
+    if impl.wrapper and hook.name in TELL_ALL:
+        return PluginError(
+            f"{hook.name} can't be wrapped: everybody is told, whatever the others do",
+            plugin=who,
+            fix="implement it without wrapper=True",
+        )
+    if impl_options(impl.function).conditional and hook.kind != "action":
+        return PluginError(
+            f"conditional=True has no effect on {hook.name}, which asks everybody",
+            plugin=who,
+            fix="leave it out; None is an answer here",
+        )
     return None
+
+
+def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
+    """Gives the parameters to fill: those without a default, and others that the hook passes."""
+    names = (*impl.argnames, *impl.kwargnames)
+    passed = [idx for idx, name in enumerate(names) if name in hook.argnames]
+    return names[: max([len(impl.argnames), *(idx + 1 for idx in passed)])]
 
 
 def _method(plugin: Plugin, method: str) -> str:

@@ -102,16 +102,19 @@ class Progress:
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:
-        """Shows the results, which is when the device is waited for."""
-        clock = state.clock
-        results = _numbers(state.eval_metrics)
+        """Shows the results, which is when the device is waited for.
+
+        Outside of a fit whoever asked for the evaluation has them.
+        """
         if self._fit is None:
             self._display.close(keep=False)
+            return
+        clock = state.clock
+        results = _numbers(state.eval_metrics)
         self._display.results(clock.epoch + (clock.batch_in_epoch > 0), clock.batch, results)
-        if self._fit is not None:
-            self._fit.pace.resume(time.perf_counter())
-            self._fit.results = results
-            self._draw(state)
+        self._fit.pace.resume(time.perf_counter())
+        self._fit.results = results
+        self._draw(state)
 
     @hookimpl
     def epoch_end(self, state: StateView) -> None:

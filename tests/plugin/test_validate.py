@@ -1,0 +1,221 @@
+"""What doesn't fit a hook is found by name before the run."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+from eventloop import hookimpl
+from eventloop.configuration import Configuration
+from eventloop.errors import PluginError
+from eventloop.plugin.manager import HOOKS, assemble
+from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
+from eventloop.plugin.select import Choice
+from eventloop.plugin.validate import implementations
+
+ALONE = Configuration(choice=Choice(autoload=False, autoload_reason="a test"))
+
+
+class Ema:
+    @hookimpl
+    def before_foward(self, state): ...
+
+
+def made(target: object, role: str = "algorithm") -> Plugin:
+    return Plugin("ema", role, target, "eventloop-ema", "0.2.1", FROM_ENTRY_POINT)
+
+
+def problem_of(plugin: Plugin) -> str:
+    found, (problem,) = implementations(plugin, HOOKS)
+    assert found == []
+    return str(problem)
+
+
+def test_an_unknown_hook_is_refused_with_the_closest():
+    """A misspelt hook would never be called, and nobody would know."""
+    assert problem_of(made(Ema())) == (
+        "no hook is named 'before_foward'; the closest is 'before_forward'\n"
+        "  plugin  ema (eventloop-ema 0.2.1), method Ema.before_foward\n"
+        "  fix     rename the method, or switch the plugin off with `-p no:ema`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "fix"),
+    [
+        ("callback", "rename the method, or leave the plugin out of `callbacks=[...]`"),
+        ("task", "rename the method"),
+    ],
+)
+def test_the_way_out_is_one(role, fix):
+    """`-p no:ema` knows what is installed, not what was handed over, and never the task."""
+    message = problem_of(Plugin("ema", role, Ema(), source="Trainer(callbacks=...)"))
+
+    assert message.splitlines()[-1] == f"  fix     {fix}"
+
+
+def test_a_wrong_argument_is_refused_with_the_closest(plugin):
+    """What a hook doesn't pass would be missing at the call."""
+    one = plugin("ema", log=lambda state, number: None)
+
+    assert problem_of(one) == (
+        "log has no argument 'number'; the closest is 'numbers'\n"
+        "  plugin  ema, method SimpleNamespace.log\n"
+        "  fix     take what the hook passes: state, numbers, at"
+    )
+
+
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_a_callback_can_not_take_part_in_an_action(plugin, wrapper):
+    """Nor wrap one: it may only watch."""
+
+    def forward(state):
+        return (yield)
+
+    assert problem_of(plugin("watch", "callback", forward=(forward, {"wrapper": wrapper}))) == (
+        "a callback can't take part in the action forward; it may only watch\n"
+        "  plugin  watch, method SimpleNamespace.forward\n"
+        "  fix     register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, hook in HOOKS.items() if hook.kind == "question"])
+def test_callbacks_answer_the_questions_that_do_not_change_the_training(plugin, name):
+    """When to evaluate, save and stop, yes; what is trained on, and whether, no."""
+    forbidden = {"should_skip_batch", "should_skip_step", "should_rebuild_dataloader"}
+    answer = {name: lambda state: True}
+
+    found, problems = implementations(plugin("watch", "callback", **answer), HOOKS)
+
+    assert (len(found), len(problems)) == ((0, 1) if name in forbidden else (1, 0))
+    assert implementations(plugin("cut", "algorithm", **answer), HOOKS)[1] == []
+
+
+@pytest.mark.parametrize("name", ["exception", "close"])
+def test_what_tells_everybody_can_not_be_wrapped(plugin, name):
+    """A wrapper could keep others from being told; left out in silence it would be a riddle."""
+
+    def around(state):
+        return (yield)
+
+    message = problem_of(plugin("ema", **{name: (around, {"wrapper": True})}))
+
+    assert message.startswith(f"{name} can't be wrapped")
+
+
+def test_conditional_is_for_actions(plugin):
+    """An option without effect is an error: its author believes in one."""
+    message = problem_of(plugin("ema", batch_end=(lambda state: None, {"conditional": True})))
+
+    assert message.startswith("conditional=True has no effect on batch_end")
+
+
+def test_an_optional_hook_may_be_unknown(plugin):
+    """A plugin may serve another plugin's hook that isn't installed."""
+    one = plugin("ema", no_such_hook=(lambda state: None, {"optionalhook": True}))
+
+    assert implementations(one, HOOKS) == ([], [])
+
+
+def test_an_optional_hook_that_is_known_is_implemented(plugin):
+    """And checked like any other."""
+    found, _ = implementations(plugin("a", log=(lambda at: 0, {"optionalhook": True})), HOOKS)
+
+    assert [(one.hook.name, one.argnames) for one in found] == [("log", ("at",))]
+
+
+def test_specname_names_the_hook(plugin):
+    """Two methods of a plugin may implement one hook."""
+    one = plugin(
+        "ema",
+        average=(lambda state: None, {"specname": "batch_end"}),
+        batch_end=lambda state: None,
+        finish=(lambda state: None, {"specname": "fit_ned"}),
+    )
+
+    found, (problem,) = implementations(one, HOOKS)
+
+    assert [each.hook.name for each in found] == ["batch_end", "batch_end"]
+    assert "no hook is named 'fit_ned'; the closest is 'fit_end'" in str(problem)
+    assert "method SimpleNamespace.finish" in str(problem)
+
+
+def test_options_and_arguments_are_read(plugin):
+    """Everything that order and plan depend on."""
+
+    def around(at, state):
+        return (yield)
+
+    found, _ = implementations(
+        plugin("a", log=(around, {"wrapper": True}), batch_end=(lambda: 0, {"trylast": True})),
+        HOOKS,
+    )
+    told, logged = sorted(found, key=lambda one: one.hook.name)
+
+    assert (told.argnames, told.phase, told.wrapper, told.logs) == ((), 2, False, True)
+    assert (logged.argnames, logged.phase, logged.wrapper, logged.logs) == (
+        ("at", "state"), 1, True, True
+    )  # fmt: skip
+
+
+def test_an_argument_with_a_default_is_passed_where_the_hook_has_it(plugin, plan_of, state):
+    """As pluggy does; a default that silently won would be a wrong number in a log."""
+    one = plugin("a", log=lambda state, at=None, numbers=None: (at, numbers))
+    other = plugin("b", log=lambda at, more=3: (at, more))
+
+    assert plan_of("log", one, other)(state, {"x": 1}, "now") == [("now", {"x": 1}), ("now", 3)]
+
+
+def test_an_unknown_argument_with_a_default_before_one_of_the_hooks_is_refused(plugin):
+    """It looks like one that is passed."""
+    message = problem_of(plugin("a", log=lambda state, number=None, at=None: None))
+
+    assert message.startswith("log has no argument 'number'; the closest is 'numbers'")
+
+
+def test_a_module_implements_hooks_with_functions():
+    """A plugin is a class, an instance or a module."""
+    module = ModuleType("watch")
+    module.batch_end = hookimpl(lambda state: None)
+
+    found, problems = implementations(made(module), HOOKS)
+
+    assert ([one.hook.name for one in found], problems) == (["batch_end"], [])
+
+
+def test_what_is_not_marked_is_left_alone():
+    """A model has a `forward`, and a plugin may have methods of any name."""
+
+    class Plain:
+        def batch_end(self, state): ...
+
+        @property
+        def raises(self):
+            raise RuntimeError
+
+    assert implementations(made(Plain()), HOOKS) == ([], [])
+
+
+def test_all_problems_of_all_plugins_are_told_at_once():
+    """Mending one a run is slow."""
+
+    class Watch:
+        @hookimpl
+        def forward(self, state): ...
+
+        @hookimpl
+        def batch_end(self, sate): ...
+
+    with pytest.raises(PluginError) as caught:
+        assemble(
+            ALONE,
+            task=Plugin("task", "task", object()),
+            core=[],
+            algorithms=[Ema()],
+            callbacks=[Watch()],
+        )
+
+    assert str(caught.value).startswith("3 problems with plugins\n1. no hook is named")
+    assert "batch_end has no argument 'sate'; the closest is 'state'" in str(caught.value)
+    assert "a callback can't take part in the action forward" in str(caught.value)

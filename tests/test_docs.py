@@ -1,0 +1,64 @@
+"""What the documentation says of hooks and settings is what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from eventloop import Event
+from eventloop.plugin.manager import HOOKS
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOT_YET = {"before_load", "restore_model", "restore_optimizers"}  # come with checkpoints
+
+
+@pytest.fixture(scope="module")
+def pseudo_code() -> str:
+    page = (DOCS / "explanation" / "design.md").read_text()
+    return re.search(r"## The loop\n.*?```text\n(.*?)```", page, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The reference as the docstrings say it now."""
+    path = DOCS / "build_reference.py"
+    spec = importlib.util.spec_from_file_location("build_reference", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.pages()
+
+
+def test_the_reference_is_made_of_the_docstrings(pages):
+    """A contract that changes must change there: `python docs/build_reference.py`."""
+    written = {name: (DOCS / "reference" / name).read_text() for name in pages}
+
+    assert written == pages
+
+
+def events_in(text: str) -> list[str]:
+    """The events in the order of the text: each stands alone on its line, or first on it."""
+    first_words = re.findall(r"^ *([a-z_]+)(?=\s{2,}|$)", text, re.MULTILINE)
+    return [word for word in first_words if word in set(Event)]
+
+
+def test_the_pseudo_code_has_every_event_in_order(pseudo_code):
+    """The page, the enum and the loop are one order; evaluation stands in a section of its own."""
+    aside = {event: event.per in ("eval", "eval batch") for event in Event}
+    order = [*(event for event in Event if not aside[event] and event.per not in ("predict", "any")),
+             *(event for event in Event if aside[event]),
+             *(event for event in Event if event.per == "predict"),
+             *(event for event in Event if event.per == "any")]  # fmt: skip
+    order.sort(key=lambda event: event is Event.CLOSE)
+
+    assert events_in(pseudo_code) == [event for event in order if event not in NOT_YET]
+
+
+@pytest.mark.parametrize("name", [name for name in HOOKS if name not in NOT_YET])
+def test_the_pseudo_code_names_every_hook(name, pseudo_code):
+    """Whoever looks for a place to hook in reads that page."""
+    written = rf"<{name}>" if HOOKS[name].kind == "action" else rf"\b{name}\b"
+
+    assert re.search(written, pseudo_code)

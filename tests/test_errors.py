@@ -1,0 +1,92 @@
+"""The form of messages: what happened, who did it, what to do next."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop import errors
+from eventloop.errors import (
+    EventloopError,
+    PluginError,
+    ReadOnlyStateError,
+    SettingError,
+    TaskFileError,
+    UsageError,
+    closest,
+    raise_all,
+)
+
+
+def test_a_message_has_a_line_for_each_fact():
+    """Aligned, in the order given, with what to do next at the end."""
+    error = PluginError("it broke", fix="mend it", plugin="ema (eventloop-ema 0.2.1)", at="x.py:3")
+
+    assert str(error) == (
+        "it broke\n  plugin  ema (eventloop-ema 0.2.1)\n  at      x.py:3\n  fix     mend it"
+    )
+    assert error.what == "it broke"
+
+
+def test_a_message_may_be_one_line():
+    """Facts that nobody knows aren't printed."""
+    assert str(EventloopError("it broke")) == "it broke"
+
+
+def test_a_fact_may_have_a_keyword_for_a_name():
+    """Python's own words end in an underscore as parameters."""
+    assert str(EventloopError("it broke", from_="run.yaml")) == "it broke\n  from  run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"), [(SettingError, ValueError), (ReadOnlyStateError, AttributeError)]
+)
+def test_errors_are_what_python_would_raise(error, builtin):
+    """Code that knows nothing of eventloop catches them, too."""
+    assert issubclass(error, (EventloopError, builtin))
+    assert issubclass(error, builtin)
+
+
+def test_all_errors_have_one_base():
+    """A script may catch whatever eventloop itself raises."""
+    own = [one for one in vars(errors).values() if isinstance(one, type)]
+
+    assert own
+    assert all(issubclass(one, EventloopError) for one in own if issubclass(one, Exception))
+
+
+@pytest.mark.parametrize("error", [SettingError, TaskFileError])
+def test_wrong_usage_is_known_by_its_class(error):
+    """The command's exit status 2 comes from it."""
+    assert issubclass(error, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("before_foward", "; the closest is 'before_forward'"), ("something", ""), ("", "")],
+)
+def test_the_closest_name_is_given_where_one_is_near(name, hint):
+    """A far-fetched guess would mislead."""
+    assert closest(name, ["after_forward", "before_forward"]) == hint
+
+
+def test_no_problem_raises_nothing():
+    """Collecting is over, and all is well."""
+    assert raise_all([]) is None
+
+
+def test_the_only_problem_is_raised_as_it_is():
+    """With its class, cause and facts."""
+    problem = ReadOnlyStateError("it broke")
+
+    with pytest.raises(ReadOnlyStateError) as caught:
+        raise_all([problem])
+
+    assert caught.value is problem
+
+
+def test_several_problems_are_raised_as_one():
+    """Mending one a run is slow."""
+    with pytest.raises(PluginError) as caught:
+        raise_all([PluginError("one", fix="mend it"), PluginError("two")])
+
+    assert str(caught.value) == "2 problems with plugins\n1. one\n  fix  mend it\n2. two"

@@ -1,0 +1,52 @@
+"""The package: its names, and what importing it costs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import eventloop
+
+
+@pytest.mark.parametrize("name", eventloop.__all__)
+def test_every_public_name_is_there(name):
+    """Those that need torch come when they are asked for."""
+    assert getattr(eventloop, name).__name__ == name
+    assert name in dir(eventloop)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """`hasattr` and typing tools rely on it."""
+    with pytest.raises(AttributeError, match="has no attribute 'Trainr'"):
+        _ = eventloop.Trainr
+
+
+def test_the_version_is_that_of_the_distribution():
+    """Two places, one version."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+
+    assert eventloop.__version__ == tomllib.loads(text)["project"]["version"]
+
+
+def imported(run_python, statement: str) -> set[str]:
+    """Gives the top-level packages that a statement imports, as Python tells of them."""
+    ran = run_python(statement, "-X", "importtime")
+    assert ran.returncode == 0, ran.stderr
+    modules = [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()]
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize("statement", ["import eventloop", "from eventloop import hookimpl, Time",
+                                       "from eventloop.events import Event, HOOKS",
+                                       "from eventloop.plugin.discover import discover",
+                                       "import eventloop.cli"])  # fmt: skip
+def test_importing_does_not_import_torch(statement, run_python):
+    """The command answers, and plugins are discovered, in the time that torch takes to load."""
+    assert not imported(run_python, statement) & {"torch", "numpy", "torchmetrics", "jsonargparse"}
+
+
+def test_an_import_of_torch_would_be_seen(run_python):
+    """Control."""
+    assert {"torch", "eventloop"} <= imported(run_python, "from eventloop import Task")

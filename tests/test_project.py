@@ -1,0 +1,219 @@
+"""What holds for the whole tree: every plugin package, and every module of the core."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import eventloop
+from eventloop.plugin.discover import GROUPS
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml"))
+SECTIONS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
+SOURCE = ROOT / "src"
+
+every_plugin = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def read_toml(path: Path) -> dict:
+    return tomllib.loads(path.read_text())
+
+
+# Plugin packages
+
+
+def test_every_folder_of_plugins_is_a_package():
+    """One without a pyproject.toml would be left out of every other test."""
+    folders = [
+        one for one in (ROOT / "plugins").iterdir() if one.is_dir() and one.name[0] not in "._"
+    ]
+
+    assert sorted(folders) == FOLDERS
+
+
+@every_plugin
+def test_folder_distribution_package_and_entry_point_agree(folder):
+    """Who knows one name knows all of them."""
+    project = read_toml(folder / "pyproject.toml")["project"]
+    (group,) = project["entry-points"]
+    ((name, value),) = project["entry-points"][group].items()
+    package = folder.name.replace("-", "_")
+
+    assert group in GROUPS
+    assert project["name"] == folder.name == f"eventloop-{name}"
+    assert value.partition(":")[0].partition(".")[0] == package
+    assert [one.parent.name for one in (folder / "src").glob("*/__init__.py")] == [package]
+
+
+@every_plugin
+def test_a_plugin_requires_the_core_by_its_distribution(folder):
+    """An unrelated `eventloop` stands on PyPI."""
+    project = read_toml(folder / "pyproject.toml")["project"]
+    required = [re.split(r"[^\w-]", one)[0] for one in project["dependencies"]]
+
+    assert "torch-eventloop" in required
+    assert "eventloop" not in required
+
+
+@every_plugin
+def test_a_plugin_is_typed_and_tested(folder):
+    """Its `py.typed` is part of the wheel, its tests are part of the project's."""
+    package = folder.name.replace("-", "_")
+    tools = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]
+
+    assert (folder / "src" / package / "py.typed").is_file()
+    assert tools["package-data"] == {package: ["py.typed"]}
+    assert list((folder / "tests").glob("test_*.py"))
+
+
+@every_plugin
+def test_a_readme_has_the_sections_of_all_readmes(folder):
+    """A reader finds cost and evidence of every method in the same place."""
+    assert sections_of((folder / "README.md").read_text()) == SECTIONS
+
+
+def sections_of(text: str) -> list[str]:
+    """Gives the headings of the second level, but for what looks like one in a code block."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^## (.+?) *$", prose, flags=re.MULTILINE)
+
+
+def test_sections_are_not_read_from_code():
+    """A comment in a shell snippet is no heading."""
+    assert sections_of("# A\n## One\n```\n## no\n```\n### deeper\n## Two \n") == ["One", "Two"]
+
+
+def test_tox_installs_every_plugin():
+    """What isn't installed is found by no entry point, and its tests can't run."""
+    text = (ROOT / "tox.ini").read_text()
+
+    assert [one.name for one in FOLDERS if not re.search(rf"{one.name}(?![\w-])", text)] == []
+
+
+@pytest.mark.parametrize("table", ["files", "mypy_path"])
+def test_mypy_checks_every_plugin(table):
+    """Strictly typed means all of it."""
+    listed = read_toml(ROOT / "pyproject.toml")["tool"]["mypy"][table]
+    wanted = ["src", *(f"plugins/{one.name}/src" for one in FOLDERS)]
+
+    assert sorted(listed) == sorted(wanted)
+
+
+# Imports
+
+
+def run_time_imports(source: str) -> Iterator[str]:
+    """Gives the modules that a file imports when it runs, not those that type checkers read.
+
+    Of `from a.b import c` both `a.b` and `a.b.c`, which may be a module, too.
+    """
+    nodes: list[ast.AST] = [ast.parse(source)]
+    for node in nodes:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        nodes.extend(ast.iter_child_nodes(node))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in SOURCE.rglob("*.py")}
+IMPORTS = {name: set(run_time_imports(path.read_text())) for name, path in MODULES.items()}
+LEAVES = {f"eventloop.{name}" for name in ("events", "actions", "hooks", "clock", "errors")}
+
+
+def importers_of(prefix: str) -> set[str]:
+    """Gives the modules that import a module or anything inside it, but for those inside it."""
+    return {
+        name
+        for name, imported in IMPORTS.items()
+        if any(f"{one}.".startswith(f"{prefix}.") for one in imported)
+        and not f"{name}.".startswith(f"{prefix}.")
+    }
+
+
+def test_imports_are_read_wherever_they_stand():
+    """An import inside a function runs, too; what only types need doesn't."""
+    source = (
+        "import a.b\n"
+        "from c import d\n"
+        "if TYPE_CHECKING:\n    import no\n"
+        "else:\n    import e\n"
+        "def f():\n    from g.h import i\n"
+    )
+
+    assert set(run_time_imports(source)) == {"a.b", "c", "c.d", "e", "g.h", "g.h.i"}
+
+
+def test_the_source_is_what_runs():
+    """The rules below are read from files; they must be those that were tested."""
+    assert "eventloop.trainer" in MODULES
+    assert IMPORTS["eventloop.trainer"] >= {"eventloop.loop", "eventloop.loop.Loop", "torch"}
+    assert Path(eventloop.__file__).read_text() == MODULES["eventloop"].read_text()
+
+
+def test_imports_go_round_in_no_circle():
+    """A module can be read, tested and replaced knowing only those below it."""
+    graph = {name: imported & MODULES.keys() - {name} for name, imported in IMPORTS.items()}
+
+    TopologicalSorter(graph).prepare()
+
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph | {"eventloop.errors": {"eventloop.cli.fit"}}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("module", "allowed"),
+    [
+        ("eventloop.cli", {"eventloop.__main__"}),
+        ("eventloop.trainer", {"eventloop.cli"}),
+        ("eventloop.loop", {"eventloop.trainer"}),
+    ],
+)
+def test_imports_point_one_way(module, allowed):
+    """From cli to trainer to loop; whoever is called doesn't know who calls."""
+    importers = importers_of(module)
+
+    assert importers
+    assert {one for one in importers if not one.startswith(tuple(allowed))} == set()
+
+
+def test_the_leaves_import_nothing_but_each_other():
+    """Hooks, time and errors are words that everything else is made of."""
+    found = {
+        (name, one)
+        for name in LEAVES
+        for one in IMPORTS[name]
+        if one.startswith(("eventloop", "torch")) and not one.startswith(tuple(LEAVES))
+    }
+
+    assert found == set()
+
+
+def test_the_leaves_come_without_torch(run_python):
+    """Not even through what they import: `eventloop plugins` would wait for it."""
+    done = run_python(f"import sys, {', '.join(sorted(LEAVES))}; print('torch' in sys.modules)")
+
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_the_core_imports_no_plugin():
+    """What the core can do, a plugin can; what a plugin does, the core needn't know."""
+    packages = {one.name.replace("-", "_") for one in FOLDERS}
+
+    assert {name: importers_of(name) for name in packages} == {name: set() for name in packages}

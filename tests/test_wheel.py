@@ -1,0 +1,129 @@
+"""A plugin on its way from a folder to a run: built, installed, active, uninstalled, gone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import eventloop
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "eventloop-wheel-test"
+version = "0.3"
+dependencies = ["torch-eventloop"]
+
+[project.entry-points."eventloop.callbacks"]
+wheel-test = "eventloop_wheel_test:WheelTest"
+
+[tool.setuptools]
+py-modules = ["eventloop_wheel_test"]
+"""
+
+PLUGIN = '''
+from eventloop import hookimpl
+
+
+class WheelTest:
+    """Says that it is there."""
+
+    @hookimpl
+    def fit_end(self, state):
+        print("wheel-test heard fit_end")
+'''
+
+TASK = """
+import torch
+from eventloop import Task
+
+task = Task(
+    model=torch.nn.Linear(3, 3),
+    loss=torch.nn.functional.cross_entropy,
+    train_dataloader=[(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))],
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    settings={"max_duration": "1ep", "device": "cpu"},
+)
+"""
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A plugin package as its author writes it."""
+    folder = tmp_path / "eventloop-wheel-test"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "eventloop_wheel_test.py").write_text(PLUGIN)
+    return folder
+
+
+@pytest.fixture
+def python(clean: Path, tmp_path: Path) -> Run:
+    """Runs Python in a fresh environment that sees what is installed in the running one."""
+    home = tmp_path / "venv"
+    venv.create(home, symlinks=os.name != "nt", with_pip=importlib.util.find_spec("pip") is None)
+    (site,) = home.rglob("site-packages")
+    running = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
+    source = str(Path(eventloop.__file__).parents[1])  # where it isn't installed
+    (site / "running.pth").write_text("\n".join([*running, source]))
+    executable = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    # What is set for the pip and Python of these tests isn't meant for that environment.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
+    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+    def python(*argv: str | Path) -> str:
+        done = subprocess.run(
+            [executable, *argv], capture_output=True, text=True, check=False, env=environ, cwd=clean
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return python
+
+
+def test_a_plugin_is_active_from_install_to_uninstall(python, package, clean, tmp_path):
+    """This is the promise: pip installs it, and the next fit has it; nothing else changes."""
+    (clean / "task.py").write_text(TASK)
+    offline = ("--no-index", "--no-deps")
+    python("-m", "pip", "wheel", package, "-w", tmp_path, "--no-build-isolation", *offline)
+    (wheel,) = tmp_path.glob("*.whl")
+
+    before = listed(python)
+    python("-m", "pip", "install", wheel, *offline)
+    during, fit = listed(python), python("-m", "eventloop", "fit", "task.py")
+    python("-m", "pip", "uninstall", "--yes", "eventloop-wheel-test")
+    after, fit_after = listed(python), python("-m", "eventloop", "fit", "task.py")
+
+    assert before == after
+    assert [row for row in during if row not in before] == [
+        {
+            "name": "wheel-test",
+            "role": "callback",
+            "version": "0.3",
+            "distribution": "eventloop-wheel-test",
+            "status": "active",
+            "reason": "",
+        }
+    ]
+    (header,) = [line for line in fit.splitlines() if line.startswith("callbacks: ")]
+    assert "wheel-test 0.3" in header
+    assert "wheel-test heard fit_end" in fit
+    assert "wheel-test" not in fit_after
+
+
+def listed(python: Run) -> list[dict[str, str]]:
+    """Gives the rows of `eventloop plugins`."""
+    return json.loads(python("-m", "eventloop", "plugins", "--json"))
