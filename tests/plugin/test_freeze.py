@@ -253,15 +253,20 @@ def test_again_is_not_there_for_what_the_wrapper_encloses(plan_of, plugin, state
 
 
 def test_again_is_not_there_in_what_the_wrapper_calls_in_turn(plan_of, plugin, state):
-    """A wrapper of an event inside a wrapped action would repeat the wrong thing."""
+    """The wrapper of an event would repeat the action around it, which isn't what it encloses."""
 
     def asks(state):
         state.again()
         yield
 
-    event = plan_of("before_forward", plugin("q", before_forward=(asks, {"wrapper": True})))
-    core = plugin("core", "core", train_batch=lambda state: event(state))
-    plan = plan_of("train_batch", core, plugin("p", train_batch=(passes_on, {"wrapper": True})))
+    event = plan_of("log", plugin("q", log=(asks, {"wrapper": True})))
+
+    def tells(state):
+        event(state, {}, None)
+        return (yield)
+
+    core = plugin("core", "core", forward=core_forward)
+    plan = plan_of("forward", core, plugin("p", forward=(tells, {"wrapper": True})))
 
     with pytest.raises(PluginError, match=r"works inside a wrapper of an action only"):
         plan(state)

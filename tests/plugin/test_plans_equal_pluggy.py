@@ -303,7 +303,7 @@ DRAWN = st.sampled_from(HOOK_NAMES).flatmap(
     lambda name: st.tuples(st.just(HOOKS[name]), drawn_implementations(HOOKS[name]))
 )
 SETTINGS = settings(
-    max_examples=1200,
+    max_examples=800,
     deadline=None,
     derandomize=True,
     database=None,
