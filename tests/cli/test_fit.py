@@ -163,7 +163,7 @@ def test_export_writes_the_trained_weights(run, tiny):
         (["tniy.py"], "TaskFileError: there is no file 'tniy.py'; the closest is 'tiny.py'"),
         (["tiny.py", "--max-durtion", "1ep"], "the closest is '--max-duration'"),
         (["tiny.py", "--lr", "1"], "did you mean --task.lr?"),
-        (["tiny.py", "--alpha", "1"], "did you mean --alpha-test.alpha?"),
+        (["tiny.py", "--alpha", "1"], "did you mean --alpha-test.alpha"),
         (["tiny.py", "--alpha-test.alhpa", "1"], "the closest is '--alpha-test.alpha'"),
         (["tiny.py", "--max-duration", "5 epoch"], "write '5ep'"),
         (["tiny.py", "--alpha-test.alpha", "x"], "isn't of type float"),
