@@ -134,17 +134,19 @@ def test_a_multiple_is_crossed_once(interval, batches):
     assert crossed == batches
 
 
-def test_the_end_of_an_epoch_crosses_epochs_alone():
-    """What a batch crossed isn't crossed again by the epoch that it ends."""
+def test_what_the_last_batch_of_an_epoch_crossed_is_still_crossed_when_the_next_starts():
+    """An implementation with every="2ba" on `batch_start` mustn't miss it."""
     clock = Clock()
-    clock.end_batch(samples=4, tokens=0, seconds=0.5)
-    assert clock.crossed(Time("1ba"))
-    assert not clock.crossed(Time("1ep"))
+    for _ in range(2):
+        clock.end_batch(samples=4, tokens=0, seconds=1.0)
 
     clock.end_epoch()
 
     assert clock.crossed(Time("1ep"))
-    assert not clock.crossed(Time("1ba"))
+    assert clock.crossed(Time("2ba"))
+    clock.end_batch(samples=4, tokens=0, seconds=1.0)
+    assert not clock.crossed(Time("1ep"))
+    assert not clock.crossed(Time("2ba"))
 
 
 @pytest.mark.parametrize(("time", "reached"), [("2ba", True), ("3ba", False), ("8sp", True),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import Event
-from eventloop.plugin.manager import HOOKS
+from eventloop.plugin.assembly import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOT_YET = {"before_load", "restore_model", "restore_optimizers"}  # come with checkpoints

@@ -47,10 +47,10 @@ class HostReads(TorchDispatchMode):
             reader = self._counted(getattr(Tensor, name))
             self._window.enter_context(mock.patch.object(Tensor, name, reader))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         if self._window is not None:
             self.num_windows += 1
-            self._window.close()
+            self._window.stop()
             self._window = None
 
     @hookimpl(tryfirst=True)
@@ -62,7 +62,7 @@ class HostReads(TorchDispatchMode):
         try:
             return (yield)
         finally:
-            self.close()
+            self.stop()
 
     def _counted(self, read):
         def reader(tensor, *args, **kwargs):
@@ -94,7 +94,7 @@ def test_the_counter_sees_a_read(read):
     read(tensor)
     counter.open()
     read(tensor)
-    counter.close()
+    counter.stop()
     read(tensor)
 
     assert counter.num_reads == 1

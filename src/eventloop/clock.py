@@ -124,7 +124,6 @@ class Clock:
 
     def end_epoch(self) -> None:
         """Moves on by one epoch; the counts within the epoch start again."""
-        self.previous = self.moment()
         self.epoch += 1
         self._epoch_start = self.moment()
 
@@ -134,7 +133,11 @@ class Clock:
         return done >= time.value
 
     def crossed(self, interval: Time) -> bool:
-        """Tells whether the last batch or the end of the epoch crossed a multiple of `interval`."""
+        """Tells whether a multiple of `interval` lies between the previous batch and now.
+
+        `previous` is where the clock stood before the last batch, the end of an epoch included:
+        what the last batch of an epoch crossed still counts as crossed when the next one starts.
+        """
         field, length = FIELDS[interval.unit], interval.value
         now: float = getattr(self, field)
         before: float = getattr(self.previous, field)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,6 +136,19 @@ def describe(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"one tensor of shape {tuple(batch.shape)}"
     return type(batch).__name__
+
+
+def first_batch(dataloader: Any) -> tuple[Any, Any]:
+    """Looks at the first batch; gives it and the data loader that still has it.
+
+    A loader that starts anew each time is asked for one that is dropped; an iterator, which
+    doesn't, gets it back. The batch is None where there is none.
+    """
+    iterator = iter(dataloader)
+    batch = next(iterator, None)
+    if iterator is dataloader and batch is not None:
+        return batch, itertools.chain([batch], iterator)
+    return batch, dataloader
 
 
 class Feed:

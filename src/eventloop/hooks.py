@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeVar, overload
 
 import pluggy
 
+from eventloop.clock import Time
+
 PROJECT = "eventloop"
 # Events of which everybody is told, whatever the others do.
 TELL_ALL = ("exception", "close")
@@ -74,7 +76,11 @@ def hookspec(
 class ImplOptions:
     """The options of `hookimpl` that pluggy doesn't know."""
 
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    every: Time | None = None
     conditional: bool = False
+    rank_zero: bool = False
 
 
 @overload
@@ -87,7 +93,11 @@ def hookimpl(
     wrapper: bool = ...,
     optionalhook: bool = ...,
     specname: str | None = ...,
+    before: str | tuple[str, ...] = ...,
+    after: str | tuple[str, ...] = ...,
+    every: str | Time | None = ...,
     conditional: bool = ...,
+    rank_zero: bool = ...,
 ) -> Callable[[Function], Function]: ...
 def hookimpl(
     function: Function | None = None,
@@ -98,7 +108,11 @@ def hookimpl(
     wrapper: bool = False,
     optionalhook: bool = False,
     specname: str | None = None,
+    before: str | tuple[str, ...] = (),
+    after: str | tuple[str, ...] = (),
+    every: str | Time | None = None,
     conditional: bool = False,
+    rank_zero: bool = False,
 ) -> Function | Callable[[Function], Function]:
     """Marks a function or method as the implementation of the hook of its name.
 
@@ -109,11 +123,25 @@ def hookimpl(
             the result or the exception there, and returns the result.
         optionalhook: no error where no hook has this name.
         specname: the hook's name, where the function's own differs.
+        before, after: runs before or after these plugins, by name; stronger than the phase.
+        every: of an event: runs only on the first call after each multiple of this time has been
+            crossed: "50ba", "1ep", "1e6tok".
         conditional: of an action: may return None to pass to the next implementation.
+        rank_zero: of a callback's event: runs on global rank 0 alone.
+
+    Raises:
+        ValueError: `every` is no time.
     """
+    options = ImplOptions(
+        before=(before,) if isinstance(before, str) else tuple(before),
+        after=(after,) if isinstance(after, str) else tuple(after),
+        every=None if every is None else Time(every),
+        conditional=conditional,
+        rank_zero=rank_zero,
+    )
 
     def mark(function: Function) -> Function:
-        setattr(function, _IMPL, ImplOptions(conditional=conditional))
+        setattr(function, _IMPL, options)
         return _mark_impl(
             function,
             tryfirst=tryfirst,

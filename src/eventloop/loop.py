@@ -37,10 +37,9 @@ class Loop:
     def __init__(self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any]) -> None:
         self.hooks = hooks
         self.quiet = quiet
-        self._move = move
+        self.move = move
         self._feed: Feed | None = None
         self._in_training = False
-        self._failed = False
         self._evaluated_at = -1
         self._saved_at = -1
         self._batch_began = 0.0
@@ -53,8 +52,7 @@ class Loop:
         """
         hooks = self.hooks
         state.stop_reason = None
-        if self._failed:
-            self._forget_batch(state)
+        self._start_clean(state)
         state.wrapped_model.train()
         self._batch_began = time.perf_counter()
         if not self._in_training:
@@ -62,10 +60,8 @@ class Loop:
             self._in_training = True
         hooks.fit_start(state)
 
-        self._failed = True
         while not self._epoch(state):
             pass
-        self._failed = False
 
         log_train_metrics(state)
         self.deliver(state, everything=True)
@@ -112,7 +108,7 @@ class Loop:
         hooks.before_dataloader(state)
         batch = feed.next()
         count = state.count = hooks.count_batch(state, batch)
-        state.batch = self._move(batch)
+        state.batch = self.move(batch)
         hooks.after_dataloader(state)
 
         hooks.batch_start(state)
@@ -206,7 +202,7 @@ class Loop:
                     metric.reset()
                 hooks.eval_start(state)
                 for batch in batches_of(dataloader, f"eval data loader {name!r}"):
-                    state.batch = self._move(batch)
+                    state.batch = self.move(batch)
                     hooks.eval_batch_start(state)
                     hooks.eval_before_forward(state)
                     state.outputs = hooks.eval_forward(state)
@@ -228,7 +224,7 @@ class Loop:
         with evaluation_mode(state):
             hooks.predict_start(state)
             for batch in batches_of(dataloader, "data loader to predict for"):
-                state.batch = self._move(batch)
+                state.batch = self.move(batch)
                 hooks.predict_batch_start(state)
                 hooks.predict_before_forward(state)
                 state.outputs = hooks.predict_forward(state)
@@ -249,11 +245,10 @@ class Loop:
         for at, row in state.numbers.arrived(state.clock, everything=everything):
             self.hooks.log(state, row, at)
 
-    def _forget_batch(self, state: State) -> None:
+    def _start_clean(self, state: State) -> None:
         """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""
         state.batch = state.microbatch = state.outputs = state.loss = None
         self.hooks.zero_grad(state, state.optimizers)
-        self._failed = False
 
     def _feed_of_epoch(self, state: State) -> Feed:
         between = self._feed is not None and not self._feed.under_way

@@ -63,6 +63,7 @@ class State:
     __slots__ = (
         "_again",
         "_generators",
+        "_own_hooks",
         "_plugins",
         "_processes",
         "attempt",
@@ -112,6 +113,7 @@ class State:
         self._generators: dict[str, torch.Generator] = {}
         self.numbers: Numbers = NoNumbers(settings.log_interval)
         self._plugins: Mapping[str, Plugin] = {}
+        self._own_hooks: Mapping[str, Callable[..., Any]] = {}
         self._again: Callable[[], Any] | None = None
 
         self.model: nn.Module = nn.Identity()
@@ -136,13 +138,21 @@ class State:
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
 
-    def connect(self, plugins: Mapping[str, Plugin], *, is_heard: bool) -> None:
-        """Makes the active plugins known, by folded name; the trainer calls it once.
+    def connect(
+        self,
+        plugins: Mapping[str, Plugin],
+        *,
+        is_heard: bool,
+        own_hooks: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        """Makes the active plugins known, by folded name; the trainer calls it.
 
         Args:
             is_heard: whether anybody implements `log`.
+            own_hooks: the plans of the hooks that plugins add.
         """
         self._plugins = plugins
+        self._own_hooks = own_hooks
         if is_heard:
             self.numbers = Numbers(self.settings.log_interval)
 
@@ -251,6 +261,23 @@ class State:
             self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]
 
+    def call(self, hook: str, *args: Any) -> Any:
+        """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.
+
+        Args:
+            args: what the hook takes beside the State, in the order of its declaration.
+
+        Raises:
+            PluginError: no active plugin adds such a hook; the loop's own are the loop's to call.
+        """
+        plan = self._own_hooks.get(hook)
+        if plan is None:
+            raise PluginError(
+                f"no active plugin adds a hook {hook!r}{closest(hook, self._own_hooks)}",
+                fix="declare it in a module or class that is the plugin's `hookspecs`",
+            )
+        return plan(self, *args)
+
     def again(self) -> Any:
         """Runs what the wrapper that is under way encloses once more; gives its result.
 
@@ -272,7 +299,7 @@ class StateView:
     """
 
     __slots__ = ("_state", "_who")
-    _HIDDEN = frozenset({"again", "generator"})
+    _HIDDEN = frozenset({"again", "call", "connect", "generator"})
 
     def __init__(self, state: State, who: str) -> None:
         object.__setattr__(self, "_state", state)

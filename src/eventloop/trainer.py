@@ -20,17 +20,18 @@ from torch import Tensor
 from eventloop.bookkeeping import Bookkeeping
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
-from eventloop.data import Feed, mover_to
+from eventloop.data import Feed, first_batch, mover_to
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
-from eventloop.errors import SettingError, TaskError, closest
+from eventloop.errors import PluginError, SettingError, TaskError, closest
 from eventloop.loop import Loop
+from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.freeze import Plans, freeze, new_plans, nothing, told
-from eventloop.plugin.manager import HOOKS, assemble
+from eventloop.plugin.manager import assemble, without
 from eventloop.plugin.records import Plugin, Selected, fold
 from eventloop.plugin.validate import implementations
 from eventloop.precision import choose_precision
-from eventloop.seeding import seed_everything
+from eventloop.seeding import kept_generators, seed_everything
 from eventloop.settings import SettingValues
 from eventloop.state import State
 from eventloop.task import Task
@@ -116,6 +117,7 @@ class Trainer:
             algorithms=[*brought.algorithms, *algorithms],
             callbacks=[*brought.callbacks, *callbacks],
         )
+        self._named = {*map(fold, configuration.choice.insist)}
         self._freeze()
         self._finalizer = weakref.finalize(self, _close, self._hooks, self.state)
         with self._told_of_failure(closing=True):
@@ -131,8 +133,13 @@ class Trainer:
         """The installed plugins that don't take part, each with the reason."""
         return self._assembly.off
 
+    @property
+    def assembly(self) -> Assembly:
+        """What the plugins implement, in order, and who owns which action."""
+        return self._assembly
+
     def owner(self, action: str) -> Plugin:
-        """Gives the plugin that answers an action: a plugin's, else the task, else the core.
+        """Gives the plugin that answers an action: a plugin, else the task, else the core.
 
         Raises:
             ValueError: there is no such action.
@@ -227,8 +234,9 @@ class Trainer:
         self.close()
 
     def _freeze(self) -> None:
-        for name, hook in HOOKS.items():
-            plan = freeze(hook, self._assembly.implementations[name], self.state)
+        for name, hook in self._assembly.hooks.items():
+            ordered = self._assembly.implementations[name]
+            plan = freeze(hook, ordered, self.state)
             if name in _UNDER_AUTOCAST:
                 plan = self.state.precision.under_autocast(plan)
             setattr(self._hooks, name, plan)
@@ -236,7 +244,12 @@ class Trainer:
             setattr(self._loop.quiet, name, nothing if is_told else plan)
         self.state.connect(
             {fold(one.name): one for one in self.plugins},
-            is_heard=bool(self._assembly.implementations["log"]),
+            is_heard=len(self._assembly.implementations["log"]) > 0,
+            own_hooks={
+                name: getattr(self._hooks, name)
+                for name in self._assembly.hooks
+                if name not in HOOKS
+            },
         )
 
     def _build(self) -> None:
@@ -246,11 +259,40 @@ class Trainer:
         state.wrapped_model = hooks.wrap_model(state)
         state.optimizers = hooks.build_optimizers(state)
         state.train_dataloader = hooks.build_train_dataloader(state)
+        self._drop_unsuitable()
         state.eval_dataloaders = hooks.build_eval_dataloaders(state)
         state.schedulers = hooks.build_schedulers(state)
         datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
         state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
         hooks.after_load(state)
+
+    def _drop_unsuitable(self) -> None:
+        """Asks the plugins that want to know whether they suit the first batch."""
+        asked = [one for one in self.plugins if callable(getattr(one.target, "unsuitable", None))]
+        if not asked:
+            return
+        state = self.state
+        with kept_generators():
+            first, state.train_dataloader = first_batch(state.train_dataloader)
+        if first is None:
+            return
+        state.batch = self._loop.move(first)
+        reasons = {}
+        for plugin in asked:
+            target: Any = plugin.target
+            reason = target.unsuitable(state)
+            if reason and (plugin.found is None or fold(plugin.name) in self._named):
+                raise PluginError(
+                    f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
+                    plugin=plugin.origin,
+                    fix="leave it out",
+                )
+            if reason:
+                reasons[fold(plugin.name)] = reason
+        state.batch = None
+        if reasons:
+            self._assembly = without(self._assembly, reasons)
+            self._freeze()
 
     def _trainable_until(self, end: Time | None) -> Time:
         """Gives the end of a fit, when everything that a fit needs is there."""

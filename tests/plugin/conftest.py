@@ -12,8 +12,8 @@ import torch
 
 from eventloop.distributed import SingleProcess
 from eventloop.hooks import hookimpl
+from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.freeze import Plan, freeze
-from eventloop.plugin.manager import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import importlib_metadata
+import pluggy
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop import Trainer, hookimpl
+from eventloop import Trainer
 from eventloop.configuration import Configuration
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.manager import assemble, handed_over
@@ -200,9 +201,11 @@ def test_two_owners_of_one_action_are_refused(assembled, make_plugin):
         assembled(first, second)
 
     assert str(caught.value) == (
-        "2 plugins claim the action forward\n"
-        "  plugins  a (Trainer(algorithms=...)), b (Trainer(algorithms=...))\n"
-        "  fix      keep one; to do without b, leave the plugin out of `algorithms=[...]`"
+        "2 plugins claim the action forward: a (Trainer(algorithms=...)) and "
+        "b (Trainer(algorithms=...))\n"
+        "  fix  choose one in pyproject.toml, or leave the plugin out of `algorithms=[...]`:\n"
+        "[tool.eventloop.owners]\n"
+        'forward = "a"'
     )
 
 
@@ -221,20 +224,27 @@ def test_two_installed_owners_are_told_with_distribution_and_flag(install, plugi
             callbacks=[],
         )
 
-    assert "aa-test (eventloop-aa-test 1.0), bb-test (eventloop-bb-test 1.0)" in str(caught.value)
+    assert "aa-test (eventloop-aa-test 1.0) and bb-test (eventloop-bb-test 1.0)" in str(
+        caught.value
+    )
     assert "switch the plugin off with `-p no:bb-test`" in str(caught.value)
 
 
 def test_what_pluggy_refuses_is_told_by_name(assembled, make_plugin):
     """It has the last word on what fits, and knows no distributions."""
     wrong = make_plugin("ema")
-    type(wrong).batch_end = hookimpl(wrapper=True)(lambda self, state: None)
+    old_style = pluggy.HookimplMarker("eventloop")(hookwrapper=True, wrapper=True)
+    type(wrong).batch_end = old_style(_yields)
 
     with pytest.raises(PluginError, match="pluggy refuses 'ema'") as caught:
         assembled(wrong)
 
-    assert "not a generator function" in str(caught.value)
+    assert "mutually exclusive" in str(caught.value)
     assert "mend it, or leave the plugin out of `algorithms=[...]`" in str(caught.value)
+
+
+def _yields(self, state):
+    yield
 
 
 # What is installed, in a trainer

@@ -9,7 +9,8 @@ import pytest
 from eventloop import hookimpl
 from eventloop.configuration import Configuration
 from eventloop.errors import PluginError
-from eventloop.plugin.manager import HOOKS, assemble
+from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.manager import assemble
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.select import Choice
 from eventloop.plugin.validate import implementations
@@ -37,15 +38,19 @@ def test_an_unknown_hook_is_refused_with_the_closest():
     assert problem_of(made(Ema())) == (
         "no hook is named 'before_foward'; the closest is 'before_forward'\n"
         "  plugin  ema (eventloop-ema 0.2.1), method Ema.before_foward\n"
-        "  fix     rename the method, or switch the plugin off with `-p no:ema`"
+        "  fix     rename the method, list the hooks with `eventloop plugins hooks`, or switch "
+        "the plugin off with `-p no:ema`"
     )
+
+
+MEND = "rename the method, list the hooks with `eventloop plugins hooks`"
 
 
 @pytest.mark.parametrize(
     ("role", "fix"),
     [
-        ("callback", "rename the method, or leave the plugin out of `callbacks=[...]`"),
-        ("task", "rename the method"),
+        ("callback", f"{MEND}, or leave the plugin out of `callbacks=[...]`"),
+        ("task", MEND),
     ],
 )
 def test_the_way_out_is_one(role, fix):
@@ -66,14 +71,14 @@ def test_a_wrong_argument_is_refused_with_the_closest(plugin):
     )
 
 
-@pytest.mark.parametrize("wrapper", [False, True])
-def test_a_callback_can_not_take_part_in_an_action(plugin, wrapper):
+def yields(state):
+    return (yield)
+
+
+@pytest.mark.parametrize("forward", [lambda state: 1, (yields, {"wrapper": True})])
+def test_a_callback_can_not_take_part_in_an_action(plugin, forward):
     """Nor wrap one: it may only watch."""
-
-    def forward(state):
-        return (yield)
-
-    assert problem_of(plugin("watch", "callback", forward=(forward, {"wrapper": wrapper}))) == (
+    assert problem_of(plugin("watch", "callback", forward=forward)) == (
         "a callback can't take part in the action forward; it may only watch\n"
         "  plugin  watch, method SimpleNamespace.forward\n"
         "  fix     register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
@@ -188,13 +193,27 @@ def test_what_is_not_marked_is_left_alone():
     """A model has a `forward`, and a plugin may have methods of any name."""
 
     class Plain:
-        def batch_end(self, state): ...
+        def batch_end(self, number): ...
 
         @property
         def raises(self):
             raise RuntimeError
 
     assert implementations(made(Plain()), HOOKS) == ([], [])
+
+
+def test_what_looks_like_a_hook_but_is_not_marked_is_refused():
+    """The mark is the commonest thing to forget, and nobody would call it."""
+
+    class Forgot:
+        def batch_end(self, state): ...
+
+    assert problem_of(made(Forgot())) == (
+        "batch_end is the name of a hook, but this function isn't marked, so that nobody would "
+        "call it\n"
+        "  plugin  ema (eventloop-ema 0.2.1), method Forgot.batch_end\n"
+        "  fix     put @hookimpl above it, or rename it"
+    )
 
 
 def test_all_problems_of_all_plugins_are_told_at_once():

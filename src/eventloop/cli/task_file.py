@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import eventloop
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
 from eventloop.options import Option, Value, flag, options_of, typed
-from eventloop.plugin.manager import HOOKS
+from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.task import Task

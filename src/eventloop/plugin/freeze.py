@@ -28,16 +28,18 @@ class Plans(Events, Actions, Protocol):
 
 def new_plans(hooks: Iterable[str]) -> Plans:
     """Gives an object with a place for the plan of each hook; slots are the fastest to read."""
-    return cast("Plans", type("FrozenPlans", (), {"__slots__": tuple(hooks)})())
+    places = (*hooks, "__dict__")  # the latter for hooks that plugins add
+    return cast("Plans", type("FrozenPlans", (), {"__slots__": places})())
 
 
-def freeze(hook: Hook, ordered: Sequence[Implementation], state: State) -> Plan:
+def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) -> Plan:
     """Gives the plan of a hook: a function that takes the hook's arguments by position.
 
     Args:
-        ordered: the hook's implementations in order, as `order` gives them.
+        implementations: the hook's, in order, as `order` gives them.
         state: the State of the run; callbacks are given a view of it.
     """
+    ordered = [one for one in implementations if state.rank == 0 or not one.rank_zero]
     plain = [one for one in ordered if not one.wrapper]
     wrappers = [one for one in ordered if one.wrapper]
     if hook.name in TELL_ALL:
@@ -198,6 +200,8 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 result = _send(generator, result, one)
             else:
                 result = _throw(generator, passing, one)
+                if one.plugin.role == "callback":
+                    raise _swallowed(one) from passing
             if result is None and must_return:
                 raise _returned_nothing(one)
             return result
@@ -261,14 +265,36 @@ def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
     """
     given = StateView(state, one.origin) if one.plugin.role == "callback" else state
     if one.argnames == one.hook.argnames:
-        return functools.partial(one.function, given)
+        return _sometimes(one, functools.partial(one.function, given), state)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]
 
     def pick(*rest: Any) -> Any:
         args = (given, *rest)
         return one.function(*(args[idx] for idx in idxs))
 
-    return pick
+    return _sometimes(one, pick, state)
+
+
+def _sometimes(
+    one: Implementation, function: Callable[..., Any], state: State
+) -> Callable[..., Any]:
+    """Gives the function as its option `every` wants it: it runs once for each multiple crossed."""
+    if one.every is None:
+        return function
+    every, clock = one.every, state.clock
+    is_inside_batch = one.hook.per == "microbatch"
+
+    def now_and_then(*rest: Any) -> Any:
+        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
+            return function(*rest)
+        return None
+
+    def around(*rest: Any) -> Generator[None, Any, Any]:
+        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
+            return (yield from function(*rest))
+        return (yield)
+
+    return around if one.wrapper else now_and_then
 
 
 def _blame(error: BaseException, one: Implementation, state: State) -> None:
@@ -283,6 +309,15 @@ def _blame(error: BaseException, one: Implementation, state: State) -> None:
         f"batch {clock.batch}, rank {state.rank}\n"
         f"  at   {one.where}\n"
         f"  fix  {one.plugin.way_out}"
+    )
+
+
+def _swallowed(one: Implementation) -> PluginError:
+    return PluginError(
+        f"a callback's wrapper of {one.hook.name} swallowed an exception; it may only watch",
+        plugin=one.plugin.origin,
+        at=one.where,
+        fix="raise it again, or make the plugin an algorithm",
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
@@ -14,46 +14,13 @@ from eventloop.actions import Actions
 from eventloop.configuration import Configuration
 from eventloop.errors import PluginError, raise_all
 from eventloop.events import Events
-from eventloop.hooks import PROJECT, Hook, declared_hooks
+from eventloop.hooks import PROJECT
+from eventloop.plugin.assembly import Assembly, Wishes, arrange
 from eventloop.plugin.configure import configure, plugin_options
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
-from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.records import Found, Plugin, Selected, fold
-from eventloop.plugin.select import RESERVED, select
-from eventloop.plugin.validate import implementations
-
-HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
-
-
-@dataclass(frozen=True)
-class Assembly:
-    """The plugins of a run, and what they implement.
-
-    Args:
-        plugins: those that take part, in order, with the task and the core.
-        off: those that are installed and don't.
-        implementations: by hook, in order; every hook is there.
-    """
-
-    plugins: tuple[Plugin, ...]
-    off: tuple[Selected, ...]
-    implementations: Mapping[str, tuple[Implementation, ...]]
-
-    def owner(self, action: str) -> Plugin:
-        """Gives the plugin that answers an action.
-
-        Raises:
-            PluginError: nobody does.
-        """
-        plain = [one for one in self.implementations[action] if not one.wrapper]
-        ordered = order_of_owners(plain)
-        if not ordered:
-            raise PluginError(
-                f"nobody answers the action {action}",
-                fix=f"implement {action} in the task or in an algorithm",
-            )
-        return next((one for one in ordered if not one.conditional), ordered[-1]).plugin
+from eventloop.plugin.select import select
 
 
 def installed(
@@ -79,7 +46,8 @@ def installed(
     for one in loaded:
         try:
             values = configuration.section(one.found.name)
-            plugins.append(configure(one.found, one.target, values))
+            plugin = configure(one.found, one.target, values)
+            plugins.append(dataclasses.replace(plugin, found=one.found))
         except PluginError as error:
             problems.append(error)
     return plugins, [one for one in wanted if one.status == "off"], problems
@@ -133,31 +101,46 @@ def assemble(
         *handed_over(callbacks, "callback", found),
     ]
     plugins, off, problems = installed(configuration, [one.name for one in given])
-    plugins = [task, *plugins, *given, *core]
-    problems += _name_problems(plugins)
+    everybody = [task, *plugins, *given, *core]
+    known = [*(one.name for one in found), *(one.name for one in given)]
+    wishes = Wishes(installed=tuple(known))
+    assembly, misfits = arrange(everybody, off, wishes)
+    raise_all([*problems, *misfits])
+    _register(assembly)
+    return assembly
 
-    by_hook: dict[str, list[Implementation]] = {name: [] for name in HOOKS}
-    for plugin in plugins:
-        implemented, misfits = implementations(plugin, HOOKS)
-        problems += misfits
-        for one in implemented:
-            by_hook[one.hook.name].append(one)
-    problems += _several_owners(by_hook)
+
+def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
+    """Gives the assembly without some installed plugins, which are off from now on.
+
+    Args:
+        reasons: why, by folded name.
+
+    Raises:
+        PluginError: another plugin can't do without one of them.
+    """
+    dropped = [one for one in assembly.plugins if fold(one.name) in reasons]
+    kept = [one for one in assembly.plugins if one not in dropped]
+    off = [
+        Selected(one.found, "off", reasons[fold(one.name)])
+        for one in dropped
+        if one.found is not None
+    ]
+    smaller, problems = arrange(kept, [*assembly.off, *off], assembly.wishes)
     raise_all(problems)
-
-    _register(plugins)
-    place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
-    plugins.sort(key=lambda one: (place[one.role], fold(one.name)))
-    ordered = {name: order(found_here) for name, found_here in by_hook.items()}
-    return Assembly(tuple(plugins), tuple(off), ordered)
+    return smaller
 
 
-def _register(plugins: Sequence[Plugin]) -> None:
+def _register(assembly: Assembly) -> None:
     """Lets pluggy check every plugin against every hook, as the last word on what fits."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(Events)
     manager.add_hookspecs(Actions)
-    for plugin in plugins:
+    for plugin in assembly.plugins:
+        own_hooks = getattr(plugin.target, "hookspecs", None)
+        if own_hooks is not None:
+            manager.add_hookspecs(own_hooks)
+    for plugin in assembly.plugins:
         try:
             manager.register(plugin.target, None if plugin.role == "core" else plugin.name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -166,53 +149,6 @@ def _register(plugins: Sequence[Plugin]) -> None:
                 plugin=plugin.origin,
                 fix=plugin.fix("mend it"),
             ) from error
-
-
-def _name_problems(plugins: Sequence[Plugin]) -> list[PluginError]:
-    by_name: dict[str, Plugin] = {}
-    problems = []
-    for plugin in plugins:
-        if plugin.role == "core":
-            continue
-        if fold(plugin.name) in RESERVED and plugin.role != "task":
-            problems.append(
-                PluginError(
-                    f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
-                    "something else",
-                    plugin=plugin.origin,
-                    fix="give it another `name`",
-                )
-            )
-            continue
-        other = by_name.setdefault(fold(plugin.name), plugin)
-        if other is not plugin:
-            problems.append(
-                PluginError(
-                    f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
-                    fix="give one of them another `name`, or leave it out",
-                )
-            )
-    return problems
-
-
-def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> list[PluginError]:
-    problems = []
-    for name, found_here in by_hook.items():
-        owners = [
-            one.plugin
-            for one in order(found_here)
-            if one.hook.kind == "action" and one.plugin.role == "algorithm"
-            and not one.wrapper and not one.conditional
-        ]  # fmt: skip
-        if len(owners) > 1:
-            problems.append(
-                PluginError(
-                    f"{len(owners)} plugins claim the action {name}",
-                    plugins=", ".join(one.origin for one in owners),
-                    fix=f"keep one; to do without {owners[-1].name}, {owners[-1].way_out}",
-                )
-            )
-    return problems
 
 
 def _found_as(target: object, found: Sequence[Found]) -> Found | None:

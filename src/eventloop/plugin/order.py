@@ -1,12 +1,19 @@
-"""Order: a function of what is installed, never of how or when it was installed."""
+"""Order: a function of what is installed, never of how or when it was installed.
+
+Within one hook: the task, algorithms, callbacks, those callbacks that implement `log`, the core.
+Within each of these: declared edges, the user's before a plugin's; then phase; then name. The
+closing event of a pair runs its algorithms in the reverse of the opening one's order.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eventloop.clock import Time
+from eventloop.errors import PluginError
 from eventloop.hooks import Hook
 from eventloop.plugin.records import Plugin, fold
 
@@ -21,6 +28,9 @@ class Implementation:
         phase: 0 for tryfirst, 1, or 2 for trylast.
         wrapper: whether it encloses the plain implementations.
         conditional: whether it may pass an action on by returning None.
+        before, after: names of plugins that it runs before or after.
+        every: runs only on the first call after each multiple of it.
+        rank_zero: runs on global rank 0 alone.
         logs: whether its plugin implements `log`.
     """
 
@@ -31,6 +41,10 @@ class Implementation:
     phase: int = 1
     wrapper: bool = False
     conditional: bool = False
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    every: Time | None = None
+    rank_zero: bool = False
     logs: bool = False
 
     @property
@@ -45,29 +59,214 @@ class Implementation:
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
 
-def order(implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
+@dataclass(frozen=True)
+class Edge:
+    """A wish that one plugin runs before another.
+
+    Args:
+        first, then: folded names.
+        declared_by: who wished it, as messages say it.
+        by_user: whether a person did, in the configuration; that wins over a plugin's.
+    """
+
+    first: str
+    then: str
+    declared_by: str
+    by_user: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.first} before {self.then}, declared by {self.declared_by}"
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The implementations of a hook in order, with what decided it.
+
+    Args:
+        edges: those that count: within one role, of plugins that implement the hook.
+        reversed_from: the opening event whose order the algorithms reverse.
+    """
+
+    implementations: tuple[Implementation, ...]
+    edges: tuple[Edge, ...] = ()
+    reversed_from: str | None = None
+
+    def __iter__(self) -> Iterator[Implementation]:
+        return iter(self.implementations)
+
+    def __len__(self) -> int:
+        return len(self.implementations)
+
+    def reason(self, first: Implementation, then: Implementation) -> str:
+        """Says why one of two neighbours comes before the other."""
+        if _tier(first) != _tier(then):
+            return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(then)]}"
+        for edge in self.edges:
+            if (edge.first, edge.then) == (_name(first), _name(then)):
+                return f"edge: declared by {edge.declared_by}"
+        if self.reversed_from is not None and _tier(first) == _ALGORITHM:
+            return f"pair: the reverse of {self.reversed_from}"
+        if _key(first) > _key(then):
+            return "edge: through another plugin's"
+        if first.phase != then.phase:
+            return f"phase: {_PHASES[first.phase]} before {_PHASES[then.phase]}"
+        return "name"
+
+
+def order(
+    implementations: Iterable[Implementation],
+    user_edges: Iterable[Edge] = (),
+    opener: Iterable[Implementation] = (),
+) -> Ordered:
     """Puts the implementations of one hook into the order in which they are called.
 
-    The task, algorithms, callbacks, those callbacks that implement `log`, the core; within each
-    by phase, then by name.
+    Args:
+        user_edges: what the configuration asks for on this hook.
+        opener: the implementations of the event that this one closes, where it closes one.
+
+    Raises:
+        PluginError: declared edges contradict each other or the roles; names who declared each.
     """
-    return tuple(sorted(implementations, key=_place))
+    given = sorted(implementations, key=_key)
+    tiers: dict[int, list[Implementation]] = {}
+    for one in given:
+        tiers.setdefault(_tier(one), []).append(one)
+    edges = _edges(given, user_edges)
+    _refuse_across_roles(edges, given)
+    opener = list(opener)
+    ordered: list[Implementation] = []
+    for tier in sorted(tiers):
+        members = tiers[tier]
+        if opener and tier <= _ALGORITHM:
+            continue
+        ordered += _sorted(members, edges)
+    if opener:
+        algorithms = [one for one in given if _tier(one) <= _ALGORITHM]
+        ordered = [*_reverse_of(opener, algorithms, edges), *ordered]
+    names = {_name(one) for one in given}
+    counted = tuple(edge for edge in edges if edge.first in names and edge.then in names)
+    return Ordered(tuple(ordered), counted, opener[0].hook.name if opener else None)
 
 
 def order_of_owners(implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
-    """Puts the plain implementations of one action into the order in which they are asked.
-
-    Plugins, then the task, then the core; within the plugins as in `order`.
-    """
-    return tuple(sorted(implementations, key=lambda one: (_LAYER[one.plugin.role], _place(one))))
+    """Puts the ordered plain implementations of an action as they are asked: plugins, task, core."""
+    return tuple(sorted(implementations, key=lambda one: _LAYER[one.plugin.role]))
 
 
-_TIER = {"task": 0, "algorithm": 1, "callback": 2, "core": 4}
+_TASK, _ALGORITHM, _CALLBACK, _LOGGER, _CORE = range(5)
+_TIER_NAMES = ("task", "algorithm", "callback", "callback that implements log", "core")
+_TIER = {"task": _TASK, "algorithm": _ALGORITHM, "callback": _CALLBACK, "core": _CORE}
 _LAYER = {"algorithm": 0, "callback": 0, "task": 1, "core": 2}
+_PHASES = ("tryfirst", "normal", "trylast")
 
 
-def _place(one: Implementation) -> tuple[int, int, str]:
-    tier = _TIER[one.plugin.role]
-    if one.plugin.role == "callback" and one.logs:
-        tier = 3
-    return tier, one.phase, fold(one.plugin.name)
+def _tier(one: Implementation) -> int:
+    is_logger = one.plugin.role == "callback" and one.logs
+    return _LOGGER if is_logger else _TIER[one.plugin.role]
+
+
+def _name(one: Implementation) -> str:
+    return fold(one.plugin.name)
+
+
+def _key(one: Implementation) -> tuple[int, int, str, str]:
+    return _tier(one), one.phase, _name(one), getattr(one.function, "__name__", "")
+
+
+def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
+    """Gives the user's edges, and those of plugins that don't contradict the user's."""
+    edges = list(user_edges)
+    wishes = {
+        Edge(fold(first), fold(then), one.origin)
+        for one in given
+        for first, then in [
+            *((one.plugin.name, other) for other in one.before),
+            *((other, one.plugin.name) for other in one.after),
+        ]
+    }
+    for edge in sorted(wishes, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
+        if _path(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
+            edges.append(edge)
+    return edges
+
+
+def _refuse_across_roles(edges: Iterable[Edge], given: Sequence[Implementation]) -> None:
+    tiers = {_name(one): _tier(one) for one in given}
+    for edge in edges:
+        first, then = tiers.get(edge.first), tiers.get(edge.then)
+        if first is not None and then is not None and first > then:
+            raise PluginError(
+                f"{edge.first} can't run before {edge.then}: {_TIER_NAMES[then]}s run before "
+                f"{_TIER_NAMES[first]}s",
+                edge=str(edge),
+                hook=given[0].hook.name,
+                fix="leave the edge out",
+            )
+
+
+def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Implementation]:
+    """Takes, again and again, the first member that no edge keeps waiting.
+
+    Args:
+        members: in the order that holds where no edge says otherwise.
+    """
+    waiting = list(members)
+    if not edges:
+        return waiting
+    result = []
+    while waiting:
+        names = {_name(one) for one in waiting}
+        blocked = {edge.then for edge in edges if edge.first in names and edge.first != edge.then}
+        ready = next((one for one in waiting if _name(one) not in blocked), None)
+        if ready is None:
+            raise _cycle(waiting, edges)
+        waiting.remove(ready)
+        result.append(ready)
+    return result
+
+
+def _reverse_of(
+    opener: Sequence[Implementation], closers: Sequence[Implementation], edges: Sequence[Edge]
+) -> list[Implementation]:
+    """Orders a closing event's algorithms: first in, last out.
+
+    One order over the algorithms of both events comes from the opener's phases and edges; who
+    implements the closer alone stands in it so that the closer's own phase holds when it is
+    reversed. Edges on the closer are literal, and win.
+    """
+    entered = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
+    in_both = {_name(one) for one in entered}
+    alone = [one for one in closers if _name(one) not in in_both]
+    keys = {id(one): _key(one) for one in entered}
+    keys |= {id(one): (_tier(one), 2 - one.phase, _name(one), "") for one in alone}
+    together = sorted([*entered, *alone], key=lambda one: keys[id(one)])
+    names = [_name(one) for one in _sorted(together, _edges(entered, ()))]
+    place = {name: idx for idx, name in enumerate(names)}
+    return _sorted(sorted(closers, key=lambda one: -place[_name(one)]), edges)
+
+
+def _path(start: str, goal: str, edges: Sequence[Edge]) -> list[Edge] | None:
+    """Finds edges that lead from one name to another."""
+    ways: dict[str, list[Edge]] = {start: []}
+    queue = [start]
+    while queue:
+        name = queue.pop(0)
+        for edge in edges:
+            if edge.first == name and edge.then not in ways:
+                ways[edge.then] = [*ways[name], edge]
+                queue.append(edge.then)
+            if edge.first == name and edge.then == goal:
+                return [*ways[name], edge]
+    return None
+
+
+def _cycle(waiting: Sequence[Implementation], edges: Sequence[Edge]) -> PluginError:
+    names = sorted({_name(one) for one in waiting})
+    inside = [edge for edge in edges if edge.first in names and edge.then in names]
+    cycle = next(path for name in names if (path := _path(name, name, inside)) is not None)
+    around = " → ".join([cycle[0].first, *(edge.then for edge in cycle)])
+    return PluginError(
+        f"the order of {waiting[0].hook.name} goes round in a circle: {around}",
+        **{f"edge {idx}": str(edge) for idx, edge in enumerate(cycle, 1)},
+        fix="take one edge out, or overrule it in [tool.eventloop.order]",
+    )

@@ -71,6 +71,7 @@ class Plugin:
         distribution, version: where it came from; "" for an object handed over in Python.
         source: what brought it, as a person would say it: "entry point", "Trainer(callbacks=...)".
         options: its options as set, defaults left out.
+        found: what was discovered, where it came from an entry point.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Plugin:
     version: str = ""
     source: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    found: Found | None = None
 
     @property
     def origin(self) -> str:

@@ -1,0 +1,226 @@
+"""The assembly: what the plugins of a run implement, in order, and who owns which action."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eventloop.actions import Actions
+from eventloop.errors import PluginError, closest
+from eventloop.events import Events
+from eventloop.hooks import Hook, declared_hooks
+from eventloop.plugin.order import Edge, Implementation, Ordered, order, order_of_owners
+from eventloop.plugin.records import Plugin, Selected, fold
+from eventloop.plugin.select import RESERVED
+from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
+
+HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a person asks for, beyond what the plugins say.
+
+    Args:
+        edges: gives what is asked for on one hook.
+        owners: by action: a plugin's name, or "task".
+        installed: the names of everything that is installed, active or not.
+    """
+
+    edges: Callable[[str], Sequence[Edge]] = lambda hook: ()
+    owners: Mapping[str, str] = field(default_factory=dict)
+    installed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The plugins of a run, and what they implement.
+
+    Args:
+        plugins: those that take part, in order of role and name, with the task and the core.
+        off: those that are installed and don't, each with the reason.
+        hooks: all hooks by name, those that plugins add included.
+        implementations: by hook; every hook is there.
+        wishes: what a person asked for.
+    """
+
+    plugins: tuple[Plugin, ...]
+    off: tuple[Selected, ...]
+    hooks: Mapping[str, Hook]
+    implementations: Mapping[str, Ordered]
+    wishes: Wishes
+
+    def owner(self, action: str) -> Plugin:
+        """Gives the plugin that answers an action.
+
+        Raises:
+            PluginError: nobody does.
+        """
+        asked = self.asked(action)
+        if not asked:
+            raise PluginError(
+                f"nobody answers the action {action}",
+                fix=f"implement {action} in the task or in an algorithm",
+            )
+        return asked[-1].plugin
+
+    def asked(self, action: str) -> tuple[Implementation, ...]:
+        """Gives who is asked for an action, in order: those who may pass, and the owner."""
+        ordered = self.implementations[action]
+        plain = order_of_owners(one for one in ordered if not one.wrapper)
+        idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
+        return plain[: next(idxs, len(plain)) + 1]
+
+    def replacements(self) -> Iterator[tuple[str, Plugin]]:
+        """Gives the actions in which a plugin replaces what the task says, with that plugin."""
+        for name, hook in self.hooks.items():
+            if hook.kind == "action":
+                ordered = self.implementations[name]
+                by_task = any(one.plugin.role == "task" and not one.wrapper for one in ordered)
+                if by_task and self.owner(name).role == "algorithm":
+                    yield name, self.owner(name)
+
+
+def arrange(
+    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: Wishes
+) -> tuple[Assembly, list[PluginError]]:
+    """Validates plugins and puts their implementations in order.
+
+    Returns:
+        The assembly, without what is wrong; and every problem with every plugin.
+    """
+    problems = [*_name_problems(plugins), *equal_plugins(plugins), *_relations(plugins, off)]
+    hooks, clashes = _hooks_of(plugins)
+    by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
+    for plugin in plugins:
+        found, misfits = implementations(plugin, hooks)
+        problems += [*misfits, *unknown_names(found, wishes.installed)]
+        for one in found:
+            by_hook[one.hook.name].append(one)
+    problems += [*clashes, *_choose_owners(by_hook, wishes), *_several_owners(by_hook)]
+
+    ordered = {}
+    for name, hook in hooks.items():
+        opener = by_hook.get(hook.closes or "", [])
+        try:
+            ordered[name] = order(by_hook[name], wishes.edges(name), opener)
+        except PluginError as error:
+            problems.append(error)
+            ordered[name] = order([dataclasses.replace(one, before=(), after=())
+                                   for one in by_hook[name]])  # fmt: skip
+    place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
+    in_order = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
+    return Assembly(tuple(in_order), tuple(off), hooks, ordered, wishes), problems
+
+
+def _hooks_of(plugins: Iterable[Plugin]) -> tuple[dict[str, Hook], list[PluginError]]:
+    """Gathers all hooks: the core's, and those that plugins add with `hookspecs`."""
+    hooks, problems = dict(HOOKS), []
+    for plugin in plugins:
+        namespace = getattr(plugin.target, "hookspecs", None)
+        for name, hook in declared_hooks([] if namespace is None else [namespace]).items():
+            if name in hooks:
+                problems.append(
+                    PluginError(
+                        f"the hook {name!r} is declared twice",
+                        plugin=plugin.origin,
+                        fix=f"give it the plugin's name: {fold(plugin.name)}_{name}",
+                    )
+                )
+            hooks.setdefault(name, hook)
+    return hooks, problems
+
+
+def _name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
+    by_name: dict[str, Plugin] = {}
+    for plugin in plugins:
+        if plugin.role == "core":
+            continue
+        if fold(plugin.name) in RESERVED and plugin.role != "task":
+            yield PluginError(
+                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
+                "something else",
+                plugin=plugin.origin,
+                fix="give it another `name`",
+            )
+            continue
+        other = by_name.setdefault(fold(plugin.name), plugin)
+        if other is not plugin:
+            yield PluginError(
+                f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
+                fix="give one of them another `name`, or leave it out",
+            )
+
+
+def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[PluginError]:
+    """Finds plugins that need one that isn't active, or can't stand one that is."""
+    active = {fold(one.name): one for one in plugins if one.role != "core"}
+    reasons = {fold(one.found.name): one.reason for one in off}
+    for plugin in plugins:
+        for name in _names(plugin, "requires"):
+            if fold(name) not in active:
+                reason = reasons.get(fold(name))
+                fix = f"`pip install eventloop-{fold(name).replace('_', '-')}`"
+                yield PluginError(
+                    f"{plugin.name} requires {name}, which "
+                    + (f"is off: {reason}" if reason is not None else "isn't installed"),
+                    plugin=plugin.origin,
+                    fix=f"{'switch it on' if reason is not None else fix}, or switch "
+                    f"{plugin.name} off with `-p no:{plugin.name}`",
+                )
+        for name in _names(plugin, "conflicts"):
+            if other := active.get(fold(name)):
+                yield PluginError(
+                    f"{plugin.name} and {other.name} can't work together, says {plugin.name}",
+                    plugins=f"{plugin.origin}, {other.origin}",
+                    fix=f"switch one off: `-p no:{plugin.name}` or `-p no:{other.name}`",
+                )
+
+
+def _names(plugin: Plugin, attribute: str) -> tuple[str, ...]:
+    names = getattr(plugin.target, attribute, ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _choose_owners(
+    by_hook: Mapping[str, list[Implementation]], wishes: Wishes
+) -> Iterator[PluginError]:
+    """Leaves out those who would own an action for which a person chose another."""
+    for action, name in wishes.owners.items():
+        claims = [one for one in by_hook.get(action, ()) if _claims(one)]
+        chosen = [one for one in claims if fold(one.plugin.name) == fold(name)]
+        if action not in HOOKS or HOOKS[action].kind != "action":
+            yield PluginError(
+                f"owners names {action!r}, but no action has this name{closest(action, HOOKS)}",
+                fix="mend it in [tool.eventloop.owners]",
+            )
+        elif not chosen:
+            known = [one.plugin.name for one in claims if one.plugin.role != "core"]
+            yield PluginError(
+                f"owners gives {action} to {name!r}, which doesn't implement it"
+                f"{closest(name, known)}",
+                fix=f"one of {', '.join(known) or 'no plugin'}, in [tool.eventloop.owners]",
+            )
+        else:
+            losers = [one for one in claims if one not in chosen and one.plugin.role != "core"]
+            by_hook[action][:] = [one for one in by_hook[action] if one not in losers]
+
+
+def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator[PluginError]:
+    for name, found in by_hook.items():
+        owners = sorted(
+            (one.plugin for one in found if _claims(one) and one.plugin.role == "algorithm"),
+            key=lambda plugin: fold(plugin.name),
+        )
+        if len(owners) > 1:
+            yield PluginError(
+                f"{len(owners)} plugins claim the action {name}: "
+                f"{' and '.join(one.origin for one in owners)}",
+                fix=f"choose one in pyproject.toml, or {owners[-1].way_out}:\n"
+                f'[tool.eventloop.owners]\n{name} = "{owners[0].name}"',
+            )
+
+
+def _claims(one: Implementation) -> bool:
+    return one.hook.kind == "action" and not one.wrapper and not one.conditional
