@@ -50,7 +50,7 @@ class HostReads(TorchDispatchMode):
     def stop(self) -> None:
         if self._window is not None:
             self.num_windows += 1
-            self._window.stop()
+            self._window.close()
             self._window = None
 
     @hookimpl(tryfirst=True)
