@@ -1,0 +1,234 @@
+"""What a person and the plugins themselves say about living together."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop import PluginError, hookimpl, hookspec
+from eventloop.plugin.assembly import Wishes, arrange
+
+
+def acts(state):
+    return 1
+
+
+@pytest.fixture
+def problems_of():
+    """Arranges plugins; gives the first lines of the problems."""
+
+    def problems_of(*plugins, **wishes):
+        return [error.what for error in arrange(plugins, [], Wishes(**wishes))[1]]
+
+    return problems_of
+
+
+def test_the_configuration_chooses_one_of_two_owners(plugin, problems_of):
+    """The line that the error prints must make it run."""
+    muon, lion = plugin("muon", build_optimizers=acts), plugin("lion", build_optimizers=acts)
+
+    assembly, problems = arrange([muon, lion], [], Wishes(owners={"build_optimizers": "lion"}))
+
+    assert problems == []
+    assert assembly.owner("build_optimizers") is lion
+    assert len(problems_of(muon, lion)) == 1
+
+
+def test_the_task_may_be_chosen_over_a_plugin(plugin):
+    """A plugin replaces the task's answer, unless somebody wants the task's."""
+    task = plugin("task", "task", build_optimizers=acts)
+    muon = plugin("muon", build_optimizers=acts)
+
+    replaced, _ = arrange([task, muon], [], Wishes())
+    chosen, _ = arrange([task, muon], [], Wishes(owners={"build_optimizers": "task"}))
+
+    assert [*replaced.replacements()] == [("build_optimizers", muon)]
+    assert chosen.owner("build_optimizers") is task
+    assert [*chosen.replacements()] == []
+
+
+@pytest.mark.parametrize(
+    ("owners", "what"),
+    [
+        ({"build_optimisers": "muon"}, "the closest is 'build_optimizers'"),
+        ({"build_optimizers": "mun"}, "owners gives build_optimizers to 'mun', which doesn't"),
+        ({"batch_end": "muon"}, "no action has this name"),
+    ],
+)
+def test_an_owner_that_nobody_is_is_refused(plugin, problems_of, owners, what):
+    """A choice that has no effect is a mistake."""
+    muon = plugin("muon", build_optimizers=acts)
+
+    (problem,) = problems_of(muon, owners=owners)
+
+    assert what in problem
+
+
+def test_a_plugin_gets_what_it_requires_or_stops_the_run(plugin, problems_of):
+    """Training without it would be another training."""
+    needy = plugin("needy", batch_end=acts)
+    needy.target.requires = ("ema",)
+
+    assert problems_of(needy) == ["needy requires ema, which isn't installed"]
+    assert problems_of(needy, plugin("EMA", batch_end=acts)) == []
+
+
+def test_plugins_that_conflict_are_refused(plugin, problems_of):
+    """One of them knows that the result would be wrong."""
+    cut = plugin("cut", batch_end=acts)
+    cut.target.conflicts = "mix"
+
+    (problem,) = problems_of(cut, plugin("mix", batch_end=acts))
+
+    assert problem == "cut and mix can't work together, says cut"
+
+
+def test_plugins_that_compare_equal_are_refused(problems_of):
+    """Pluggy would register one of them, and drop the other in silence."""
+
+    class Same:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    from eventloop.plugin.records import Plugin
+
+    pair = [Plugin(name, "algorithm", Same()) for name in ("a", "b")]
+
+    assert "the plugins a and b compare equal, so that they can't be told apart" in problems_of(
+        *pair
+    )
+
+
+def test_a_misspelt_edge_is_refused_and_one_to_a_stranger_is_not(plugin, problems_of):
+    """A plugin may order itself against one that isn't installed; a slip is close to a name."""
+    slip = plugin("a", batch_end=(acts, {"after": "mixpu"}))
+    stranger = plugin("b", batch_end=(acts, {"after": "cutmix"}))
+
+    assert problems_of(stranger, installed=("ema",)) == []
+    assert problems_of(slip, installed=("mixup",)) == [
+        "no plugin is named 'mixpu'; the closest is 'mixup'"
+    ]
+
+
+class OwnHooks:
+    """What the plugin below lets others do."""
+
+    @hookspec(per="any")
+    def ema_updated(self, state, decay):
+        """Tells that the average moved."""
+
+
+class Ema:
+    """Adds a hook and calls it."""
+
+    name = "ema"
+    hookspecs = OwnHooks
+
+    @hookimpl
+    def batch_end(self, state):
+        state.call("ema_updated", 0.9)
+
+
+def test_a_plugin_may_add_hooks_that_others_implement(make_trainer, make_plugin):
+    """A plugin can have plugins."""
+    heard = []
+    listener = make_plugin(ema_updated=lambda state, decay: heard.append(decay))
+
+    make_trainer(algorithms=[Ema()], callbacks=[listener], max_duration="2ba").fit()
+
+    assert heard == [0.9, 0.9]
+
+
+def test_the_loops_own_hooks_are_not_for_plugins_to_call(make_trainer):
+    """A second `batch_end` in a batch would be a riddle to everybody."""
+    trainer = make_trainer(algorithms=[Ema()])
+
+    with pytest.raises(PluginError, match="no active plugin adds a hook 'batch_end'"):
+        trainer.state.call("batch_end")
+
+
+def test_every_runs_once_for_each_multiple(make_trainer):
+    """On the first call after it was crossed, from the clock alone."""
+
+    class Sometimes:
+        """Listens now and then."""
+
+        def __init__(self):
+            self.heard = []
+
+        @hookimpl(every="2ba")
+        def batch_end(self, state):
+            self.heard.append(("batch_end", state.clock.batch))
+
+        @hookimpl(every="2ba")
+        def before_forward(self, state):
+            self.heard.append(("before_forward", state.clock.batch))
+
+    sometimes = Sometimes()
+    make_trainer(callbacks=[sometimes], max_duration="5ba", microbatch_size=2).fit()
+
+    assert sometimes.heard == [
+        ("batch_end", 2), ("before_forward", 2), ("batch_end", 4), ("before_forward", 4),
+    ]  # fmt: skip
+
+
+def test_a_callback_that_swallows_an_exception_is_named(make_trainer, make_plugin):
+    """It may only watch, and a failure that nobody sees is not watching."""
+
+    class Swallows:
+        """Hides failures."""
+
+        @hookimpl(wrapper=True)
+        def batch_end(self, state):
+            try:
+                yield
+            except ZeroDivisionError:
+                return
+
+    fails = make_plugin("fails", batch_end=lambda state: 1 / 0)
+
+    with pytest.raises(PluginError, match="wrapper of batch_end swallowed an exception") as caught:
+        make_trainer(algorithms=[fails], callbacks=[Swallows()]).fit()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+UNSUITABLE = """
+from eventloop import hookimpl
+
+class Plugin:
+    seen = []
+
+    def unsuitable(self, state):
+        return f"the batch has {len(state.inputs)} samples" if len(state.inputs) > 1 else None
+
+    @hookimpl
+    def batch_end(self, state):
+        self.seen.append(state.clock.batch)
+"""
+
+
+def test_an_unsuitable_plugin_stands_off_with_its_reason(make_trainer, install):
+    """Installed means active, but not where it can't work; and never silently."""
+    install("picky", UNSUITABLE)
+
+    trainer = make_trainer(autoload=True)
+    trainer.fit()
+
+    assert [(one.found.name, one.reason) for one in trainer.off if one.found.name == "picky"] == [
+        ("picky", f"the batch has {len(next(iter(trainer.state.train_dataloader))[0])} samples")
+    ]
+    assert "picky" not in [one.name for one in trainer.plugins]
+
+
+def test_an_unsuitable_plugin_that_was_asked_for_is_an_error(make_trainer):
+    """Who hands it over means it."""
+
+    class Picky:
+        """Works with nothing."""
+
+        def unsuitable(self, state):
+            return "it never suits"
+
+    with pytest.raises(PluginError, match="picky was asked for, but doesn't suit this task"):
+        make_trainer(algorithms=[Picky()])
