@@ -144,6 +144,7 @@ def install(clean: Path, tmp_path: Path) -> Install:
         group: str = "eventloop.algorithms",
         distribution: str = "",
         version: str = "1.0",
+        requested: bool = True,
     ) -> None:
         distribution = distribution or f"eventloop-{name}"
         module = f"{distribution.replace('-', '_')}_module"
@@ -154,6 +155,8 @@ def install(clean: Path, tmp_path: Path) -> Install:
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         )
         (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}{target}\n")
+        if requested:
+            (info / "REQUESTED").touch()
         importlib.invalidate_caches()
 
     return install

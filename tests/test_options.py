@@ -29,7 +29,9 @@ def test_a_constructor_is_read_with_types_defaults_and_docs():
     """The signature is the only place where an author declares options."""
     options = options_of(Documented)
 
-    assert options["alpha"] == Option("alpha", float, 0.4, "how much, on two lines.")
+    alpha = options["alpha"]
+    assert (alpha.name, alpha.type, alpha.default) == ("alpha", float, 0.4)
+    assert alpha.doc == "how much, on two lines."
     assert options["label_smoothing"].type == float | None
     assert options["teacher"].default is REQUIRED
 
@@ -88,7 +90,7 @@ def test_an_annotation_that_only_type_checkers_see_takes_anything():
 )
 def test_what_a_person_writes_becomes_a_value_of_the_type(annotation, raw, value):
     """Flags, variables and files write one thing in several ways."""
-    converted = convert_value(Option("x", annotation, None, ""), raw)
+    converted = convert_value(Option("x", annotation, None, print), raw)
 
     assert converted == value
     assert type(converted) is type(value)
@@ -108,12 +110,12 @@ def test_what_a_person_writes_becomes_a_value_of_the_type(annotation, raw, value
 def test_what_has_another_type_is_refused_with_what_was_expected(annotation, raw, message):
     """The message alone must be enough to mend it."""
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        convert_value(Option("x", annotation, None, ""), raw)
+        convert_value(Option("x", annotation, None, print), raw)
 
 
 def test_a_refused_value_is_told_with_its_source_and_a_line_to_paste():
     """A value may come from five places; a message that doesn't say which is no help."""
-    option = Option("label_smoothing", float, 0.1, "")
+    option = Option("label_smoothing", float, 0.1, print)
 
     with pytest.raises(SettingError) as caught:
         typed(option, Value("x", "run.yaml"), "mixup")

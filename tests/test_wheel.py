@@ -116,6 +116,7 @@ def test_a_plugin_is_active_from_install_to_uninstall(python, package, clean, tm
             "distribution": "eventloop-wheel-test",
             "status": "active",
             "reason": "",
+            "marks": [],
         }
     ]
     (header,) = [line for line in fit.splitlines() if line.startswith("callbacks: ")]

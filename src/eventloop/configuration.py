@@ -10,17 +10,20 @@ from typing import Any, Literal
 
 from eventloop.errors import SettingError, closest
 from eventloop.layers import (
+    SITE_VARIABLE,
     Kind,
     Layer,
     as_bool,
     environment_layer,
     find_pyproject,
     pyproject_layer,
+    site_rules,
     spell,
     yaml_layer,
 )
 from eventloop.options import Value, typed
-from eventloop.plugin.records import fold
+from eventloop.plugin.records import Found, fold
+from eventloop.plugin.rules import Rules
 from eventloop.plugin.select import Choice
 from eventloop.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 
@@ -39,10 +42,12 @@ class Configuration:
     Args:
         layers: the strongest first: flags or keywords, environment, `--config`, `pyproject.toml`.
         choice: which plugins are to take part.
+        rules: what files say about plugins as a whole.
     """
 
     layers: tuple[Layer, ...] = ()
     choice: Choice = field(default_factory=Choice)
+    rules: Rules = field(default_factory=Rules)
 
     @classmethod
     def read(
@@ -66,19 +71,26 @@ class Configuration:
             directory: where the search for `pyproject.toml` starts; the working directory.
 
         Raises:
-            SettingError: a file can't be read, or `autoload` is neither true nor false.
+            SettingError: a file can't be read, `autoload` is neither true nor false, or a rule
+                isn't of its form.
         """
         choice = choice or Choice()
+        environ = os.environ if environ is None else environ
         origin = "flag" if kind == "flag" else "Trainer(...)"
         given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
         if not choice.autoload:
             given["autoload"] = Value(False, choice.autoload_reason)
-        layers = [Layer(kind, given), environment_layer(os.environ if environ is None else environ)]
+        layers = [Layer(kind, given), environment_layer(environ)]
         if config_file is not None:
             layers.append(yaml_layer(config_file))
         if (found := find_pyproject(directory or Path.cwd())) is not None:
             layers.append(pyproject_layer(*found))
-        return cls(tuple(layers), _choice(choice, layers))
+        return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
+
+    def insists_on(self, found: Found) -> bool:
+        """Tells whether a plugin was asked for by name, and so may not stand aside in silence."""
+        wanted = fold(found.name) in map(fold, self.choice.insist)
+        return wanted or found.path is not None or self.rules.requires(found.name)
 
     def section(self, name: str) -> dict[str, Value]:
         """Gives the options that were set for a plugin, or for "task", by folded name."""
@@ -186,6 +198,16 @@ def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
                 autoload_reason=choice.autoload_reason or ("" if autoload else reason),
             )
     return choice
+
+
+def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
+    site = site_rules(environ)
+    rules = Rules.read([layer.rules for layer in layers], site, environ.get(SITE_VARIABLE, ""))
+    switched_off = layers[0].values.get("autoload")
+    if switched_off is None or as_bool(switched_off):
+        return rules
+    # Who switches autoload off by flag or keyword is stronger than the project, not than the site.
+    return replace(rules, required=tuple(one for one in rules.required if one.by_site))
 
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:

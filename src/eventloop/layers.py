@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from eventloop.errors import SettingError, closest
 from eventloop.options import Value, flag
 from eventloop.plugin.records import fold
+from eventloop.plugin.rules import KEYS
 
 PREFIX = "EVENTLOOP_"
 AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
+SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
 Kind = Literal["flag", "keyword", "variable", "file"]
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
@@ -26,10 +28,12 @@ class Layer:
     Args:
         kind: how its keys are written there.
         values: by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
+        rules: what a file says about plugins as a whole, by `KEYS`.
     """
 
     kind: Kind
     values: Mapping[str, Value]
+    rules: Mapping[str, Value] = field(default_factory=dict)
 
 
 def spell(key: str, kind: Kind) -> str:
@@ -50,7 +54,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     """
     values = {}
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable != AUTOLOAD_VARIABLE:
+        if variable.startswith(PREFIX) and variable not in (AUTOLOAD_VARIABLE, SITE_VARIABLE):
             key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
             values[key] = Value(text, variable)
     if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):
@@ -87,7 +91,7 @@ def yaml_layer(path: Path) -> Layer:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise _unreadable(path, "YAML", error) from error
-    return Layer("file", _flatten({} if content is None else content, str(path)))
+    return _file_layer({} if content is None else content, str(path))
 
 
 def pyproject_layer(path: Path, source: str) -> Layer:
@@ -96,11 +100,28 @@ def pyproject_layer(path: Path, source: str) -> Layer:
     Raises:
         SettingError: it isn't TOML, or the table isn't as it should be.
     """
-    try:
-        content = tomllib.loads(_read(path).replace("\r\n", "\n"))
-    except tomllib.TOMLDecodeError as error:
-        raise _unreadable(path, "TOML", error) from error
-    return Layer("file", _flatten(content.get("tool", {}).get("eventloop", {}), source))
+    content = _read_toml(path)
+    return _file_layer(content.get("tool", {}).get("eventloop", {}), source)
+
+
+def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it holds rules and nothing else.
+
+    Raises:
+        SettingError: it doesn't exist, isn't TOML, or holds something else.
+    """
+    name = environ.get(SITE_VARIABLE, "")
+    if not name:
+        return {}
+    layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name)
+    for key, value in layer.values.items():
+        raise SettingError(
+            f"{SITE_VARIABLE} names a file with {key!r}, but it may hold rules alone"
+            f"{closest(key, KEYS)}",
+            source=value.source,
+            fix=f"leave it out; the rules are {', '.join(KEYS)}",
+        )
+    return dict(layer.rules)
 
 
 def find_pyproject(directory: Path) -> tuple[Path, str] | None:
@@ -113,8 +134,14 @@ def find_pyproject(directory: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _flatten(content: object, source: str) -> dict[str, Value]:
+def _file_layer(content: object, source: str) -> Layer:
     top = _mapping(content, "the file", source)
+    rules = {key: Value(top[key], source) for key in KEYS if key in top}
+    values = _flatten({key: value for key, value in top.items() if key not in KEYS}, source)
+    return Layer("file", values, rules)
+
+
+def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
     plugins = _mapping(top.get("plugins"), "plugins", source)
     sections = {"task": top.get("task"), **plugins}
     values: dict[str, Value] = {}
@@ -145,7 +172,14 @@ def _add(values: dict[str, Value], key: str, value: object, source: str) -> None
     values[fold(key)] = Value(value, source)
 
 
-def _read(path: Path) -> str:
+def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(path, named_by).replace("\r\n", "\n"))
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(path, "TOML", error) from error
+
+
+def _read(path: Path, named_by: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -154,7 +188,9 @@ def _read(path: Path) -> str:
         raise SettingError(
             f"there is no file {str(path)!r}{closest(path.name, names)}",
             folder=folder.resolve(),
-            fix="give the path of a YAML file, `--config run.yaml`",
+            fix=f"mend or unset the variable {named_by}"
+            if named_by
+            else "give the path of a YAML file, `--config run.yaml`",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "text", error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -42,13 +43,18 @@ class Option:
         name: as its author wrote it.
         type: the annotation, or what the default suggests; `Any` where neither says.
         default: `REQUIRED` where there is none.
-        doc: its entry in the docstring, on one line.
+        of: whose option it is.
     """
 
     name: str
     type: Any
     default: Any
-    doc: str
+    of: Callable[..., Any]
+
+    @property
+    def doc(self) -> str:
+        """Its entry in the docstring, on one line; docstrings are read only when asked for."""
+        return parameter_docs(self.of).get(self.name, "")
 
     @property
     def required(self) -> bool:
@@ -62,17 +68,22 @@ class Option:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Reads the options of a function or of a class's constructor, by folded name."""
-    docs = parameter_docs(function)
+    """Gives the options of a function or of a class's constructor, by folded name."""
+    return dict(_read_options(function))
+
+
+@functools.cache
+def _read_options(function: Callable[..., Any]) -> dict[str, Option]:
     init = function.__init__ if inspect.isclass(function) else function
     namespace = getattr(init, "__globals__", {})
     return {
-        fold(name): Option(name, _type(parameter, namespace), parameter.default, docs.get(name, ""))
+        fold(name): Option(name, _type(parameter, namespace), parameter.default, function)
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in _NAMED
     }
 
 
+@functools.cache
 def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
     """Reads what the docstring says of each parameter, each on one line."""
     import docstring_parser  # kept out of commands that show no options

@@ -117,7 +117,7 @@ class Trainer:
             algorithms=[*brought.algorithms, *algorithms],
             callbacks=[*brought.callbacks, *callbacks],
         )
-        self._named = {*map(fold, configuration.choice.insist)}
+        self._insists_on = configuration.insists_on
         self._freeze()
         self._finalizer = weakref.finalize(self, _close, self._hooks, self.state)
         with self._told_of_failure(closing=True):
@@ -281,7 +281,7 @@ class Trainer:
         for plugin in asked:
             target: Any = plugin.target
             reason = target.unsuitable(state)
-            if reason and (plugin.found is None or fold(plugin.name) in self._named):
+            if reason and (plugin.found is None or self._insists_on(plugin.found)):
                 raise PluginError(
                     f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
                     plugin=plugin.origin,

@@ -65,3 +65,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(status, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Flags for aa-test and bb-test alone; the plugins of the environment are left out."""
+    monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return ("-p", "aa-test", "-p", "bb-test")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BROKEN = "raise RuntimeError('imported')"
+BROKEN = "1 / 0\nclass Plugin: pass"  # what only importing shows
 
 
 def test_every_plugin_is_a_row(run, install):
@@ -21,7 +21,7 @@ def test_every_plugin_is_a_row(run, install):
     ran = run("plugins", "-p", "no:bb-test")
     rows = [line.split() for line in ran.out.splitlines()]
 
-    assert rows[0] == ["name", "role", "version", "distribution", "status", "reason"]
+    assert rows[0] == ["name", "role", "version", "distribution", "status", "reason", "marks"]
     assert ["aa-test", "algorithm", "0.3", "eventloop-aa-test", "active"] in rows
     assert ["bb-test", "callback", "1.0", "eventloop-bb-test", "off", "-p", "no:bb-test"] in rows
 
@@ -39,7 +39,31 @@ def test_json_has_the_same_rows(run, install):
         "distribution": "eventloop-aa-test",
         "status": "off",
         "reason": "--no-plugins",
+        "marks": [],
     }
+
+
+def test_what_nobody_asked_for_is_marked(run, install):
+    """It trains along, although it came in with something else."""
+    install("aa-test", requested=False)
+
+    ran = run("plugins")
+    (row,) = [line for line in ran.out.splitlines() if line.startswith("aa-test")]
+
+    assert row.endswith("dependency")
+
+
+def test_a_requirement_that_nothing_meets_is_a_row(run, install, clean):
+    """The list shows what `fit` would refuse."""
+    install("aa-test")
+    (clean / "pyproject.toml").write_text('[tool.eventloop]\nrequired = ["nosuch", "aa-test>2"]\n')
+
+    ran = run("plugins", "--json")
+    rows = {row["name"]: row for row in json.loads(ran.out)}
+
+    assert ran.status == 0
+    assert rows["nosuch"]["reason"].startswith("nosuch is required, but no plugin has this name")
+    assert rows["aa-test"]["reason"] == "aa-test>2 is required, but 1.0 is there"
 
 
 def test_the_list_never_fails_because_of_a_plugin(run, install):
@@ -69,12 +93,13 @@ def test_the_choice_is_read_from_the_project(run, install, clean):
     assert "autoload=false, pyproject.toml" in run("plugins").out
 
 
-def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path):
+@pytest.mark.parametrize("subcommand", ["list", "hooks"])
+def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path, subcommand):
     """Each costs more than the answer may take."""
     install("aa-test", BROKEN)
     code = (
-        "import sys; from eventloop.cli import main; status = main(['plugins']); "
-        "heavy = {'torch', 'jsonargparse', 'yaml', 'numpy', 'eventloop_aa_test_module'}; "
+        f"import sys; from eventloop.cli import main; status = main(['plugins', {subcommand!r}]); "
+        "heavy = {'torch', 'jsonargparse', 'yaml', 'numpy', 'rich', 'eventloop_aa_test_module'}; "
         "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
     )
     source = str(Path(sys.modules["eventloop"].__file__).parents[1])
@@ -89,4 +114,4 @@ def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path):
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "aa-test" in done.stdout
+    assert ("aa-test" if subcommand == "list" else "before_forward") in done.stdout

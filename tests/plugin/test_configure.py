@@ -9,7 +9,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError, SettingError
 from eventloop.options import Value
-from eventloop.plugin.configure import configure, plugin_options
+from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.records import Found
 
 POINT = EntryPoint("mixup", "module:Mixup", "eventloop.algorithms")
@@ -93,3 +93,10 @@ def test_a_constructor_that_raises_is_told_with_its_cause():
 
     assert "Mixup(alpha=-1.0)" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_plugin_sleeps_until_its_needed_option_is_given():
+    """Installed means active, but nobody can guess a teacher."""
+    assert dormant_reason(FOUND, Distill, {}) == "waiting for --mixup.teacher"
+    assert dormant_reason(FOUND, Distill, values(teacher="resnet")) is None
+    assert dormant_reason(FOUND, Mixup, {}) is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import site
 import sys
 
 import importlib_metadata
@@ -56,3 +58,33 @@ def test_other_groups_are_left_alone(install):
     install("not-ours", group="console_scripts")
 
     assert "not-ours" not in [one.name for one in discover()]
+
+
+def mark(name: str) -> tuple[str, ...]:
+    (found,) = [one for one in discover() if one.name == name]
+    return found.marks
+
+
+def test_what_nobody_asked_for_is_marked(install, tmp_path):
+    """It changes the training, although it came in with something else."""
+    install("aa-test", requested=False)
+    install("bb-test")
+    install("cc-test", requested=False)
+    (tmp_path / "site" / "eventloop_cc_test-1.0.dist-info" / "INSTALLER").write_text("conda\n")
+
+    assert [mark(name) for name in ("aa-test", "bb-test", "cc-test")] == [("dependency",), (), ()]
+
+
+def test_what_comes_from_an_unusual_place_is_marked(install, tmp_path, monkeypatch):
+    """The user site and PYTHONPATH outlive the environment that one thinks one is in."""
+    install("aa-test")
+    folder = tmp_path / "site"
+
+    monkeypatch.setenv("PYTHONPATH", f"/nosuch{os.pathsep}{folder}")
+    by_path = mark("aa-test")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(folder))
+
+    assert by_path == ("PYTHONPATH",)
+    assert mark("aa-test") == ("user site",)

@@ -22,11 +22,11 @@ def hears(state): ...
 def ordered(plugin):
     """Orders one hook of plugins; gives what `order` gives."""
 
-    def ordered(hook, *plugins, user_edges=()):
+    def ordered(hook, *plugins, user_edges=(), opener_edges=()):
         found = [one for each in plugins for one in implementations(each, HOOKS)[0]]
         by_hook = {name: [one for one in found if one.hook.name == name] for name in HOOKS}
         opener = by_hook.get(HOOKS[hook].closes or "", [])
-        return order(by_hook[hook], user_edges, opener)
+        return order(by_hook[hook], user_edges, opener, opener_edges)
 
     return ordered
 
@@ -106,6 +106,29 @@ def test_closing_events_run_algorithms_in_reverse(plugin, ordered):
 
     assert names(ordered("before_forward", *plugins)) == ["task", "c", "b", "a", "x", "y"]
     assert names(ordered("after_forward", *plugins)) == ["a", "b", "c", "task", "x", "y"]
+
+
+def test_the_users_edge_on_the_opening_event_reaches_the_closing_one(plugin, ordered):
+    """One order counts for both."""
+    a, b = (plugin(name, before_loss=hears, after_loss=hears) for name in "ab")
+
+    edges = [user("b", "a")]
+
+    assert names(ordered("before_loss", a, b, user_edges=edges)) == ["b", "a"]
+    assert names(ordered("after_loss", a, b, opener_edges=edges)) == ["a", "b"]
+
+
+def test_wrappers_of_closing_events_are_not_reversed(plugin, ordered):
+    """They enclose, and the first is outermost everywhere."""
+
+    def wraps(state):
+        yield
+
+    plugins = [
+        plugin(name, before_loss=hears, after_loss=(wraps, {"wrapper": True})) for name in "ab"
+    ]
+
+    assert names(ordered("after_loss", *plugins)) == ["a", "b"]
 
 
 def test_an_edge_on_the_closing_event_is_literal(plugin, ordered):

@@ -32,13 +32,24 @@ class Command:
     """What one subcommand understands besides settings and options.
 
     Args:
-        takes_task: whether it is about a task, and so takes settings and options.
+        argument: what stands alone on its command line; "" where nothing does, in brackets where
+            it may be left out.
     """
 
     name: str
     summary: str
     options: tuple[CommandOption, ...] = ()
-    takes_task: bool = True
+    argument: str = "TASK"
+
+    @property
+    def takes_task(self) -> bool:
+        """Tells whether it is about a task, and so takes settings and options."""
+        return self.argument == "TASK"
+
+    @property
+    def usage(self) -> str:
+        """How it is written: `eventloop fit TASK [OPTIONS]`."""
+        return " ".join(filter(None, ["eventloop", self.name, self.argument, "[OPTIONS]"]))
 
     def all_options(self) -> dict[str, CommandOption]:
         """Gives its own options and those that every command has, by folded name."""
@@ -50,7 +61,7 @@ class Arguments:
     """A command line, read but not understood.
 
     Args:
-        task: TASK as typed; "" where it is missing.
+        task: TASK, or what else stands alone, as typed; "" where it is missing.
         flags: settings and options as text, by folded key.
         given: the values of the command's own options, by folded name; "" for a switch.
         choice: what `-p` and `--no-plugins` say.
@@ -92,10 +103,10 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             given[key] = value
         else:
             flags[key] = value
-    if len(tasks) > int(command.takes_task):
+    if len(tasks) > int(bool(command.argument)):
         raise UsageError(
             f"{tasks[-1]!r} isn't expected here",
-            fix=f"write it as {_usage(command)}",
+            fix=f"write it as `{command.usage}`",
         )
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
     return Arguments(tasks[0] if tasks else "", flags, given, choice)
@@ -139,7 +150,3 @@ def _choice(choice: Choice, flags: dict[str, str], no_plugins: bool) -> Choice:
             fix="leave one of them out",
         )
     return replace(choice, autoload=False, autoload_reason="--no-plugins")
-
-
-def _usage(command: Command) -> str:
-    return f"`eventloop {command.name}{' TASK' if command.takes_task else ''} [OPTIONS]`"

@@ -19,7 +19,7 @@ COMMANDS = {
     "fit": "train a task",
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
-    "plugins": "list the installed plugins and whether they take part",
+    "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
 _USAGE = "usage: eventloop COMMAND ...\n"
 

@@ -12,6 +12,7 @@ from eventloop.cli.header import header_lines
 from eventloop.cli.job import job_help, output_path, prepare, task_settings
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
+from eventloop.cli.require_lock import require_lock
 from eventloop.clock import Clock
 from eventloop.trainer import Trainer
 
@@ -21,6 +22,7 @@ COMMAND = Command(
     (
         CommandOption("print-config", "", "write all values with their sources, and stop"),
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
+        CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
     ),
 )
 
@@ -33,6 +35,8 @@ def run(argv: Sequence[str]) -> int:
         return 0
     export = output_path(arguments, "export")
     job = prepare(arguments, COMMAND)
+    if "unlocked" not in arguments.given:
+        require_lock(job.configuration)
     task = job.build_task()
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_settings(task))))

@@ -51,7 +51,9 @@ def _plugins(trainer: Trainer, role: Role) -> str:
 
 
 def _plugin(plugin: Plugin) -> str:
-    return f"{plugin.name} {plugin.version or plugin.source}".strip() + _listed(plugin.options)
+    named = f"{plugin.name} {plugin.version or plugin.source}".strip()
+    marks = plugin.found.marks if plugin.found else ()
+    return named + _listed(plugin.options) + (f" [{', '.join(marks)}]" if marks else "")
 
 
 def _listed(options: Mapping[str, Any]) -> str:

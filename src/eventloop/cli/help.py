@@ -18,11 +18,13 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
     Args:
         sections: more headings, each with its text.
     """
-    usage = f"usage: eventloop {command.name}{' TASK' if command.takes_task else ''} [OPTIONS]"
-    about = [("-p NAME, -p no:NAME", "insist on a plugin, or switch it off")]
+    about = [
+        ("-p NAME, -p no:NAME", "insist on a plugin, or switch it off"),
+        ("-p FILE.py:CLASS", "add a plugin that isn't packaged"),
+    ]
     for option in command.all_options().values():
         about.append((f"{flag(option.name)} {option.metavar}".strip(), option.doc))
-    parts = [usage, command.summary]
+    parts = [f"usage: {command.usage}", command.summary]
     if command.takes_task:
         parts.append(
             "TASK is a file or a dotted module with a function `task`, a `Task` object named "

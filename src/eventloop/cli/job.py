@@ -13,7 +13,7 @@ from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.options import flag
-from eventloop.plugin.configure import plugin_options, typed_options
+from eventloop.plugin.configure import dormant_reason, plugin_options, typed_options
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.records import Selected
@@ -62,14 +62,16 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
     configuration = _configuration(arguments)
-    selected = select(discover(), configuration.choice)
+    found = discover(files=configuration.choice.files)
+    selected = select(found, configuration.choice, configuration.rules)
     plugins, problems = load(selected)
     raise_all(problems)
     seed_everything(configuration.setting("seed"))
-    job = Job(configuration, load_task_file(arguments.task), plugins)
+    awake = tuple(one for one in plugins if not _sleeps(configuration, one))
+    job = Job(configuration, load_task_file(arguments.task), awake)
     configuration.check(_option_names(selected, plugins), job.task_file.options)
     job.task_options()
-    for plugin in plugins:
+    for plugin in awake:
         job.plugin_options(plugin)
     return job
 
@@ -125,6 +127,12 @@ def output_path(arguments: Arguments, name: str) -> Path | None:
     return path
 
 
+def _sleeps(configuration: Configuration, plugin: Loaded) -> bool:
+    found = plugin.found
+    reason = dormant_reason(found, plugin.target, configuration.section(found.name))
+    return reason is not None and not configuration.insists_on(found)
+
+
 def _configuration(arguments: Arguments) -> Configuration:
     return Configuration.read(
         arguments.flags,
@@ -143,7 +151,8 @@ def _option_names(
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     """Gives a section for each plugin; one with a problem has it for its text."""
-    selected = decide(discover(), configuration.choice)
+    found = discover(files=configuration.choice.files)
+    selected = decide(found, configuration.choice, configuration.rules)
     unusable = name_problems(selected)
     plugins, problems = load(one for one in selected if one.found not in unusable)
     for plugin in plugins:

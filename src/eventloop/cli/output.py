@@ -7,11 +7,10 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-_ANY_WIDTH = 10_000
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def write_text(text: str) -> None:
@@ -21,26 +20,37 @@ def write_text(text: str) -> None:
 
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines; on a terminal the long ones are folded between words, with an indent."""
-    console = _console()
+    console = _terminal()
     for line in lines:
-        folded = [line]
-        if console.is_terminal:
-            folded = textwrap.wrap(
-                line,
-                max(console.width, 40),
-                subsequent_indent="    ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+        if console is None:
+            write_text(line)
+            continue
+        folded = textwrap.wrap(
+            line,
+            max(console.width, 40),
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         console.print("\n".join(folded), markup=False, highlight=False, soft_wrap=True)
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Writes a table; where stdout is no terminal, no cell is folded."""
+    console = _terminal()
+    if console is None:
+        lines = [columns, *rows]
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            write_text("  ".join(cells).rstrip())
+        return
+    from rich.table import Table
+
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    _console().print(table, markup=False, highlight=False)
+    console.print(table, markup=False, highlight=False)
 
 
 def write_json(content: object) -> None:
@@ -48,12 +58,13 @@ def write_json(content: object) -> None:
     sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
 
 
-def _console() -> Console:
-    """Gives a console on today's stdout; without a terminal there is no width to fit into."""
-    console = Console(file=sys.stdout)
-    if not console.is_terminal:
-        console.width = _ANY_WIDTH
-    return console
+def _terminal() -> Console | None:
+    """Gives a console where stdout is a terminal; what programs read is quick without rich."""
+    if not sys.stdout.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(file=sys.stdout)
 
 
 def _finite(content: object) -> object:

@@ -103,8 +103,9 @@ def arrange(
     ordered = {}
     for name, hook in hooks.items():
         opener = by_hook.get(hook.closes or "", [])
+        opener_edges = wishes.edges(hook.closes) if hook.closes else ()
         try:
-            ordered[name] = order(by_hook[name], wishes.edges(name), opener)
+            ordered[name] = order(by_hook[name], wishes.edges(name), opener, opener_edges)
         except PluginError as error:
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=())

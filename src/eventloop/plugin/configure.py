@@ -36,9 +36,24 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         target=target,
         distribution=found.distribution,
         version=found.version,
-        source=FROM_ENTRY_POINT,
+        source=found.entry_point.value if found.path else FROM_ENTRY_POINT,
         options=options,
+        found=found,
     )
+
+
+def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:
+    """Says which options a plugin waits for: those without a default that nobody has set.
+
+    Returns:
+        `waiting for --distill.teacher`; None where nothing is lacking.
+    """
+    lacking = [
+        flag(option.name, found.name)
+        for key, option in plugin_options(target).items()
+        if option.required and key not in values
+    ]
+    return f"waiting for {' and '.join(lacking)}" if lacking else None
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:

@@ -2,39 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import os
+import site
+from collections.abc import Iterable, Iterator
+from typing import cast
 
 import importlib_metadata
-from importlib_metadata import EntryPoint
+from importlib_metadata import Distribution, EntryPoint
 
-from eventloop.plugin.records import Found, Role, fold
-
-GROUPS: dict[str, Role] = {
-    "eventloop.algorithms": "algorithm",
-    "eventloop.callbacks": "callback",
-}
+from eventloop.plugin.from_file import found_in_file
+from eventloop.plugin.records import GROUPS, Found, Role, fold
 
 
-def discover(entry_points: Iterable[EntryPoint] | None = None) -> tuple[Found, ...]:
+def discover(
+    entry_points: Iterable[EntryPoint] | None = None, files: Iterable[str] = ()
+) -> tuple[Found, ...]:
     """Finds the plugins of all installed distributions; imports none of them.
 
     Args:
         entry_points: where to look; all that are installed unless given.
+        files: what was given with `-p FILE.py:NAME`; read, not run.
 
     Returns:
         Sorted by what is found, so that the order in which the file system lists it is no matter.
+
+    Raises:
+        UsageError: a file isn't there, or hasn't what is named.
     """
     if entry_points is None:
         entry_points = importlib_metadata.entry_points()
     found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
-    return tuple(sorted(found, key=_key))
+    return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
 
 
 def _found(point: EntryPoint, role: Role) -> Found:
     distribution = point.dist
     if distribution is None:
         return Found(point.name, role, point, "", "")
-    return Found(point.name, role, point, distribution.name, distribution.version)
+    distribution = cast("Distribution", distribution)  # what the protocol leaves out
+    metadata = distribution.metadata  # is read anew each time
+    marks = tuple(_marks(distribution))
+    return Found(point.name, role, point, metadata["Name"], metadata["Version"], marks)
+
+
+def _marks(distribution: Distribution) -> Iterator[str]:
+    """Tells how a distribution came in, where that is worth a look."""
+    if distribution.read_text("REQUESTED") is None and _keeps_requests(distribution):
+        yield "dependency"
+    location = _real(str(distribution.locate_file("")))
+    if site.ENABLE_USER_SITE and location == _real(site.getusersitepackages()):
+        yield "user site"
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if location in map(_real, paths):
+        yield "PYTHONPATH"
+
+
+@functools.lru_cache(maxsize=256)
+def _real(path: str) -> str:
+    return os.path.realpath(path)  # Path.resolve does the same at thrice the time
+
+
+def _keeps_requests(distribution: Distribution) -> bool:
+    """Tells whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
+    if distribution.read_text("METADATA") is None:
+        return False  # no dist-info; an egg-info knows no such file
+    installer = (distribution.read_text("INSTALLER") or "pip").strip()
+    return installer in ("pip", "uv")
 
 
 def _key(found: Found) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from eventloop.errors import PluginError
+from eventloop.plugin.from_file import import_from_file
 from eventloop.plugin.records import Found, Selected
 
 
@@ -30,7 +31,7 @@ def load(
     for one in selected:
         if one.status == "active":
             try:
-                loaded.append(Loaded(one.found, one.found.entry_point.load()))
+                loaded.append(Loaded(one.found, _target(one.found)))
             except KeyboardInterrupt:
                 raise
             # Whatever its code does when imported, SystemExit too, is that plugin's problem.
@@ -39,13 +40,22 @@ def load(
     return tuple(loaded), tuple(problems)
 
 
+def _target(found: Found) -> object:
+    return found.entry_point.load() if found.path is None else import_from_file(found)
+
+
 def _problem(found: Found, error: BaseException) -> PluginError:
+    way_out = f"leave `-p {found.entry_point.value}` out"
+    if found.path is None:
+        way_out = (
+            f"switch the plugin off with `-p no:{found.name}`, or remove it with "
+            f"`pip uninstall {found.distribution}`"
+        )
     problem = PluginError(
         f"plugin {found.name!r} can't be imported: {type(error).__name__}: {error}",
         plugin=found.origin,
         entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
-        fix=f"switch the plugin off with `-p no:{found.name}`, or remove it with "
-        f"`pip uninstall {found.distribution}`",
+        fix=way_out,
     )
     problem.__cause__ = error
     return problem

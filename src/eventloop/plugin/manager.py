@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import ModuleType
@@ -16,11 +15,12 @@ from eventloop.errors import PluginError, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.plugin.assembly import Assembly, Wishes, arrange
-from eventloop.plugin.configure import configure, plugin_options
+from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
 from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import select
+from eventloop.plugin.shadow import shadowed
 
 
 def installed(
@@ -35,22 +35,27 @@ def installed(
         The plugins, those that are off, and the problems with the others.
     """
     taken = set(map(fold, replaced))
-    selected = select(discover(), configuration.choice)
+    choice, rules = configuration.choice, configuration.rules
+    selected = select(discover(files=choice.files), choice, rules)
     wanted = [one for one in selected if fold(one.found.name) not in taken]
     loaded, failures = load(wanted)
-    problems = list(failures)
+    problems = [*failures, *shadowed(wanted)]
     plugins = []
+    off = [one for one in wanted if one.status == "off"]
     options: dict[str, Collection[str] | None] = {one.found.name: None for one in selected}
     options |= {one.found.name: plugin_options(one.target) for one in loaded}
     configuration.check(options)
     for one in loaded:
         try:
             values = configuration.section(one.found.name)
-            plugin = configure(one.found, one.target, values)
-            plugins.append(dataclasses.replace(plugin, found=one.found))
+            reason = dormant_reason(one.found, one.target, values)
+            if reason and not configuration.insists_on(one.found):
+                off.append(Selected(one.found, "off", reason))
+            else:
+                plugins.append(configure(one.found, one.target, values))
         except PluginError as error:
             problems.append(error)
-    return plugins, [one for one in wanted if one.status == "off"], problems
+    return plugins, off, problems
 
 
 def handed_over(
@@ -95,17 +100,19 @@ def assemble(
     Raises:
         PluginError: the problems of all plugins in one message.
     """
-    found = discover()
+    rules = configuration.rules
+    found = discover(files=configuration.choice.files)
     given = [
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
     plugins, off, problems = installed(configuration, [one.name for one in given])
     everybody = [task, *plugins, *given, *core]
-    known = [*(one.name for one in found), *(one.name for one in given)]
-    wishes = Wishes(installed=tuple(known))
-    assembly, misfits = arrange(everybody, off, wishes)
-    raise_all([*problems, *misfits])
+    known = (*(one.name for one in found), *(one.name for one in given))
+    owners = {action: value.value for action, value in rules.owners.items()}
+    assembly, misfits = arrange(everybody, off, Wishes(rules.edges, owners, known))
+    problems += [*rules.object_problems(given), *misfits]
+    raise_all([*problems, *rules.order_problems(assembly.hooks, known)])
     _register(assembly)
     return assembly
 

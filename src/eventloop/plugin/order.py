@@ -117,12 +117,14 @@ def order(
     implementations: Iterable[Implementation],
     user_edges: Iterable[Edge] = (),
     opener: Iterable[Implementation] = (),
+    opener_edges: Iterable[Edge] = (),
 ) -> Ordered:
     """Puts the implementations of one hook into the order in which they are called.
 
     Args:
         user_edges: what the configuration asks for on this hook.
         opener: the implementations of the event that this one closes, where it closes one.
+        opener_edges: what the configuration asks for on that event.
 
     Raises:
         PluginError: declared edges contradict each other or the roles; names who declared each.
@@ -133,16 +135,14 @@ def order(
         tiers.setdefault(_tier(one), []).append(one)
     edges = _edges(given, user_edges)
     _refuse_across_roles(edges, given)
-    opener = list(opener)
-    ordered: list[Implementation] = []
-    for tier in sorted(tiers):
-        members = tiers[tier]
-        if opener and tier <= _ALGORITHM:
-            continue
-        ordered += _sorted(members, edges)
+    ordered = [one for tier in sorted(tiers) for one in _sorted(tiers[tier], edges)]
+    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
     if opener:
-        algorithms = [one for one in given if _tier(one) <= _ALGORITHM]
-        ordered = [*_reverse_of(opener, algorithms, edges), *ordered]
+        closers = [one for one in ordered if _tier(one) <= _ALGORITHM and not one.wrapper]
+        ids = set(map(id, closers))
+        others = [one for one in ordered if id(one) not in ids]
+        entered = _edges(opener, opener_edges)
+        ordered = [*_reverse_of(opener, entered, closers, edges), *others]
     names = {_name(one) for one in given}
     counted = tuple(edge for edge in edges if edge.first in names and edge.then in names)
     return Ordered(tuple(ordered), counted, opener[0].hook.name if opener else None)
@@ -226,21 +226,23 @@ def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Im
 
 
 def _reverse_of(
-    opener: Sequence[Implementation], closers: Sequence[Implementation], edges: Sequence[Edge]
+    opener: Sequence[Implementation],
+    opener_edges: Sequence[Edge],
+    closers: Sequence[Implementation],
+    edges: Sequence[Edge],
 ) -> list[Implementation]:
-    """Orders a closing event's algorithms: first in, last out.
+    """Orders a closing event's plain algorithms: first in, last out.
 
     One order over the algorithms of both events comes from the opener's phases and edges; who
     implements the closer alone stands in it so that the closer's own phase holds when it is
     reversed. Edges on the closer are literal, and win.
     """
-    entered = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
-    in_both = {_name(one) for one in entered}
+    in_both = {_name(one) for one in opener}
     alone = [one for one in closers if _name(one) not in in_both]
-    keys = {id(one): _key(one) for one in entered}
+    keys = {id(one): _key(one) for one in opener}
     keys |= {id(one): (_tier(one), 2 - one.phase, _name(one), "") for one in alone}
-    together = sorted([*entered, *alone], key=lambda one: keys[id(one)])
-    names = [_name(one) for one in _sorted(together, _edges(entered, ()))]
+    together = sorted([*opener, *alone], key=lambda one: keys[id(one)])
+    names = [_name(one) for one in _sorted(together, opener_edges)]
     place = {name: idx for idx, name in enumerate(names)}
     return _sorted(sorted(closers, key=lambda one: -place[_name(one)]), edges)
 

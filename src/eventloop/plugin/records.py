@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
@@ -11,6 +12,10 @@ from importlib_metadata import EntryPoint
 Role = Literal["task", "algorithm", "callback", "core"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
+GROUPS: dict[str, Role] = {
+    "eventloop.algorithms": "algorithm",
+    "eventloop.callbacks": "callback",
+}
 
 
 def fold(name: str) -> str:
@@ -21,6 +26,16 @@ def fold(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
+def kebab(name: str) -> str:
+    """Writes a class's name in kebab-case: `LabelSmoothing` is label-smoothing, `EMA` is ema."""
+    return "".join(
+        f"-{char.lower()}"
+        if char.isupper() and idx and not name[idx - 1].isupper()
+        else char.lower()
+        for idx, char in enumerate(name)
+    )
+
+
 @dataclass(frozen=True)
 class Found:
     """A plugin as its distribution's metadata tells of it; nothing of it is imported.
@@ -29,8 +44,11 @@ class Found:
         name: the entry point's name, as its author wrote it.
         role: from the entry-point group.
         entry_point: where its object is found.
-        distribution: the name of the distribution that brought it.
+        distribution: the name of the distribution that brought it; "" for a file.
         version: that distribution's version.
+        marks: how the distribution came in, where that is worth a look: "dependency" (nobody
+            asked pip for it), "user site", "PYTHONPATH".
+        path: the file, of one that was named with `-p FILE:CLASS`.
     """
 
     name: str
@@ -38,10 +56,14 @@ class Found:
     entry_point: EntryPoint
     distribution: str
     version: str
+    marks: tuple[str, ...] = ()
+    path: Path | None = None
 
     @property
     def origin(self) -> str:
         """The plugin as messages name it: `mixup (eventloop-mixup 0.1.0)`."""
+        if self.path is not None:
+            return f"{self.name} ({self.entry_point.value})"
         return f"{self.name} ({self.distribution} {self.version})"
 
 
@@ -97,6 +119,8 @@ class Plugin:
             return ""
         if self.source == FROM_ENTRY_POINT:
             return f"switch the plugin off with `-p no:{self.name}`"
+        if self.found is not None and self.found.path is not None:
+            return f"leave `-p {self.source}` out"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, mend: str) -> str:

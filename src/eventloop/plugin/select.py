@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from eventloop.errors import PluginError, UsageError, closest, raise_all
 from eventloop.plugin.records import Found, Selected, fold
+from eventloop.plugin.rules import Requirement, Rules
 
 RESERVED = ("task", "core")
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
@@ -20,26 +21,36 @@ class Choice:
     Args:
         insist: names given with `-p NAME`.
         off: names given with `-p no:NAME`.
+        files: what was given with `-p FILE.py:NAME`, as written.
         autoload: whether plugins take part because they are installed.
         autoload_reason: what said so, as the reason why a plugin is off.
     """
 
     insist: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     autoload: bool = True
     autoload_reason: str = ""
 
     @classmethod
     def parse(cls, values: Iterable[str]) -> Choice:
-        """Reads the values of `-p`: `NAME` or `no:NAME`.
+        """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME` or `FILE.py`.
 
         Raises:
             UsageError: a value has no name, or one name is both wanted and not.
         """
         insist: dict[str, str] = {}
         off: dict[str, str] = {}
+        files: dict[str, None] = {}
         for value in values:
             name = value.removeprefix("no:")
+            if value.endswith(".py") or ".py:" in value:
+                if value != name:
+                    raise UsageError(
+                        f"-p {value} switches a file off", fix="leave it out, or name a plugin"
+                    )
+                files[value] = None
+                continue
             if not name:
                 raise UsageError(
                     f"-p {value!r} names no plugin", fix="write `-p NAME` or `-p no:NAME`"
@@ -50,28 +61,38 @@ class Choice:
                 f"-p {insist[key]} and -p no:{off[key]} contradict each other",
                 fix="leave one of them out",
             )
-        return cls(tuple(insist.values()), tuple(off.values()))
+        return cls(tuple(insist.values()), tuple(off.values()), tuple(files))
 
 
-def select(found: Sequence[Found], choice: Choice) -> tuple[Selected, ...]:
+def select(
+    found: Sequence[Found], choice: Choice, rules: Rules | None = None
+) -> tuple[Selected, ...]:
     """Decides for every found plugin whether it takes part.
 
+    Args:
+        rules: what the configuration says; nothing unless given.
+
     Raises:
-        UsageError: the choice names a plugin that isn't installed.
-        PluginError: two plugins that would take part have one name, or one has a name that can't
-            be used; all such problems at once.
+        UsageError: the choice or a rule names a plugin that isn't installed.
+        PluginError: two plugins that would take part have one name, one has a name that can't be
+            used, or one that is asked for can't be had; all such problems at once.
     """
-    selected = decide(found, choice)
-    raise_all(list(dict.fromkeys(name_problems(selected).values())))
+    rules = rules or Rules()
+    selected = decide(found, choice, rules)
+    problems = dict.fromkeys(name_problems(selected).values())
+    raise_all([*problems, *rule_problems(selected, choice, rules)])
     return selected
 
 
-def decide(found: Sequence[Found], choice: Choice) -> tuple[Selected, ...]:
+def decide(
+    found: Sequence[Found], choice: Choice, rules: Rules | None = None
+) -> tuple[Selected, ...]:
     """Decides as `select` does, whatever the plugins are called.
 
     Raises:
-        UsageError: the choice names a plugin that isn't installed.
+        UsageError: the choice or a rule names a plugin that isn't installed.
     """
+    rules = rules or Rules()
     names = {fold(one.name): one.name for one in found}
     for name in (*choice.insist, *choice.off):
         if fold(name) not in names:
@@ -79,7 +100,36 @@ def decide(found: Sequence[Found], choice: Choice) -> tuple[Selected, ...]:
                 f"no plugin is named {name!r}{closest(name, sorted(names.values()))}",
                 fix="list what is installed with `eventloop plugins`",
             )
-    return tuple(_decide(one, choice) for one in found)
+    for problem in rules.unknown_names(names.values()):
+        raise problem
+    files = {fold(one.name): one for one in found if one.path is not None}
+    return tuple(_decide(one, choice, rules, files.get(fold(one.name))) for one in found)
+
+
+def rule_problems(
+    selected: Sequence[Selected], choice: Choice, rules: Rules
+) -> Iterator[PluginError]:
+    """Finds what is required and isn't there, and what is asked for against the site's rules."""
+    for required in rules.required:
+        having = [one for one in selected if fold(one.found.name) == fold(required.name)]
+        active = [one for one in having if one.status == "active"]
+        if not having:
+            yield _missing(required, [one.found.name for one in selected])
+        elif not active:
+            yield _required_but_off(required, having[0])
+        for one in active:
+            if not required.accepts(one.found.version):
+                yield _wrong_version(required, one.found)
+    for one in selected:
+        name = one.found.name
+        asked = fold(name) in map(fold, choice.insist) or one.found.path is not None
+        if one.status == "off" and asked and rules.ban(name, by_site=True) == one.reason:
+            yield PluginError(
+                f"{name} was asked for, but the site switches it off: {one.reason}",
+                plugin=one.found.origin,
+                fix=f"leave `-p {one.found.entry_point.value if one.found.path else name}` out; "
+                "what the site says can't be overruled",
+            )
 
 
 def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
@@ -89,34 +139,91 @@ def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
         if one.status == "active":
             by_name.setdefault(fold(one.found.name), []).append(one.found)
     problems = {}
-    for name, group in by_name.items():
+    for group in by_name.values():
         problem = None
         if len(group) > 1:
             problem = _several(group)
-        elif name in RESERVED or not _NAME.fullmatch(group[0].name):
+        elif not is_usable_name(group[0].name):
             problem = _unusable(group[0])
         if problem is not None:
             problems.update(dict.fromkeys(group, problem))
     return problems
 
 
-def _decide(found: Found, choice: Choice) -> Selected:
+def is_usable_name(name: str) -> bool:
+    """Tells whether a plugin can have a name: `--NAME.option` must mean one thing."""
+    return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
+
+
+def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None) -> Selected:
+    """Decides for one plugin; the strongest word comes first."""
     name = fold(found.name)
+    if reason := rules.ban(name, by_site=True):
+        return Selected(found, "off", reason)
+    if found.path is not None:
+        return Selected(found, "active", f"-p {found.entry_point.value}")
     if name in map(fold, choice.off):
         return Selected(found, "off", f"-p no:{found.name}")
+    if from_file is not None:
+        return Selected(found, "off", f"-p {from_file.entry_point.value} takes its place")
+    banned = rules.ban(name)
+    if name in map(fold, choice.insist):
+        reason = f"-p {found.name}" if banned or not choice.autoload else ""
+        return Selected(found, "active", reason)
+    if banned:
+        return Selected(found, "off", banned)
     if choice.autoload:
         return Selected(found, "active")
-    if name in map(fold, choice.insist):
-        return Selected(found, "active", f"-p {found.name}")
+    for required in rules.required:
+        if fold(required.name) == name:
+            return Selected(found, "active", f"required, {required.source}")
     return Selected(found, "off", choice.autoload_reason)
 
 
+def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
+    distribution = f"eventloop-{fold(required.name).replace('_', '-')}"
+    return PluginError(
+        f"{required.name} is required, but no plugin has this name"
+        f"{closest(required.name, sorted(installed))}",
+        source=required.source,
+        fix=f'install it, `pip install "{distribution}{required.specifier}"`, or take it out of '
+        "required",
+    )
+
+
+def _required_but_off(required: Requirement, one: Selected) -> PluginError:
+    return PluginError(
+        f"{required.name} is required, but off: {one.reason}",
+        plugin=one.found.origin,
+        source=required.source,
+        fix=f"leave {one.reason.partition(',')[0]!r} out, or take {required.name} out of required",
+    )
+
+
+def _wrong_version(required: Requirement, found: Found) -> PluginError:
+    wanted = f"{found.distribution}{required.specifier}"
+    return PluginError(
+        f"{required.name}{required.specifier} is required, but {found.version or 'a file'} is "
+        "there",
+        plugin=found.origin,
+        source=required.source,
+        fix=f'`pip install "{wanted}"`'
+        if found.distribution
+        else f"leave `-p {found.entry_point.value}` out",
+    )
+
+
 def _several(group: Sequence[Found]) -> PluginError:
-    origins = [f"{one.distribution} {one.version}" for one in group]
-    removal = " or ".join(f"`pip uninstall {one.distribution}`" for one in group)
+    origins = [
+        f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group
+    ]
+    installed = [one.distribution for one in group if one.path is None]
+    removal = " or ".join(f"`pip uninstall {distribution}`" for distribution in installed)
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
-        fix=f"keep one with {removal}, or switch all off with `-p no:{group[0].name}`",
+        fix=f"keep one with {removal}, or switch all off with `-p no:{group[0].name}`"
+        if installed
+        else "leave one of them out, or give one another `name`",
     )
 
 

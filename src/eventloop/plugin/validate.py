@@ -91,7 +91,7 @@ def _implementation(
 def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
     """Gives what `hookimpl` marked, as pluggy reads it, by the name of its function."""
     reader = pluggy.PluginManager(PROJECT)
-    for name in dir(plugin.target):
+    for name in (one for one in dir(plugin.target) if not one.startswith("__")):
         opts = reader.parse_hookimpl_opts(plugin.target, name)
         if opts is not None:
             function = getattr(plugin.target, name)

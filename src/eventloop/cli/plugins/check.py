@@ -1,0 +1,73 @@
+"""`eventloop plugins check`: everything that would stop a run, without starting one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.plugin.measure import Measured, measure_imports
+from eventloop.plugin.survey import Row, Survey, survey
+
+COMMAND = Command(
+    "plugins check",
+    "Imports, builds, validates and orders all plugins that would take part, and tells everything "
+    "that would stop a run; exit status 1 if anything would. Also measures what their imports cost.",
+    (JSON,),
+    argument="",
+)
+_COLUMNS = ("name", "status", "import s", "torch", "reason")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    found = survey(configuration_of(arguments))
+    rows = list(_rows(found))
+    if "json" in arguments.given:
+        write_json({"plugins": rows, "problems": [str(problem) for problem in found.problems]})
+    else:
+        write_table(_COLUMNS, [_cells(row) for row in rows])
+        for idx, problem in enumerate(found.problems, 1):
+            write_text(f"\n{idx}. {problem}")
+        count = len(found.problems)
+        write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
+    return 1 if found.problems else 0
+
+
+def _rows(found: Survey) -> Iterator[dict[str, Any]]:
+    imported = [row for row in found.rows if row.target is not None]
+    costs = dict(
+        zip(
+            (id(row) for row in imported),
+            measure_imports(row.found for row in imported),
+            strict=True,
+        )
+    )
+    for row in found.rows:
+        yield _row(row, costs.get(id(row), Measured()))
+
+
+def _row(row: Row, cost: Measured) -> dict[str, Any]:
+    reason = row.problems[0].what if row.problems else row.selected.reason
+    return {
+        "name": row.found.name,
+        "plugin": row.found.origin,
+        "status": "problem" if row.problems else row.selected.status,
+        "reason": reason,
+        "import_s": cost.seconds,
+        "imports_torch": cost.with_torch,
+        "marks": list(row.found.marks),
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    seconds = "" if row["import_s"] is None else f"{row['import_s']:.3f}"
+    torch = {True: "yes", False: "no", None: ""}[row["imports_torch"]]
+    return [row["name"], row["status"], seconds, torch, row["reason"].partition("\n")[0]]

@@ -1,0 +1,45 @@
+"""`eventloop plugins lock`: write down which plugins a project trains with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_lines, write_text
+from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.errors import PluginError
+from eventloop.plugin.lock import NAME, lock_path, lock_text, order_digest
+from eventloop.plugin.survey import survey
+
+COMMAND = Command(
+    "plugins lock",
+    f"Writes {NAME} beside pyproject.toml: the plugins that take part, with versions, roles, options "
+    "and a digest of their order. `eventloop fit` then refuses any difference.",
+    (JSON,),
+    argument="",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    found = survey(configuration_of(arguments))
+    if found.problems:
+        listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
+        raise PluginError(f"what wouldn't run can't be locked\n{listed}")
+    path = lock_path(Path.cwd())
+    assembly = found.assembly
+    text = lock_text(assembly.plugins, assembly.implementations)
+    path.write_text(text, encoding="utf-8")
+    names = [one.name for one in assembly.plugins if one.found]
+    if "json" in arguments.given:
+        digest = order_digest(assembly.implementations)
+        write_json({"lock": str(path), "plugins": names, "order": digest})
+    else:
+        write_lines([f"{path}: {', '.join(names) or 'no plugins'}"])
+    return 0

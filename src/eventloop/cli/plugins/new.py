@@ -1,0 +1,79 @@
+"""`eventloop plugins new NAME`: start a plugin, as a package that installs and passes its test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_lines, write_text
+from eventloop.cli.plugins.request import JSON, refuse_flags
+from eventloop.cli.plugins.templates import FILES, GROUPS
+from eventloop.errors import UsageError, closest
+from eventloop.plugin.records import fold
+from eventloop.plugin.select import is_usable_name
+
+COMMAND = Command(
+    "plugins new",
+    "Writes the folder eventloop-NAME with a whole plugin: pyproject.toml, README, source and a "
+    "test that passes.",
+    (CommandOption("role", "algorithm|callback", "what it may do; callback unless given"), JSON),
+    argument="NAME",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    refuse_flags(arguments, COMMAND)
+    name = _name(arguments.task)
+    role = arguments.given.get("role", "callback")
+    if role not in GROUPS:
+        raise UsageError(
+            f"--role is {role!r}{closest(role, GROUPS)}",
+            fix="write --role algorithm for what changes the training, --role callback for what "
+            "only watches",
+        )
+    folder = Path(f"eventloop-{name}")
+    if folder.exists():
+        raise UsageError(f"{folder} exists", fix="remove it, or choose another NAME")
+    written = _write(folder, name, role)
+    if "json" in arguments.given:
+        write_json({"folder": str(folder), "files": [str(path) for path in written]})
+    else:
+        write_lines([*map(str, written), "", f"try it: `pip install -e ./{folder}`, then"])
+        write_lines([f"`python -m pytest {folder}` and `eventloop plugins show {name}`"])
+    return 0
+
+
+def _name(given: str) -> str:
+    name = fold(given).replace("_", "-").removeprefix("eventloop-")
+    if not is_usable_name(name) or not name[0].isalpha():
+        raise UsageError(
+            f"a plugin can't be named {given!r}" if given else "a plugin needs a NAME",
+            fix="use letters, digits and single dashes, as in `eventloop plugins new demo`",
+        )
+    return name
+
+
+def _write(folder: Path, name: str, role: str) -> list[Path]:
+    words = {
+        "@NAME@": name,
+        "@PACKAGE@": f"eventloop_{fold(name)}",
+        "@CLASS@": "".join(word.capitalize() for word in name.split("-")),
+        "@GROUP@": GROUPS[role],
+        "@ROLE@": role,
+    }
+    written = []
+    for path, text in FILES[role].items():
+        for word, value in words.items():
+            path, text = path.replace(word, value), text.replace(word, value)
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        written.append(target)
+    return written

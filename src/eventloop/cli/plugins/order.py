@@ -1,0 +1,121 @@
+"""`eventloop plugins order`: who is called when, who owns which action, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.errors import UsageError, closest
+from eventloop.hooks import Hook
+from eventloop.plugin.assembly import Assembly
+from eventloop.plugin.order import Implementation, Ordered, order_of_owners
+from eventloop.plugin.survey import implemented, survey
+
+COMMAND = Command(
+    "plugins order",
+    "Lists, hook by hook, the plugins in the order in which they are called. What is indented runs "
+    "inside the wrapper above it. The task, which comes first, and the core, which comes last, are "
+    "left out.",
+    (JSON,),
+    argument="[HOOK]",
+)
+_COLUMNS = ("hook", "plugin", "role", "how", "why here")
+_NOBODY = "the task, else the core"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    found = survey(configuration_of(arguments))
+    assembly, name = found.assembly, arguments.task
+    if name and name not in assembly.hooks:
+        raise UsageError(
+            f"no hook is named {name!r}{closest(name, assembly.hooks)}",
+            fix="list them with `eventloop plugins hooks`",
+        )
+    hooks = [assembly.hooks[name]] if name else [hook for _, hook in implemented(assembly)]
+    plans = [_plan(assembly, hook) for hook in hooks]
+    if "json" in arguments.given:
+        write_json(plans)
+        return 0
+    rows = [row for plan in plans for row in _cells(plan)]
+    if rows:
+        write_table(_COLUMNS, rows)
+    else:
+        write_lines([f"no plugin implements {name}" if name else "no plugin implements a hook"])
+    left_out = [row.found.name for row in found.rows if row.problems]
+    if left_out:
+        write_lines([f"with problems: {', '.join(left_out)}; see `eventloop plugins check`"])
+    return 0
+
+
+def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
+    ordered = assembly.implementations[hook.name]
+    wrappers = [one for one in ordered.implementations if one.wrapper]
+    plain = [one for one in ordered.implementations if not one.wrapper]
+    asked = list(assembly.asked(hook.name)) if hook.kind == "action" else plain
+    if hook.kind == "action":
+        plain = list(order_of_owners(plain))
+    calls = [
+        _call(hook, ordered, [*wrappers, *plain], idx, is_asked=one.wrapper or one in asked)
+        for idx, one in enumerate([*wrappers, *plain])
+    ]
+    plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
+    if hook.kind == "action":
+        owner = assembly.owner(hook.name)
+        is_owned = owner is not None and not asked[-1].conditional
+        plan["owner"] = owner.name if owner and is_owned else _NOBODY
+    return plan
+
+
+def _call(
+    hook: Hook, ordered: Ordered, calls: Sequence[Implementation], idx: int, *, is_asked: bool
+) -> dict[str, Any]:
+    one = calls[idx]
+    depth = sum(other.wrapper for other in calls[:idx])
+    return {
+        "plugin": one.plugin.name,
+        "role": one.plugin.role,
+        "depth": depth,
+        "how": ", ".join(_how(hook, one, is_asked=is_asked)),
+        "reason": _reason(hook, ordered, calls[idx - 1], one) if idx else "",
+    }
+
+
+def _how(hook: Hook, one: Implementation, *, is_asked: bool) -> Iterator[str]:
+    if one.wrapper:
+        yield "wrapper"
+    elif hook.kind == "action":
+        yield ("conditional" if one.conditional else "owner") if is_asked else "not asked"
+    if one.phase != 1:
+        yield "tryfirst" if one.phase == 0 else "trylast"
+    if one.every is not None:
+        yield f"every {one.every}"
+    if one.rank_zero:
+        yield "rank zero"
+
+
+def _reason(hook: Hook, ordered: Ordered, previous: Implementation, one: Implementation) -> str:
+    if previous.wrapper and not one.wrapper:
+        return "wrapper: encloses all that are plain"
+    roles = previous.plugin.role, one.plugin.role
+    if hook.kind == "action" and not one.wrapper and roles[0] != roles[1]:
+        return f"owners: {roles[0]} before {roles[1]}"
+    return ordered.reason(previous, one)
+
+
+def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for idx, call in enumerate(plan["calls"]):
+        plugin = "  " * call["depth"] + call["plugin"]
+        yield plan["hook"] if not idx else "", plugin, call["role"], call["how"], call["reason"]
+    if "owner" in plan and plan["owner"] == _NOBODY:
+        depth = sum(call["how"].startswith("wrapper") for call in plan["calls"])
+        name = plan["hook"] if not plan["calls"] else ""
+        yield name, "  " * depth + f"({_NOBODY})", "", "owner", ""

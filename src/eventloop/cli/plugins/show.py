@@ -1,0 +1,149 @@
+"""`eventloop plugins show NAME`: all that is known of one plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.configuration import Configuration
+from eventloop.errors import UsageError, closest
+from eventloop.options import Value, flag
+from eventloop.plugin.assembly import Assembly
+from eventloop.plugin.configure import plugin_options
+from eventloop.plugin.measure import measure_import
+from eventloop.plugin.records import fold
+from eventloop.plugin.survey import Row, survey
+
+COMMAND = Command(
+    "plugins show",
+    "Shows one plugin: where it comes from, its options with values and sources, the hooks that it "
+    "implements, its edges, and how long its import takes.",
+    (JSON,),
+    argument="NAME",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    if not arguments.task:
+        raise UsageError(
+            "`eventloop plugins show` needs the NAME of a plugin",
+            fix="list what is installed with `eventloop plugins`",
+        )
+    configuration = configuration_of(arguments)
+    found = survey(configuration)
+    row = found.row(arguments.task)
+    if row is None:
+        names = sorted(one.found.name for one in found.rows)
+        raise UsageError(
+            f"no plugin is named {arguments.task!r}{closest(arguments.task, names)}",
+            fix="list what is installed with `eventloop plugins`",
+        )
+    content = _content(row, found.assembly, configuration)
+    if "json" in arguments.given:
+        write_json(content)
+    else:
+        _write(content)
+    return 0
+
+
+def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict[str, Any]:
+    found = row.found
+    content: dict[str, Any] = {
+        "name": found.name,
+        "role": found.role,
+        "distribution": found.distribution,
+        "version": found.version,
+        "entry_point": found.entry_point.value,
+        "marks": list(found.marks),
+        "status": "problem" if row.problems else row.selected.status,
+        "reason": row.selected.reason,
+    }
+    if row.target is not None:
+        content |= _measured(row)
+    content["options"] = list(_options(row, configuration.section(found.name)))
+    content["hooks"] = list(_hooks(row, assembly))
+    content["edges"] = sorted(
+        {
+            str(edge)
+            for ordered in assembly.implementations.values()
+            for edge in ordered.edges
+            if fold(found.name) in (edge.first, edge.then)
+        }
+    )
+    content["problems"] = [str(problem) for problem in row.problems]
+    return content
+
+
+def _measured(row: Row) -> dict[str, Any]:
+    measured = measure_import(row.found)
+    return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
+
+
+def _options(row: Row, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
+    try:
+        options = plugin_options(row.target)
+    except Exception:  # noqa: BLE001 - is a problem of the row already
+        return
+    for key, option in options.items():
+        unset = Value(None if option.required else option.default, "default")
+        value = section.get(key, unset)
+        yield {
+            "option": flag(option.name, row.found.name),
+            "type": option.type_name,
+            "value": "" if option.required and key not in section else str(value.value),
+            "source": "needed" if option.required and key not in section else value.source,
+            "doc": option.doc,
+        }
+
+
+def _hooks(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
+    for name, ordered in assembly.implementations.items():
+        for idx, one in enumerate(ordered.implementations, 1):
+            if one.plugin is row.plugin:
+                yield {
+                    "hook": name,
+                    "kind": one.hook.kind,
+                    "how": "wrapper" if one.wrapper else "plain",
+                    "place": f"{idx} of {len(ordered.implementations)}",
+                    "phase": ("tryfirst", "normal", "trylast")[one.phase],
+                    "every": str(one.every or ""),
+                    "before": list(one.before),
+                    "after": list(one.after),
+                }
+
+
+def _write(content: dict[str, Any]) -> None:
+    facts = [key for key, value in content.items() if not isinstance(value, list)]
+    write_lines(f"{key.replace('_', ' '):<13} {_text(key, content[key])}" for key in facts)
+    if content["marks"]:
+        write_lines([f"{'marks':<13} {', '.join(content['marks'])}"])
+    for key in ("options", "hooks"):
+        if rows := content[key]:
+            write_lines(["", f"{key}:"])
+            write_table(
+                tuple(rows[0]), [[_text(key, cell) for cell in row.values()] for row in rows]
+            )
+    for key in ("edges", "problems"):
+        if content[key]:
+            write_lines(["", f"{key}:", *content[key]])
+
+
+def _text(key: str, value: object) -> str:
+    if key == "import_s" and isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return (
+        {True: "yes", False: "no", None: "unknown"}[value]
+        if value in (True, False, None)
+        else str(value)
+    )

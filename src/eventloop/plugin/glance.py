@@ -1,0 +1,148 @@
+"""A glance: what is wrong with a plugin as far as its files tell; runs nothing of it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from eventloop.actions import HOOKS as ACTIONS
+from eventloop.errors import closest
+from eventloop.events import HOOKS as EVENTS
+from eventloop.plugin.from_file import bound_names
+from eventloop.plugin.records import Found
+
+_HOOKS = {**EVENTS, **ACTIONS}
+_MAX_REDIRECTIONS = 4
+
+
+def glance(found: Found) -> str:
+    """Says what keeps a plugin from taking part, as far as its files tell.
+
+    It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
+    shows itself only when the code runs, `eventloop plugins check` finds.
+
+    Returns:
+        One line; "" where nothing was seen.
+    """
+    if found.path is not None:
+        return _look(str(found.path), found.path, found.entry_point.value.partition(".py:")[2])
+    try:
+        module, attribute = found.entry_point.module, found.entry_point.attr
+    except (ValueError, AttributeError):
+        return f"the entry point {found.entry_point.value!r} is no `module:name`"
+    path, problem = _locate(module)
+    return problem or ("" if path is None else _look(module, path, attribute.partition(".")[0]))
+
+
+def _look(module: str, path: Path, attribute: str) -> str:
+    """Follows a name from the module that the entry point names to where it is defined."""
+    for _ in range(_MAX_REDIRECTIONS):
+        try:
+            body = ast.parse(path.read_bytes()).body
+        except (SyntaxError, ValueError) as error:
+            return f"can't be imported: {type(error).__name__}: {error}, {path}"
+        except OSError as error:
+            return f"can't be imported: {error}"
+        if problem := _import_problem(body, path):
+            return problem
+        names = dict(bound_names(body))
+        if not attribute or "*" in names or "__getattr__" in names:
+            return ""
+        if attribute not in names:
+            return f"{module} has no {attribute!r}{closest(attribute, names)}"
+        node = names[attribute]
+        if isinstance(node, ast.ClassDef):
+            return _hook_problem(node)
+        following = _origin(node, attribute, module, path)
+        if following is None:
+            return ""
+        module, attribute = following
+        found, problem = _locate(module)
+        if problem or found is None:
+            return problem
+        path = found
+    return ""
+
+
+def _import_problem(body: list[ast.stmt], path: Path) -> str:
+    """Finds statements of a module that are sure to raise: lacking imports, a bare `raise`."""
+    for node in body:
+        if isinstance(node, ast.Raise):
+            return f"can't be imported: raises, {path}:{node.lineno}"
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+        for name in names:
+            top = name.partition(".")[0]
+            if _spec(top) is None:
+                return f"can't be imported: no module named {top!r}, {path}:{node.lineno}"
+    return ""
+
+
+def _hook_problem(node: ast.ClassDef) -> str:
+    """Finds a method that is marked, and whose name is nearly that of a hook."""
+    for method in node.body:
+        if not isinstance(method, ast.FunctionDef) or method.name in _HOOKS:
+            continue
+        for mark in method.decorator_list:
+            call = mark.func if isinstance(mark, ast.Call) else mark
+            keywords = {one.arg for one in mark.keywords} if isinstance(mark, ast.Call) else set()
+            is_mark = isinstance(call, ast.Name) and call.id == "hookimpl"
+            hint = closest(method.name, _HOOKS)
+            if is_mark and hint and not keywords & {"specname", "optionalhook"}:
+                return f"no hook is named {method.name!r}{hint}"
+    return ""
+
+
+def _origin(node: ast.stmt, attribute: str, module: str, path: Path) -> tuple[str, str] | None:
+    """Gives module and name from which `from ... import` takes a name, within the package."""
+    if not isinstance(node, ast.ImportFrom):
+        return None
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for _ in range(node.level - 1):
+        package = package.rpartition(".")[0]
+    origin = f"{package}.{node.module or ''}".strip(".") if node.level else node.module or ""
+    if origin.partition(".")[0] != module.partition(".")[0]:
+        return None
+    for alias in node.names:
+        if (alias.asname or alias.name) == attribute:
+            return origin, alias.name
+    return None
+
+
+def _locate(module: str) -> tuple[Path | None, str]:
+    """Finds a module's file without importing its parents.
+
+    Returns:
+        The file, None where it is no Python source; and what is wrong, or "".
+    """
+    parts = module.split(".")
+    spec = _spec(parts[0])
+    for idx in range(2, len(parts) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        name = ".".join(parts[:idx])
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    if spec is None:
+        return None, f"can't be imported: no module named {module!r}"
+    is_source = spec.origin is not None and spec.origin.endswith(".py")
+    return (Path(spec.origin) if is_source and spec.origin else None), ""
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Finds a module that isn't inside another."""
+    return _spec_on(tuple(sys.path), name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec_on(path: tuple[str, ...], name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # of something in sys.modules that has no spec
+        return None

@@ -1,0 +1,138 @@
+"""What stops a fit before it begins: rules, owners, the lock; and the lines that let it run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+HEAD = "import torch\nfrom eventloop import hookimpl\n"
+OPTIMIZER = (
+    HEAD
+    + """
+class Plugin:
+    def __init__(self, *, lr: float = 0.1): self.lr = lr
+
+    @hookimpl
+    def build_optimizers(self, state):
+        return {"optimizer": torch.optim.SGD(state.model.parameters(), lr=self.lr)}
+"""
+)
+QUICK = ("--max-duration", "1ba", "--no-plugins", "-p", "aa-test", "-p", "bb-test")
+
+
+@pytest.fixture
+def two(install, tiny):
+    """A task, and two plugins that build optimizers."""
+    install("aa-test", OPTIMIZER)
+    install("bb-test", OPTIMIZER)
+    return tiny
+
+
+def test_two_that_claim_an_action_stop_the_fit_and_the_line_that_is_printed_makes_it_run(run, two):
+    """Which of them trains must be somebody's choice."""
+    refused = run("fit", "tiny.py", *QUICK)
+    table, line = re.search(r"(\[tool.eventloop.owners\])\n(\S+ = \S+)", refused.err).groups()
+    (two / "pyproject.toml").write_text(f"{table}\n{line.rstrip(',')}\n")
+
+    ran = run("fit", "tiny.py", *QUICK)
+
+    assert refused.status == 1
+    assert "eventloop-aa-test 1.0" in refused.err
+    assert "eventloop-bb-test 1.0" in refused.err
+    assert ran.status == 0, ran.err
+
+
+def test_the_task_may_be_preferred(run, two):
+    """`owners` may name it."""
+    (two / "pyproject.toml").write_text('[tool.eventloop.owners]\nbuild_optimizers = "task"\n')
+
+    assert run("fit", "tiny.py", *QUICK).status == 0
+
+
+def test_a_dormant_plugin_stands_off_with_its_reason(run, install, tiny):
+    """And naming it is an error."""
+    install("aa-test", "class Plugin:\n    def __init__(self, *, teacher: str): pass\n")
+
+    ran = run("fit", "tiny.py", "--max-duration", "1ba")
+    named = run("fit", "tiny.py", "--max-duration", "1ba", "-p", "aa-test")
+
+    assert ran.status == 0, ran.err
+    assert "aa-test (waiting for --aa-test.teacher)" in ran.out
+    assert named.status == 1
+    assert "needs its option 'teacher'" in named.err
+
+
+def test_a_plugin_from_a_file_takes_part_with_its_options(run, tiny):
+    """Nobody packages what is tried for an afternoon."""
+    (tiny / "watch.py").write_text(
+        "from eventloop import hookimpl\n"
+        "class Watch:\n"
+        "    def __init__(self, *, x: int = 1): self.x = x\n"
+        "    @hookimpl\n"
+        "    def fit_end(self, state): print('seen', self.x)\n"
+    )
+    argv = ("--max-duration", "1ba", "--no-plugins", "-p", "./watch.py:Watch", "--watch.x", "7")
+
+    ran = run("fit", "tiny.py", *argv)
+
+    assert ran.status == 0, ran.err
+    assert "seen 7" in ran.out
+    assert "watch ./watch.py:Watch (x=7)" in ran.out
+
+
+def test_the_header_marks_what_nobody_asked_for(run, install, tiny):
+    """It is on only because something else needed it."""
+    install("aa-test", requested=False)
+
+    ran = run("fit", "tiny.py", *QUICK[:-2])
+
+    assert "aa-test 1.0 [dependency]" in ran.out
+
+
+@pytest.fixture
+def locked(run, install, tiny):
+    """A project with a lock on one plugin."""
+    install("aa-test", OPTIMIZER)
+    assert run("plugins", "lock", *QUICK[2:-2]).status == 0
+    return tiny
+
+
+def test_what_is_locked_runs(run, locked):
+    """A lock that refuses its own plugins is none."""
+    ran = run("fit", "tiny.py", *QUICK[:-2])
+
+    assert ran.status == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["-p", "bb-test", "--seed", "1"], '+name = "bb-test"'),
+        (["--aa-test.lr", "0.5"], "+lr = 0.5"),
+    ],
+)
+def test_what_differs_from_the_lock_is_refused_and_shown(run, install, locked, argv, line):
+    """A result is of the plugins and options that stand in the lock, or it says so."""
+    install("bb-test")
+
+    ran = run("fit", "tiny.py", *QUICK[:-2], *argv)
+    unlocked = run("fit", "tiny.py", "--unlocked", *QUICK[:-2], *argv)
+
+    assert ran.status == 1
+    assert line in ran.err
+    assert "--- locked" in ran.err
+    assert "`--unlocked`" in ran.err
+    assert unlocked.status == 0, unlocked.err
+
+
+def test_another_version_differs_from_the_lock(run, locked, tmp_path):
+    """Versions are half of what a lock is for."""
+    info = tmp_path / "site" / "eventloop_aa_test-1.0.dist-info" / "METADATA"
+    info.write_text(info.read_text().replace("Version: 1.0", "Version: 1.1"))
+
+    ran = run("fit", "tiny.py", *QUICK[:-2])
+
+    assert ran.status == 1
+    assert '-version = "1.0"' in ran.err
+    assert '+version = "1.1"' in ran.err

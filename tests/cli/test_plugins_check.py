@@ -1,0 +1,183 @@
+"""`eventloop plugins check`, and what the other subcommands do about broken plugins."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+HEAD = "from eventloop import hookimpl\n"
+DEFECTS = {
+    "an unknown hook": ("@hookimpl\n    def batch_edn(self, state): pass", "'batch_edn'"),
+    "an unmarked function": ("def batch_end(self, state): pass", "isn't marked"),
+    "a hidden method": (
+        "def __init__(self): self.batch_end = 1\n    @hookimpl\n    def batch_end(self, state): 0",
+        "hides the hook method",
+    ),
+    "a misspelt argument": ("@hookimpl\n    def batch_end(self, stat): 0", "no argument 'stat'"),
+    "a keyword-only argument": ("@hookimpl\n    def batch_end(self, *, state): 0", "keyword-only"),
+    "keywords": ("@hookimpl\n    def batch_end(self, **kw): 0", "passes nothing to **kw"),
+    "a generator": ("@hookimpl\n    def batch_end(self, state): yield", "yields"),
+    "a coroutine": ("@hookimpl\n    async def batch_end(self, state): 0", "async def"),
+    "a wrapper without result": (
+        "@hookimpl(wrapper=True)\n    def loss(self, state): yield",
+        "never returns a result",
+    ),
+    "a misspelt edge": (
+        "@hookimpl(before='bb-tset')\n    def batch_end(self, state): 0",
+        "bb-tset",
+    ),
+    "a requirement": ("requires = ('nosuch',)", "requires nosuch"),
+    "a conflict": ("conflicts = ('bb-test',)", "can't work together"),
+    "a constructor that raises": ("def __init__(self): 1 / 0", "can't be built"),
+}
+
+
+@pytest.fixture
+def two(install, clean):
+    """Two plugins without a defect."""
+    install("aa-test")
+    install("bb-test")
+    return clean
+
+
+def as_json(ran):
+    assert ran.status == 0, ran.err
+    return json.loads(ran.out)
+
+
+@pytest.mark.parametrize(("code", "part"), DEFECTS.values(), ids=DEFECTS)
+def test_check_finds_each_defect(run, install, clean, only, code, part):
+    """What pluggy accepts in silence, and what it refuses without a way out."""
+    install("aa-test", f"{HEAD}class Plugin:\n    {code}\n")
+    install("bb-test")
+
+    ran = run("plugins", "check", "--json", *only)
+    content = json.loads(ran.out)
+
+    assert ran.status == 1
+    assert part in "\n".join(content["problems"])
+    status = {row["name"]: row["status"] for row in content["plugins"]}
+    assert status["aa-test"] == "problem"
+
+
+def test_check_finds_what_a_project_asks_for_in_vain(run, two, only):
+    """Missing and wrong versions, cycles, names in `order`, two owners."""
+    (two / "pyproject.toml").write_text(
+        '[tool.eventloop]\nrequired = ["nosuch>=2", "aa-test>=9"]\n'
+        'order = {epoch_edn = ["aa-test"]}\n'
+    )
+
+    ran = run("plugins", "check", *only)
+
+    assert ran.status == 1
+    for part in ("eventloop-nosuch>=2", "eventloop-aa-test>=9", "'epoch_end'", "3 problems"):
+        assert part in ran.out
+
+
+def test_check_finds_a_circle_and_who_drew_it(run, install, clean, only):
+    """Nobody can run before and after the same plugin."""
+    code = HEAD + "class Plugin:\n    @hookimpl(after='{}')\n    def batch_end(self, state): 0\n"
+    install("aa-test", code.format("bb-test"))
+    install("bb-test", code.format("aa-test"))
+
+    ran = run("plugins", "check", *only)
+
+    assert ran.status == 1
+    assert "aa_test → bb_test → aa_test" in ran.out
+
+
+def test_check_finds_a_shadowed_distribution(run, install, clean, only, tmp_path):
+    """Which of two versions trains would depend on a path."""
+    install("aa-test")
+    install("bb-test")
+    stale = tmp_path / "stale" / "eventloop_aa_test-0.9.dist-info"
+    stale.mkdir(parents=True)
+    (stale / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: eventloop-aa-test\nVersion: 0.9\n"
+    )
+    sys.path.append(str(stale.parent))
+
+    ran = run("plugins", "check", *only)
+
+    assert ran.status == 1
+    assert "eventloop-aa-test is installed in 2 versions" in ran.out
+    assert f"0.9 in {stale.parent}" in ran.out
+
+
+def test_check_is_content_with_what_would_run(run, two, only, monkeypatch):
+    """And tells what each import costs."""
+    content = as_json(run("plugins", "check", "--json", *only))
+
+    costs = {row["name"]: row["imports_torch"] for row in content["plugins"]}
+    assert costs["aa-test"] is False
+    assert content["problems"] == []
+
+
+def test_check_tells_who_imports_torch(run, install, clean, only):
+    """`eventloop plugins` should stay quick in an editor's completion."""
+    install("aa-test", "import torch\nclass Plugin: pass\n")
+    install("bb-test")
+
+    content = as_json(run("plugins", "check", "--json", *only))
+
+    costs = {row["name"]: row["imports_torch"] for row in content["plugins"]}
+    assert costs["aa-test"] is True
+
+
+def test_a_dormant_plugin_is_off_unless_it_is_named(run, install, clean, only):
+    """Naming it is a wish that can't be granted without the option."""
+    install("aa-test", "class Plugin:\n    def __init__(self, *, teacher: str): pass\n")
+    install("bb-test")
+
+    asleep = run("plugins", "check", "--json", "--autoload", "true", "-p", "bb-test")
+    named = run("plugins", "check", *only)
+
+    reasons = {row["name"]: row["reason"] for row in json.loads(asleep.out)["plugins"]}
+    assert reasons["aa-test"] == "waiting for --aa-test.teacher"
+    assert "aa-test needs its option 'teacher'" in named.out
+
+
+BROKEN = {
+    "no module": ("", ":Plugin", "import nosuch_module\nclass Plugin: pass\n", "nosuch_module"),
+    "no Python": ("", ":Plugin", "def (:\n", "SyntaxError"),
+    "no such name": ("", ":Plugni", "class Plugin: pass\n", "the closest is 'Plugin'"),
+    "raises": ("", ":Plugin", "raise RuntimeError('imported')\n", "raises"),
+    "no such hook": (
+        "",
+        ":Plugin",
+        HEAD + "class Plugin:\n    @hookimpl\n    def batch_edn(self, state): 0\n",
+        "'batch_edn'",
+    ),
+}
+
+
+def test_thirty_plugins_of_which_five_are_broken_are_thirty_rows(run, install, clean):
+    """The list is where one looks when something is wrong."""
+    for idx in range(25):
+        install(f"good-{idx:02d}")
+    for idx, (_, target, code, _) in enumerate(BROKEN.values()):
+        install(f"broken-{idx}", code, target=target)
+
+    rows = as_json(run("plugins", "--json"))
+    ours = [row for row in rows if row["name"].startswith(("good", "broken"))]
+
+    assert len(ours) == 30
+    reasons = [row["reason"] for row in ours if row["status"] == "problem"]
+    assert len(reasons) == len(BROKEN)
+    for reason, (*_, part) in zip(reasons, BROKEN.values(), strict=True):
+        assert part in reason
+
+
+@pytest.mark.parametrize("argv", [["list"], ["order"], ["check"], ["show", "broken-0"]])
+def test_no_subcommand_fails_because_of_a_plugin(run, install, clean, argv):
+    """A traceback would hide the other plugins."""
+    for idx, (_, target, code, _) in enumerate(BROKEN.values()):
+        install(f"broken-{idx}", code, target=target)
+    install("evil", "class Plugin:\n    def __dir__(self): raise OSError('evil')\n")
+
+    ran = run("plugins", *argv)
+
+    assert ran.status == (1 if argv == ["check"] else 0)
+    assert ran.err == ""

@@ -1,0 +1,204 @@
+"""`eventloop plugins show`, `order`, `hooks`, `check` and `lock`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from eventloop.actions import HOOKS as ACTIONS
+from eventloop.events import HOOKS as EVENTS
+
+HEAD = "from eventloop import hookimpl\n"
+AA = (
+    HEAD
+    + '''
+class Plugin:
+    """Does a thing.
+
+    Args:
+        alpha: how much of it.
+    """
+
+    def __init__(self, *, alpha: float = 0.4, beta: int = 1): pass
+
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        return (yield)
+
+    @hookimpl(tryfirst=True)
+    def batch_end(self, state): pass
+'''
+)
+BB = (
+    HEAD
+    + """
+class Plugin:
+    @hookimpl(after="aa-test")
+    def batch_end(self, state): pass
+
+    @hookimpl
+    def loss(self, state): return 1
+"""
+)
+
+
+@pytest.fixture
+def two(install, clean):
+    """Two plugins that meet in two hooks."""
+    install("aa-test", AA)
+    install("bb-test", BB)
+    return clean
+
+
+def as_json(ran):
+    assert ran.status == 0, ran.err
+    return json.loads(ran.out)
+
+
+def test_show_tells_values_and_where_each_came_from(run, two, monkeypatch):
+    """A value that nobody can trace is one that nobody trusts."""
+    monkeypatch.setenv("EVENTLOOP_AA_TEST__BETA", "3")
+
+    shown = as_json(run("plugins", "show", "AA_test", "--aa-test.alpha", "0.2", "--json"))
+
+    options = {one["option"]: (one["value"], one["source"], one["doc"]) for one in shown["options"]}
+    assert options["--aa-test.alpha"] == ("0.2", "flag", "how much of it.")
+    assert options["--aa-test.beta"] == ("3", "EVENTLOOP_AA_TEST__BETA", "")
+    assert {one["hook"]: one["how"] for one in shown["hooks"]} == {
+        "batch_end": "plain",
+        "loss": "wrapper",
+    }
+    assert shown["edges"] == [
+        "aa_test before bb_test, declared by bb-test (eventloop-bb-test 1.0), batch_end"
+    ]
+    assert shown["import_s"] > 0
+    assert shown["imports_torch"] is False
+
+
+def test_show_as_text_has_the_same(run, two):
+    """It is what a person reads."""
+    ran = run("plugins", "show", "aa-test")
+
+    for part in ("eventloop-aa-test", "--aa-test.alpha", "batch_end", "wrapper", "import s"):
+        assert part in ran.out
+
+
+def test_order_gives_the_reason_for_each_pair(run, two, only):
+    """Role, edge declared by whom, phase, name."""
+    plans = {plan["hook"]: plan for plan in as_json(run("plugins", "order", "--json", *only))}
+
+    calls = plans["batch_end"]["calls"]
+    assert [one["plugin"] for one in calls] == ["aa-test", "bb-test"]
+    assert calls[1]["reason"].startswith("edge: declared by bb-test (eventloop-bb-test 1.0)")
+    assert [(one["depth"], one["how"]) for one in plans["loss"]["calls"]] == [
+        (0, "wrapper"),
+        (1, "owner"),
+    ]
+    assert plans["loss"]["owner"] == "bb-test"
+
+
+def test_order_of_one_hook_is_drawn_as_nesting(run, two, only):
+    """What a wrapper encloses stands inside it."""
+    lines = run("plugins", "order", "loss", *only).out.splitlines()
+
+    assert lines[1].split()[:4] == ["loss", "aa-test", "algorithm", "wrapper"]
+    assert lines[2].startswith("        bb-test") or "  bb-test" in lines[2]
+    assert "no plugin implements fit_end" in run("plugins", "order", "fit_end", *only).out
+
+
+def test_order_names_the_task_where_it_is_chosen(run, two, only):
+    """`owners` may prefer the task to a plugin."""
+    (two / "pyproject.toml").write_text('[tool.eventloop.owners]\nloss = "task"\n')
+
+    (plan,) = as_json(run("plugins", "order", "loss", "--json", *only))
+
+    assert plan["owner"] == "task"
+
+
+def test_the_users_order_is_shown_with_where_it_stands(run, two, only):
+    """It wins over a plugin's."""
+    (two / "pyproject.toml").write_text(
+        '[tool.eventloop.order]\nbatch_end = ["bb-test", "aa-test"]\n'
+    )
+
+    (plan,) = as_json(run("plugins", "order", "batch_end", "--json", *only))
+
+    assert [one["plugin"] for one in plan["calls"]] == ["bb-test", "aa-test"]
+    assert "order.batch_end in pyproject.toml" in plan["calls"][1]["reason"]
+
+
+def test_hooks_lists_every_hook(run, clean):
+    """The catalogue is made from the declarations, so that a new hook is in it."""
+    listed = [one["name"] for one in as_json(run("plugins", "hooks", "--json"))]
+
+    assert listed == [*EVENTS, *ACTIONS]
+    assert len(run("plugins", "hooks").out.splitlines()) == 1 + len(listed)
+
+
+def test_hooks_writes_the_contract_of_one(run, clean):
+    """That is what an author wants to know exactly."""
+    out = run("plugins", "hooks", "after_backward").out
+
+    assert EVENTS["after_backward"].doc in out
+    assert "closes before_backward" in out
+    assert run("plugins", "hooks", "after_bakward").err.count("'after_backward'") == 1
+
+
+def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):
+    """It stands beside pyproject.toml, and is read by people and programs."""
+    below = two / "deep"
+    below.mkdir()
+
+    ran = run("plugins", "lock", "--aa-test.alpha", "0.2", *only)
+    locked = tomllib.loads((two / "eventloop.lock").read_text())
+
+    assert ran.status == 0, ran.err
+    assert locked["order"].startswith("sha256:")
+    assert locked["plugins"] == [
+        {
+            "name": "aa-test",
+            "role": "algorithm",
+            "distribution": "eventloop-aa-test",
+            "version": "1.0",
+            "options": {"alpha": 0.2},
+        },
+        {
+            "name": "bb-test",
+            "role": "algorithm",
+            "distribution": "eventloop-bb-test",
+            "version": "1.0",
+        },
+    ]
+
+
+def test_what_would_not_run_is_not_locked(run, install, clean):
+    """A lock that nobody can fulfil helps nobody."""
+    install("aa-test", "1 / 0")
+
+    ran = run("plugins", "lock")
+
+    assert ran.status == 1
+    assert "can't be locked" in ran.err
+    assert not (clean / "eventloop.lock").exists()
+
+
+@pytest.mark.parametrize("name", ["shwo", "tiny.py"])
+def test_an_unknown_subcommand_is_refused(run, clean, name):
+    """With the closest."""
+    ran = run("plugins", name)
+
+    assert ran.status == 2
+    assert f"no subcommand {name!r}" in ran.err
+
+
+@pytest.mark.parametrize("name", ["list", "show", "order", "hooks", "check", "lock", "new"])
+def test_every_subcommand_has_help(run, clean, name):
+    """It starts with how the subcommand is written."""
+    ran = run("plugins", name, "--help")
+
+    assert ran.status == 0
+    assert ran.out.startswith(
+        "usage: eventloop plugins [SUB" if name == "list" else f"usage: eventloop plugins {name}"
+    )

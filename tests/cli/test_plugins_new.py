@@ -1,0 +1,105 @@
+"""`eventloop plugins new`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eventloop
+
+SOURCE = str(Path(eventloop.__file__).parents[1])
+HEADINGS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
+
+
+def python(*argv: str, path: list[str], cwd: Path) -> str:
+    """Runs Python on `path` and what is installed; gives what it writes."""
+    done = subprocess.run(
+        [sys.executable, *argv],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("role", ["algorithm", "callback"])
+def test_a_new_plugin_installs_is_listed_and_passes_its_test(run, clean, tmp_path, role):
+    """Who starts a plugin starts from something that works."""
+    assert run("plugins", "new", "demo-test", "--role", role).status == 0
+    site, folder = tmp_path / "installed", "eventloop-demo-test"
+    flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(site)]
+
+    python("-m", "pip", "install", *flags, f"./{folder}", path=[], cwd=clean)
+    listed = python("-m", "eventloop", "plugins", "--json", path=[str(site), SOURCE], cwd=clean)
+    tested = python("-m", "pytest", "-q", folder, path=[str(site), SOURCE], cwd=clean)
+
+    (row,) = [row for row in json.loads(listed) if row["name"] == "demo-test"]
+    assert (row["role"], row["status"], row["version"]) == (role, "active", "0.1.0")
+    assert "passed" in tested
+
+
+@pytest.mark.parametrize("role", ["algorithm", "callback"])
+def test_a_new_plugin_has_no_lint(run, clean, role):
+    """As generated, in the format of the project."""
+    run("plugins", "new", "demo-test", "--role", role)
+
+    for command in (["check"], ["format", "--check"]):
+        python("-m", "ruff", *command, "eventloop-demo-test", path=[], cwd=clean)
+
+
+def test_the_readme_has_the_headings_of_every_plugin(run, clean):
+    """Folder, distribution and name agree, and so do the READMEs."""
+    run("plugins", "new", "demo-test")
+
+    readme = (clean / "eventloop-demo-test" / "README.md").read_text()
+
+    assert [line[3:] for line in readme.splitlines() if line.startswith("## ")] == HEADINGS
+    assert "@" not in readme
+
+
+@pytest.mark.parametrize("name", ["Label_Smoothing", "eventloop-label-smoothing"])
+def test_the_name_is_brought_into_form(run, clean, name):
+    """By convention `x`, `eventloop-x`, `eventloop_x`."""
+    run("plugins", "new", name)
+
+    folder = clean / "eventloop-label-smoothing"
+    assert (folder / "src" / "eventloop_label_smoothing" / "plugin.py").is_file()
+    assert (
+        "class LabelSmoothing:"
+        in (folder / "src" / "eventloop_label_smoothing" / "plugin.py").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        ([], "needs a NAME"),
+        (["task"], "can't be named 'task'"),
+        (["a b"], "can't be named"),
+        (["../x"], "can't be named"),
+        (["1x"], "can't be named"),
+        (["demo", "--role", "algoritm"], "the closest is 'algorithm'"),
+    ],
+)
+def test_what_can_not_be_a_plugin_is_refused(run, clean, argv, part):
+    """Before anything is written."""
+    ran = run("plugins", "new", *argv)
+
+    assert ran.status == 2
+    assert part in ran.err
+    assert [path.name for path in clean.iterdir()] == ["pyproject.toml"]
+
+
+def test_nothing_is_overwritten(run, clean):
+    """Somebody's work may stand there."""
+    (clean / "eventloop-demo").mkdir()
+
+    assert run("plugins", "new", "demo").status == 2

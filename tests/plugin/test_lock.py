@@ -1,0 +1,103 @@
+"""The lock and the digest of an order."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tomllib
+
+import pytest
+from importlib_metadata import EntryPoint
+
+from eventloop.errors import PluginError
+from eventloop.plugin.assembly import Assembly, Wishes, arrange
+from eventloop.plugin.lock import check_lock, lock_text, order_digest
+from eventloop.plugin.order import Edge
+from eventloop.plugin.records import Found, Plugin
+
+
+@pytest.fixture
+def three(plugin) -> list[Plugin]:
+    """Three plugins that meet in one hook."""
+    return [plugin(name, batch_end=lambda state: None) for name in ("a", "b", "c")]
+
+
+def arranged(plugins, edges=()) -> Assembly:
+    assembly, problems = arrange(plugins, (), Wishes(edges=lambda hook: edges))
+    assert problems == []
+    return assembly
+
+
+def found(plugin: Plugin, options: dict[str, object] | None = None) -> Plugin:
+    point = EntryPoint(plugin.name, "module:Plugin", "eventloop.algorithms")
+    record = Found(plugin.name, "algorithm", point, f"eventloop-{plugin.name}", "1.0")
+    return dataclasses.replace(
+        plugin,
+        found=record,
+        distribution=record.distribution,
+        version="1.0",
+        options=options or {},
+    )
+
+
+def test_one_order_has_one_digest(three):
+    """However the plugins were discovered."""
+    shuffled = random.Random(0)
+    digests = set()
+    for _ in range(20):
+        shuffled.shuffle(three)
+        digests.add(order_digest(arranged(three).implementations))
+
+    assert len(digests) == 1
+
+
+def test_another_order_has_another_digest(three):
+    """And so has another set of plugins."""
+    digests = {
+        order_digest(arranged(three).implementations),
+        order_digest(arranged(three[:2]).implementations),
+        order_digest(arranged(three, [Edge("c", "a", "me", by_user=True)]).implementations),
+    }
+
+    assert len(digests) == 3
+
+
+def test_every_kind_of_option_is_written_as_toml(three):
+    """What TOML doesn't know is written as text."""
+    options = {
+        "flag": True,
+        "number": 1,
+        "share": 0.5,
+        "text": 'a"b\n',
+        "many": ("x", 2),
+        "no": None,
+    }
+    plugin = found(three[0], options)
+
+    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]["options"]
+
+    assert read == options | {"many": ["x", 2], "no": "None"}
+
+
+def test_what_is_handed_over_in_python_is_not_locked(three):
+    """It stands in the code, which has its own history."""
+    assert "plugins" not in tomllib.loads(lock_text(three, {}))
+
+
+def test_no_lock_means_no_difference(three, tmp_path):
+    """A project needn't have one."""
+    check_lock(tmp_path / "eventloop.lock", three, {})
+
+
+def test_a_difference_is_shown_as_a_diff(three, tmp_path):
+    """Comments and blank lines are none."""
+    path = tmp_path / "eventloop.lock"
+    one, other = found(three[0]), found(three[1])
+    path.write_text("# mine\n\n" + lock_text([one], {}))
+
+    check_lock(path, [one], {})
+    with pytest.raises(PluginError) as caught:
+        check_lock(path, [one, other], {})
+
+    for part in ("--- locked", "+++ installed", '+name = "b"', "eventloop plugins lock"):
+        assert part in str(caught.value)

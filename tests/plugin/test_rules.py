@@ -1,0 +1,284 @@
+"""What a project and a site say about plugins as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from importlib_metadata import EntryPoint
+
+from eventloop.configuration import Configuration
+from eventloop.errors import PluginError, SettingError, UsageError
+from eventloop.plugin.records import Found, Plugin, fold
+from eventloop.plugin.select import Choice, select
+
+
+def found(name: str, version: str = "1.0") -> Found:
+    point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
+    return Found(name, "algorithm", point, f"eventloop-{name}", version)
+
+
+INSTALLED = (found("ema", "0.1"), found("mixup"), found("progress"))
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a configuration of a project's rules, a `--config` file's and a site's."""
+
+    def read(
+        project: str = "", *flags: str, config: str = "", site: str = "", **given
+    ) -> Configuration:
+        (tmp_path / "pyproject.toml").write_text(f"[tool.eventloop]\n{project}")
+        environ = {}
+        if config:
+            (tmp_path / "run.yaml").write_text(config)
+            given["config_file"] = tmp_path / "run.yaml"
+        if site:
+            (tmp_path / "site.toml").write_text(site)
+            environ = {"EVENTLOOP_SITE_CONFIG": str(tmp_path / "site.toml")}
+        choice = Choice.parse(flags)
+        return Configuration.read(directory=tmp_path, environ=environ, choice=choice, **given)
+
+    return read
+
+
+@pytest.fixture
+def statuses(read):
+    """Gives what takes part, or why it doesn't, by name."""
+
+    def statuses(*args, **kwargs) -> dict[str, str]:
+        configuration = read(*args, **kwargs)
+        selected = select(INSTALLED, configuration.choice, configuration.rules)
+        return {one.found.name: one.reason or one.status for one in selected}
+
+    return statuses
+
+
+def refusal(kind, function, *args, **kwargs) -> str:
+    with pytest.raises(kind) as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_a_project_switches_plugins_off(statuses):
+    """What everybody who trains this project has to type is typed once."""
+    actual = statuses('disable = ["Mixup"]')
+
+    assert actual == {"ema": "active", "mixup": "disable, pyproject.toml", "progress": "active"}
+
+
+def test_only_what_is_allowed_takes_part(statuses):
+    """A project that was checked with some plugins doesn't want what comes in later."""
+    actual = statuses('allow = ["ema"]')
+
+    assert actual["ema"] == "active"
+    assert actual["mixup"] == actual["progress"] == "not in allow, pyproject.toml"
+
+
+@pytest.mark.parametrize("rule", ['disable = ["mixup"]', 'allow = ["ema"]'])
+def test_a_flag_is_stronger_than_the_project(statuses, rule):
+    """Strongest first: flag, environment, --config, pyproject.toml."""
+    assert statuses(rule, "mixup")["mixup"] == "-p mixup"
+
+
+def test_a_stronger_layer_replaces_a_list(statuses):
+    """As with every setting."""
+    actual = statuses('disable = ["mixup"]', config="disable: [ema]")
+
+    assert actual["mixup"] == "active"
+    assert actual["ema"].startswith("disable, ")
+
+
+@pytest.mark.parametrize("rule", ['disable = ["mixup"]', 'allow = ["ema"]'])
+def test_the_site_is_stronger_than_a_flag(statuses, rule):
+    """Its rules can't be loosened below it, and the message says whose they are."""
+    message = refusal(PluginError, statuses, "", "mixup", site=rule)
+
+    assert "mixup was asked for, but the site switches it off" in message
+    assert "site.toml" in message
+    assert statuses("disable = []", site=rule)["mixup"].endswith("site.toml")
+
+
+def test_the_site_may_name_what_is_not_installed(statuses):
+    """One file serves many environments."""
+    assert statuses(site='disable = ["nosuch"]')["ema"] == "active"
+
+
+@pytest.mark.parametrize("key", ["disable", "allow"])
+def test_a_rule_for_a_name_that_matches_nothing_is_refused(statuses, key):
+    """The plugin that was meant would go on training."""
+    message = refusal(SettingError, statuses, f'{key} = ["mixpu"]')
+
+    assert f"{key} names 'mixpu', but no plugin has this name; the closest is 'mixup'" in message
+    assert "pyproject.toml" in message
+
+
+MISSING = 'required = ["cutmix>=0.2"]', 'pip install "eventloop-cutmix>=0.2"'
+WRONG = 'required = ["ema>=0.2"]', 'pip install "eventloop-ema>=0.2"'
+
+
+@pytest.mark.parametrize(("rule", "line"), [MISSING, WRONG])
+@pytest.mark.parametrize("origin", ["project", "site"])
+def test_what_is_required_must_be_there_in_the_right_version(statuses, rule, line, origin):
+    """The line to paste makes it so."""
+    message = refusal(PluginError, statuses, **{origin: rule})
+
+    assert f"`{line}`" in message
+    assert ("site.toml" if origin == "site" else "pyproject.toml") in message
+
+
+@pytest.mark.parametrize("specifier", ["", ">=0.1", ">=0.1,<1", "==0.1"])
+def test_what_is_required_and_there_takes_part(statuses, specifier):
+    """Specifiers are pip's."""
+    assert statuses(f'required = ["ema{specifier}"]')["ema"] == "active"
+
+
+@pytest.mark.parametrize(
+    "given", [{"site": 'required = ["ema"]'}, {"project": 'required = ["ema"]'}]
+)
+def test_what_is_required_can_not_be_switched_off(read, given):
+    """Neither a flag nor another rule does it in silence."""
+    configuration = read(**given)
+    choice = Choice.parse(["no:ema"])
+
+    message = refusal(PluginError, select, INSTALLED, choice, configuration.rules)
+
+    assert "ema is required, but off: -p no:ema" in message
+
+
+def test_required_is_as_good_as_named(statuses, read):
+    """A project that switches autoload off says with `required` what it wants."""
+    actual = statuses('autoload = false\nrequired = ["ema"]')
+
+    assert actual["ema"] == "required, pyproject.toml"
+    assert actual["mixup"] == "autoload=false, pyproject.toml"
+    assert read('required = ["ema"]').insists_on(INSTALLED[0])
+    assert not read().insists_on(INSTALLED[0])
+
+
+def test_without_plugins_the_project_requires_none_but_the_site_does(statuses):
+    """`Trainer(autoload=False)` is stronger than the project; tests rely on it."""
+    actual = statuses('required = ["ema"]', flags={"autoload": False})
+    by_site = statuses(site='required = ["ema"]', flags={"autoload": False})
+
+    assert actual["ema"] == "autoload=false, Trainer(...)"
+    assert by_site["ema"].startswith("required, ")
+
+
+def edges(configuration: Configuration, hook: str) -> list[tuple[str, str]]:
+    return [(edge.first, edge.then) for edge in configuration.rules.edges(hook)]
+
+
+def test_order_holds_for_its_hook_or_for_every_hook(read):
+    """Each name runs before all that follow it."""
+    rules = 'order = {before_forward = ["C", "b", "a"], all = ["x", "y"]}'
+    configuration = read(rules)
+
+    assert edges(configuration, "before_forward") == [
+        ("c", "b"),
+        ("c", "a"),
+        ("b", "a"),
+        ("x", "y"),
+    ]
+    assert edges(configuration, "batch_end") == []  # its order comes from batch_start's
+    (edge,) = configuration.rules.edges("batch_start")
+    assert edge.by_user
+    assert edge.declared_by == "order.all in pyproject.toml"
+
+
+def test_the_closer_wish_for_an_order_wins(read):
+    """A hook's entry over that for all hooks, the site's over the project's."""
+    project = 'order = {before_forward = ["b", "a"], all = ["a", "b", "c"]}'
+    configuration = read(project, site='order = {all = ["c", "b"]}')
+
+    assert edges(configuration, "before_forward") == [("c", "b"), ("b", "a")]
+    assert ("b", "c") not in edges(configuration, "batch_end")
+
+
+def test_an_order_of_what_does_not_exist_is_a_problem(read):
+    """A misspelt hook or plugin would leave the order as it was."""
+    rules = read('order = {before_foward = ["ema"], all = ["ema", "mixpu"]}').rules
+
+    first, second = rules.order_problems(["before_forward"], ["ema", "mixup"])
+
+    assert "no hook has this name; the closest is 'before_forward'" in str(first)
+    assert "order.all names 'mixpu'" in str(second)
+    assert "the closest is 'mixup'" in str(second)
+
+
+def test_owners_are_merged_and_the_site_has_the_last_word(read):
+    """Tables are merged entry by entry, as those of options."""
+    rules = read('owners = {loss = "a", forward = "a"}', site='owners = {loss = "task"}').rules
+
+    assert {action: value.value for action, value in rules.owners.items()} == {
+        "loss": "task",
+        "forward": "a",
+    }
+    assert Path(rules.owners["loss"].source).name == "site.toml"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'disable = "mixup"',
+        "allow = [1]",
+        'disable = ["mixup", "Mix-Up", "mixup"]',
+        'required = ["ema=>1"]',
+        'required = ["ema @ https://x"]',
+        'order = ["ema"]',
+        'order = {all = "ema"}',
+        "owners = {loss = 1}",
+    ],
+)
+@pytest.mark.parametrize("origin", ["project", "site"])
+def test_a_rule_of_another_form_is_refused(read, rule, origin):
+    """With where it stands, and how to write it."""
+    message = refusal(SettingError, read, **{origin: rule})
+
+    assert "fix" in message
+    assert ("site.toml" if origin == "site" else "pyproject.toml") in message
+
+
+def test_a_site_file_holds_rules_alone(read):
+    """A default that everything overrules would be no rule."""
+    assert "'seed'" in refusal(SettingError, read, site="seed = 1")
+
+
+def test_a_site_file_that_is_not_there_is_an_error(monkeypatch, tmp_path):
+    """Its rules would be gone without a word."""
+    environ = {"EVENTLOOP_SITE_CONFIG": str(tmp_path / "nosuch.toml")}
+
+    message = refusal(SettingError, Configuration.read, environ=environ, directory=tmp_path)
+
+    assert "EVENTLOOP_SITE_CONFIG" in message
+
+
+def test_rules_are_no_settings(read):
+    """They stand among them in the file, and aren't checked as such."""
+    configuration = read('disable = ["mixup"]\nrequired = []\nseed = 3')
+
+    configuration.check({"mixup": None})
+
+    assert configuration.settings().seed == 3
+
+
+def test_a_flag_can_not_name_a_rule(read):
+    """`-p no:mixup` is how a rule is said there."""
+    with pytest.raises(UsageError, match="no setting is named 'disable'"):
+        read(flags={"disable": "mixup"}).settings()
+
+
+def test_names_are_folded(statuses):
+    """As everywhere."""
+    assert statuses('disable = ["MIXUP"]')["mixup"].startswith("disable")
+    assert fold("A-b") == "a_b"
+
+
+def test_what_is_handed_over_in_python_obeys_the_site(read):
+    """A project's rules are about what is installed; a site's are about what runs."""
+    plugins = [Plugin("mixup", "algorithm", object(), source="Trainer(algorithms=...)")]
+
+    (problem,) = read(site='disable = ["mixup"]').rules.object_problems(plugins)
+
+    assert "mixup was handed over, but the site switches it off" in str(problem)
+    assert not list(read('disable = ["mixup"]').rules.object_problems(plugins))
