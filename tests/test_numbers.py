@@ -17,7 +17,6 @@ def run(numbers: Numbers, num_batches: int, value=float) -> list:
     for idx in range(num_batches):
         clock.end_batch(samples=4, tokens=0, seconds=0.1)
         numbers.record("n", value(idx))
-        numbers.seal(clock)
         delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock)])
     delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock, everything=True)])
     return delivered
@@ -49,7 +48,6 @@ def test_a_row_holds_numbers_of_any_kind_by_name():
     }
     for name, value in row.items():
         numbers.record(name, value)
-    numbers.seal(clock)
 
     ((at, delivered),) = numbers.arrived(clock, everything=True)
 
@@ -64,7 +62,6 @@ def test_a_later_number_of_one_moment_replaces_the_earlier():
 
     numbers.record("n", 1.0)
     numbers.record("n", torch.tensor(2.0))
-    numbers.seal(clock)
 
     assert [row for _, row in numbers.arrived(clock, everything=True)] == [{"n": 2.0}]
 
@@ -75,7 +72,6 @@ def test_no_value_is_lost(value):
     numbers, clock = Numbers(Time("1ba")), Clock()
 
     numbers.record("n", torch.tensor(value))
-    numbers.seal(clock)
 
     ((_, row),) = numbers.arrived(clock, everything=True)
     assert repr(row["n"]) == repr(value)
@@ -84,7 +80,6 @@ def test_no_value_is_lost(value):
 def test_without_numbers_there_is_no_row():
     """Loggers aren't told of nothing."""
     numbers, clock = Numbers(Time("1ba")), Clock()
-    numbers.seal(clock)
 
     assert numbers.arrived(clock, everything=True) == []
 

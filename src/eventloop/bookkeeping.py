@@ -52,7 +52,7 @@ class Bookkeeping:
 
     @hookimpl
     def should_stop(self, state: State) -> bool:
-        return state.stop_reason is not None
+        return state.stop_reason is not None or state.clock.reached(state.until)
 
     @hookimpl
     def after_loss(self, state: State) -> None:

@@ -66,6 +66,8 @@ class Loop:
         log_train_metrics(state)
         self.deliver(state, everything=True)
         hooks.fit_end(state)
+        if not state.clock.reached(state.until):
+            state.request_stop("a plugin answered should_stop with True")
         if state.stop_reason is not None or duration is None or state.clock.reached(duration):
             self._in_training = False
             hooks.training_end(state)
@@ -79,12 +81,12 @@ class Loop:
         if not state.resumed:
             feed.start_epoch(state.clock.epoch)
 
-        over = False
+        over: bool | None = False
         end_epoch: bool | None = False
         while not (over or end_epoch) and feed.has_next():
             self._batch(state, feed)
             end_epoch = hooks.should_end_epoch(state)
-            over = self._is_over(state)
+            over = hooks.should_stop(state)
 
         # Complete is an epoch of which nothing is left, whoever ended it.
         complete = end_epoch or not feed.has_next()
@@ -94,11 +96,13 @@ class Loop:
         hooks.epoch_end(state)
         if complete:
             hooks.scheduler_step(state, "ep")
-        self._evaluate_if_due(state)
+        if hooks.should_eval(state):
+            self._evaluate_once(state)
         hooks.epoch_checkpoint(state)
-        self._save_if_due(state)
+        if hooks.should_checkpoint(state):
+            self._save_once(state)
         self.deliver(state)
-        return over or self._is_over(state)
+        return bool(over or hooks.should_stop(state))
 
     def _batch(self, state: State, feed: Feed) -> None:
         """Takes one batch and trains on it."""
@@ -122,9 +126,11 @@ class Loop:
         if stepped:
             hooks.scheduler_step(state, "ba")
 
-        self._evaluate_if_due(state)
+        if hooks.should_eval(state):
+            self._evaluate_once(state)
         hooks.batch_checkpoint(state)
-        self._save_if_due(state)
+        if hooks.should_checkpoint(state):
+            self._save_once(state)
         self.deliver(state)
 
     @hookimpl
@@ -241,7 +247,6 @@ class Loop:
         Args:
             everything: waits for those that aren't.
         """
-        state.numbers.seal(state.clock)
         for at, row in state.numbers.arrived(state.clock, everything=everything):
             self.hooks.log(state, row, at)
 
@@ -258,18 +263,15 @@ class Loop:
             self._feed = Feed(state.train_dataloader)
         return self._feed
 
-    def _is_over(self, state: State) -> bool:
-        if self.hooks.should_stop(state):
-            state.request_stop("a plugin answered should_stop with True")
-        return state.stop_reason is not None or state.clock.reached(state.until)
-
-    def _evaluate_if_due(self, state: State) -> None:
-        if self.hooks.should_eval(state) and self._evaluated_at != state.clock.batch:
+    def _evaluate_once(self, state: State) -> None:
+        """Evaluates, unless that has been done at this batch count."""
+        if self._evaluated_at != state.clock.batch:
             self._evaluated_at = state.clock.batch
             self.hooks.evaluate(state)
 
-    def _save_if_due(self, state: State) -> None:
-        if self.hooks.should_checkpoint(state) and self._saved_at != state.clock.batch:
+    def _save_once(self, state: State) -> None:
+        """Saves a checkpoint, unless that has been done at this batch count."""
+        if self._saved_at != state.clock.batch:
             self._saved_at = state.clock.batch
             state.checkpoint_requested = False
             self.hooks.save_checkpoint(state)

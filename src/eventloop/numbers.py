@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from eventloop.clock import Clock, Moment, Time
 
 Row = dict[str, float | Tensor]
+Delivery = tuple[Moment, dict[str, float]]
 
 
 class Numbers:
@@ -34,24 +35,21 @@ class Numbers:
         """
         self._row[name] = value
 
-    def seal(self, clock: Clock) -> None:
-        """Ends the row of the moment under way, which is the clock's."""
-        if self._row:
-            self._rows.append((clock.moment(), self._row))
-            self._row = {}
+    def arrived(self, clock: Clock, *, everything: bool = False) -> Sequence[Delivery]:
+        """Ends the moment under way; gives the rows that are on the host by now, in order.
 
-    def arrived(
-        self, clock: Clock, *, everything: bool = False
-    ) -> list[tuple[Moment, dict[str, float]]]:
-        """Gives the rows that are on the host by now, in order; their copy starts when it is due.
+        The copy of the rows so far starts when it is due.
 
         Args:
             everything: starts the copy of all rows now and waits for it.
         """
+        if self._row:
+            self._rows.append((clock.moment(), self._row))
+            self._row = {}
         if self._rows and (everything or clock.crossed(self.interval)):
             self._copies.append(_HostCopy(self._rows))
             self._rows = []
-        rows: list[tuple[Moment, dict[str, float]]] = []
+        rows: list[Delivery] = []
         while self._copies and (everything or self._copies[0].is_ready()):
             rows += self._copies.popleft().rows()
         return rows
@@ -62,6 +60,10 @@ class NoNumbers(Numbers):
 
     def record(self, name: str, value: float | Tensor) -> None:
         """Drops a number."""
+
+    def arrived(self, clock: Clock, *, everything: bool = False) -> Sequence[Delivery]:
+        """Gives nothing."""
+        return ()
 
 
 class _HostCopy:
