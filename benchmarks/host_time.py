@@ -1,11 +1,11 @@
 """Host time: what eventloop adds to a step, against a plain loop that does the same work.
 
 Both train a 64-128-10 perceptron on batches of 64 with SGD and momentum, in one thread. They are
-interleaved in one run, a few hundred steps of each in turn, and compared pair by pair, so that a
+interleaved in one run, a thousand steps of each in turn, and compared pair by pair, so that a
 noisy machine disturbs both alike; the noise floor is the same measurement of the plain loop against
 itself. Calls are counted beside it, which no noise touches.
 
-    python benchmarks/host_time.py [--pairs 60] [--steps 200] [--json]
+    python benchmarks/host_time.py [--pairs 40] [--steps 1000] [--json]
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

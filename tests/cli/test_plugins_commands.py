@@ -202,3 +202,20 @@ def test_every_subcommand_has_help(run, clean, name):
     assert ran.out.startswith(
         "usage: eventloop plugins [SUB" if name == "list" else f"usage: eventloop plugins {name}"
     )
+
+
+def test_the_order_of_wrappers_alone_is_shown(run, install):
+    """Nobody owns the action without a task, but what encloses it can be seen."""
+    code = (
+        "from eventloop import hookimpl\n"
+        "class Plugin:\n"
+        "    @hookimpl(wrapper=True)\n"
+        "    def loss(self, state):\n"
+        "        return (yield)\n"
+    )
+    install("aa-test", code)
+
+    shown = run("plugins", "order", "loss", "--no-plugins", "-p", "aa-test")
+
+    assert shown.status == 0, shown.err
+    assert "aa-test" in shown.out

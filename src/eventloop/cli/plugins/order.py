@@ -69,9 +69,8 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     ]
     plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
     if hook.kind == "action":
-        owner = assembly.owner(hook.name)
-        is_owned = owner is not None and not asked[-1].conditional
-        plan["owner"] = owner.name if owner and is_owned else _NOBODY
+        is_owned = bool(asked) and not asked[-1].conditional
+        plan["owner"] = asked[-1].plugin.name if is_owned else _NOBODY
     return plan
 
 
