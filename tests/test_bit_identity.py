@@ -18,6 +18,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
+from eventloop.check import Check
+from eventloop.trace import Trace
 
 NUM_EPOCHS = 2
 
@@ -179,6 +181,14 @@ def test_evaluations_leave_no_trace_in_the_weights(interval, eventloop_trained):
     case = Case(microbatch_size=4)
 
     actual = eventloop_trained(case, eval_interval=interval)
+
+    assert same_bits(actual, plain_loop(case))
+
+
+@pytest.mark.parametrize("case", [Case(), Case("bf16", 4, 0.2, 0.01, "ba")], ids=str)
+def test_watching_leaves_no_trace_in_the_weights(case, eventloop_trained):
+    """What is found under --trace and --check is what happens without."""
+    actual = eventloop_trained(case, observers=[Check(), Trace()])
 
     assert same_bits(actual, plain_loop(case))
 

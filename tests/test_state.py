@@ -7,6 +7,7 @@ import torch
 
 from eventloop import State, StateView
 from eventloop.errors import PluginError, ReadOnlyStateError
+from eventloop.view import view_of
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def state(make_trainer) -> State:
 
 @pytest.fixture
 def view(state) -> StateView:
-    return StateView(state, "watch (watch 1.0), batch_end")
+    return view_of(state, "watch (watch 1.0), batch_end")
 
 
 WRITABLE = sorted(name for name in State.__slots__ if not name.startswith("_"))

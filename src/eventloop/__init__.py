@@ -13,9 +13,10 @@ from eventloop.hooks import hookimpl, hookspec
 if TYPE_CHECKING:
     from eventloop.data import Count
     from eventloop.settings import Settings
-    from eventloop.state import State, StateView
+    from eventloop.state import State
     from eventloop.task import Task
     from eventloop.trainer import Result, Trainer
+    from eventloop.view import StateView
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,7 +44,7 @@ _LAZY = {
     "Result": "eventloop.trainer",
     "Settings": "eventloop.settings",
     "State": "eventloop.state",
-    "StateView": "eventloop.state",
+    "StateView": "eventloop.view",
     "Task": "eventloop.task",
     "Trainer": "eventloop.trainer",
 }

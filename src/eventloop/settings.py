@@ -13,6 +13,7 @@ from eventloop.errors import SettingError
 from eventloop.options import Option, convert_value, options_of
 
 Precision = Literal["auto", "fp32", "bf16"]
+OnCallbackError = Literal["raise", "disable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class Settings:
         log_interval: how often logged numbers are brought to the host and handed to loggers, as
             a time; no number is lost in between.
         run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
+        on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
+            disable: the callback is switched off with a warning, and the run goes on without it.
         autoload: whether installed plugins take part without being named.
 
     Raises:
@@ -48,6 +51,7 @@ class Settings:
     eval_interval: Time | None = Time("1ep")  # noqa: RUF009 - a Time can't change
     log_interval: Time = Time("10ba")  # noqa: RUF009
     run_dir: Path | None = None
+    on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
 
     def __post_init__(self) -> None:
@@ -69,6 +73,7 @@ class SettingValues(TypedDict, total=False):
     eval_interval: str | Time | None
     log_interval: str | Time
     run_dir: str | Path | None
+    on_callback_error: OnCallbackError
     autoload: bool
 
 

@@ -1,11 +1,10 @@
-"""The State: everything the loop knows now, and the read-only view of it that callbacks get."""
+"""The State: everything the loop knows now. What callbacks see of it is in `view.py`."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import torch
@@ -16,7 +15,7 @@ from torchmetrics import Metric
 from eventloop import data
 from eventloop.clock import Clock, Time
 from eventloop.distributed import SingleProcess
-from eventloop.errors import PluginError, ReadOnlyStateError, closest
+from eventloop.errors import PluginError, closest
 from eventloop.numbers import NoNumbers, Numbers
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
@@ -290,37 +289,3 @@ class State:
         if self._again is None:
             raise PluginError("state.again() works inside a wrapper of an action only")
         return self._again()
-
-
-class StateView:
-    """The State as callbacks see it: everything can be read, nothing assigned.
-
-    What it hands out are the real tensors and modules; `--check` finds who writes into them.
-    """
-
-    __slots__ = ("_state", "_who")
-    _HIDDEN = frozenset({"again", "call", "connect", "generator"})
-
-    def __init__(self, state: State, who: str) -> None:
-        object.__setattr__(self, "_state", state)
-        object.__setattr__(self, "_who", who)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in StateView._HIDDEN or name.startswith("_"):
-            raise self._refusal(f"state.{name} isn't there for a callback")
-        value = getattr(self._state, name)
-        return MappingProxyType(value) if type(value) is dict else value
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise self._refusal(f"a callback assigned state.{name}, but it may only read")
-
-    def __delattr__(self, name: str) -> None:
-        raise self._refusal(f"a callback deleted state.{name}, but it may only read")
-
-    def _refusal(self, what: str) -> ReadOnlyStateError:
-        return ReadOnlyStateError(
-            what,
-            plugin=self._who,
-            fix="what changes the training is an algorithm: register it in eventloop.algorithms, "
-            "or pass it to Trainer(algorithms=...)",
-        )

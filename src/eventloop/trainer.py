@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +24,13 @@ from eventloop.data import Feed, first_batch, mover_to
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import PluginError, SettingError, TaskError, closest
+from eventloop.failures import close_all, failures_of, keep
 from eventloop.loop import Loop
 from eventloop.plugin.assembly import HOOKS, Assembly
-from eventloop.plugin.freeze import Plans, freeze, new_plans, nothing, told
+from eventloop.plugin.disable import observers_of
+from eventloop.plugin.freeze import freeze, new_plans, nothing, told
 from eventloop.plugin.manager import assemble, without
+from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.records import Plugin, Selected, fold
 from eventloop.plugin.validate import implementations
 from eventloop.precision import choose_precision
@@ -72,6 +75,7 @@ class Trainer:
         algorithms: plugins that may change the training, beside those that are installed.
         callbacks: plugins that only watch, likewise.
         configuration: what environment and files say; read from the process's unless given.
+        observers: what looks on while hooks are called, `Trace` or `Check`, say.
         settings: how to train; see `Settings`. They win over environment and files.
 
     Raises:
@@ -86,6 +90,7 @@ class Trainer:
         algorithms: Sequence[object] = (),
         callbacks: Sequence[object] = (),
         configuration: Configuration | None = None,
+        observers: Sequence[Observer] = (),
         **settings: Unpack[SettingValues],
     ) -> None:
         if configuration is None:
@@ -118,8 +123,9 @@ class Trainer:
             callbacks=[*brought.callbacks, *callbacks],
         )
         self._insists_on = configuration.insists_on
+        self._observers = (*observers_of(chosen), *observers)
         self._freeze()
-        self._finalizer = weakref.finalize(self, _close, self._hooks, self.state)
+        self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):
             self._build()
 
@@ -209,14 +215,15 @@ class Trainer:
         Raises:
             TaskError: the file can't be read, or doesn't fit the model.
         """
-        try:
-            weights = load_file(path, device="cpu")
-            self._hooks.restore_model(self.state, weights, strict)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise TaskError(
-                f"the weights in {path} can't be loaded: {error}",
-                fix="give a file that `eventloop fit --export` wrote for this model",
-            ) from error
+        with self._told_of_failure():
+            try:
+                weights = load_file(path, device="cpu")
+                self._hooks.restore_model(self.state, weights, strict)
+            except (OSError, SafetensorError, RuntimeError) as error:
+                raise TaskError(
+                    f"the weights in {path} can't be loaded: {error}",
+                    fix="give a file that `eventloop fit --export` wrote for this model",
+                ) from error
 
     def close(self) -> None:
         """Tells every plugin that the trainer is given up; once, however often it is called."""
@@ -231,11 +238,15 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        for failure in failures_of(self.close):
+            keep(error, failure)
 
     def _freeze(self) -> None:
         for name, hook in self._assembly.hooks.items():
-            ordered = self._assembly.implementations[name]
+            ordered = observe(self._assembly.implementations[name], self._observers)
             plan = freeze(hook, ordered, self.state)
             if name in _UNDER_AUTOCAST:
                 plan = self.state.precision.under_autocast(plan)
@@ -343,41 +354,17 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            late = _failures_of(lambda: self._loop.deliver(self.state, everything=True))
+            late = failures_of(lambda: self._loop.deliver(self.state, everything=True))
             failures = late + told(self._hooks.exception, self.state, error)
             if closing:
-                failures += _failures_of(self.close)
+                failures += failures_of(self.close)
             for failure in failures:
-                _keep(error, failure)
+                keep(error, failure)
             raise
 
 
 # Autocast encloses the plans of these actions, wrappers included.
 _UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
-
-
-def _close(hooks: Plans, state: State) -> None:
-    """Tells every plugin to close; raises the first failure with the others noted on it."""
-    failures = told(hooks.close, state)
-    if failures:
-        first, *others = failures
-        for other in others:
-            _keep(first, other)
-        raise first
-
-
-def _keep(error: BaseException, other: BaseException) -> None:
-    """Notes on an exception that another was raised while it was dealt with."""
-    notes = "\n".join(getattr(other, "__notes__", ()))
-    error.add_note(f"then also: {type(other).__name__}: {other}\n{notes}".rstrip())
-
-
-def _failures_of(function: Callable[[], None]) -> list[BaseException]:
-    try:
-        function()
-    except BaseException as error:  # noqa: BLE001  the caller raises what came first
-        return [error]
-    return []
 
 
 def _brought(task: object) -> _Brought:

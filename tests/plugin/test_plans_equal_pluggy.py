@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pluggy
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
 from eventloop.hooks import Hook
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.freeze import Plan, freeze
+from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.records import Plugin
-from eventloop.state import State, StateView
+from eventloop.state import State
+from eventloop.trace import Trace
+from eventloop.view import ReadOnlyState
 
 HOOK_NAMES = ("batch_end", "log", "should_stop", "forward", "clip_gradients", "optimizer_step")
 MARKER = "reference"
@@ -71,7 +75,7 @@ class Side:
 
     def describe(self, thing: Any) -> Any:
         """Gives a stand-in for what may differ between the sides, and only for that."""
-        if isinstance(thing, StateView):
+        if isinstance(thing, ReadOnlyState):
             assert thing.clock is self.state.clock
             return "view"
         if thing is self.state:
@@ -203,7 +207,7 @@ def same(seen: Any) -> Any:
 
 
 def view_of(side: Side) -> Callable[[Any], Any]:
-    return lambda seen: StateView(seen, "") if seen is side.state else seen
+    return lambda seen: ReadOnlyState(seen, "") if seen is side.state else seen
 
 
 def outcome_of(call: Callable[[], Any], side: Side) -> Any:
@@ -317,6 +321,27 @@ SETTINGS = settings(
 def test_plans_equal_pluggy(new_state, drawn):
     """Whoever knows pluggy knows what a hook does; being equal is the licence for having plans."""
     compare(*drawn, new_state)
+
+
+def freeze_watched(hook, found, state):
+    return freeze(hook, observe(found, [Halves(), Trace()]), state)
+
+
+class Halves:
+    """An observer that enters something around each half of a wrapper."""
+
+    def observed(self, one):
+        return watched(one, lambda state: nullcontext(), in_halves=True)
+
+
+@SETTINGS
+@given(DRAWN)
+def test_watched_plans_equal_pluggy(new_state, drawn):
+    """Whoever watches a run with --trace or --check sees the run that they would have had."""
+    hook, all_drawn = drawn
+    assume(len(all_drawn) != 1 or all_drawn[0].role != "core")  # its function is the plan
+
+    compare(hook, all_drawn, new_state, freezer=freeze_watched)
 
 
 def reverse(hook, found, state):

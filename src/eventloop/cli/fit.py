@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.crash import crash_report
+from eventloop.cli.diagnostics import Diagnostics
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import job_help, output_path, prepare, task_settings
 from eventloop.cli.output import write_lines, write_text
@@ -23,6 +25,8 @@ COMMAND = Command(
         CommandOption("print-config", "", "write all values with their sources, and stop"),
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
         CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
+        CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
+        CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
     ),
 )
 
@@ -34,6 +38,7 @@ def run(argv: Sequence[str]) -> int:
         write_text(job_help(arguments, COMMAND))
         return 0
     export = output_path(arguments, "export")
+    diagnostics = Diagnostics(output_path(arguments, "trace", ".json"), "check" in arguments.given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
         require_lock(job.configuration)
@@ -41,13 +46,17 @@ def run(argv: Sequence[str]) -> int:
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_settings(task))))
         return 0
-    with Trainer(task, configuration=job.configuration) as trainer:
+    with (
+        diagnostics,
+        Trainer(task, configuration=job.configuration, observers=diagnostics.observers) as trainer,
+        crash_report(trainer),
+    ):
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         result = trainer.fit()
         if export is not None:
             trainer.export(export)
         write_lines([_result(trainer.state.clock, result.metrics)])
-    return 0
+    return diagnostics.status
 
 
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:

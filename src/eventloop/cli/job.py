@@ -107,17 +107,18 @@ def input_path(arguments: Arguments, name: str) -> Path | None:
     return path
 
 
-def output_path(arguments: Arguments, name: str) -> Path | None:
+def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
     """Gives the file that is to be written, if it can be.
 
     Raises:
         UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
     """
     path = arguments.path(name)
-    if path is not None and path.suffix != SUFFIX:
+    if path is not None and path.suffix != suffix:
+        what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
         raise UsageError(
-            f"{flag(name)} {path}: weights and outputs are written as {SUFFIX}",
-            fix=f"write `{flag(name)} {path.with_suffix(SUFFIX)}`",
+            f"{flag(name)} {path}: {what} written as {suffix}",
+            fix=f"write `{flag(name)} {path.with_suffix(suffix)}`",
         )
     if path is not None and not path.parent.is_dir():
         raise UsageError(

@@ -16,7 +16,8 @@ from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.state import State, StateView
+from eventloop.state import State
+from eventloop.view import view_of
 
 Plan = Callable[..., Any]
 BLAME = "raised by plugin "
@@ -263,7 +264,7 @@ def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
 
     The State, or a callback's view of it, is bound: there is one for the whole run.
     """
-    given = StateView(state, one.origin) if one.plugin.role == "callback" else state
+    given = view_of(state, one.origin) if one.plugin.role == "callback" else state
     if one.argnames == one.hook.argnames:
         return _sometimes(one, functools.partial(one.function, given), state)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -182,18 +183,18 @@ class Progress:
 
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
         """Gives what is drawn while somebody evaluates outside of a fit."""
-        num_batches = Feed(state.eval_dataloaders[state.eval_name]).num_batches
+        num_batches = Feed(state.eval_dataloaders[state.eval_name or ""]).num_batches
         frac = self._num_evaluated / num_batches if num_batches else 0.0
         return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac
 
     def _evaluated(self, state: StateView) -> str:
-        num_batches = Feed(state.eval_dataloaders[state.eval_name]).num_batches
+        num_batches = Feed(state.eval_dataloaders[state.eval_name or ""]).num_batches
         total = "" if num_batches is None else f"/{num_batches:,}"
-        name = printable(state.eval_name, self.console.encoding)
+        name = printable(state.eval_name or "", self.console.encoding)
         return f"{name} {self._num_evaluated:,}{total}"
 
 
-def _numbers(metrics: dict[str, dict[str, Tensor]]) -> Results:
+def _numbers(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
     """Reads the metrics that are one number each."""
     return {
         dataset: {name: value.item() for name, value in found.items() if value.numel() == 1}

@@ -1,0 +1,206 @@
+"""The check: who assigns what, who writes in place, and who reads from the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from eventloop.plugin.observe import watched
+from eventloop.plugin.order import Implementation
+from eventloop.reads import HostReads
+from eventloop.state import State
+
+# The core's own, in which the task's model and loss run.
+_TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
+
+
+@dataclass
+class Finding:
+    """Something that a plugin must not do, and did.
+
+    Args:
+        kind: whether it wrote or read.
+        who: plugin, distribution and hook.
+        what: what it did.
+        where: file and line, where they are known.
+        moment: epoch and batch of the first time.
+        times: how often.
+    """
+
+    kind: Literal["write", "read"]
+    who: str
+    what: str
+    where: str
+    moment: str
+    times: int = 0
+
+    def __str__(self) -> str:
+        often = "" if self.times == 1 else f", {self.times} times"
+        return f"{self.who}: {self.what}{often}, first in {self.moment}\n  at   {self.where}"
+
+
+class Check:
+    """Watches a run for what plugins do to the State and to the device.
+
+    In-place writes show in a tensor's version; one through `.data` or NumPy leaves none. Answers to
+    questions aren't compared across ranks: there is one rank.
+    """
+
+    columns = ("attribute", "hook", "plugin", "times")
+
+    def __init__(self) -> None:
+        self._writes: Counter[tuple[str, str, str]] = Counter()
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._under_way: list[tuple[Implementation, Any]] = []
+        self._reads = HostReads(self._found_read)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, in the order in which it was found."""
+        return list(self._findings.values())
+
+    def rows(self) -> Iterator[Sequence[str]]:
+        """Gives the writers by attribute and hook."""
+        for (attribute, hook, plugin), times in sorted(self._writes.items()):
+            yield attribute, hook, plugin, str(times)
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Gives the implementation with an eye on what it does."""
+        role, hook = one.plugin.role, one.hook.name
+        if role == "core" and hook not in _TASK_INSIDE_CORE:
+            return one
+        given = None
+        if role in ("task", "algorithm"):
+
+            def given(state: State) -> Any:
+                return RecordedState(state, self._writes, (hook, one.plugin.name))
+
+        return watched(one, lambda state: self._stretch(one, state), in_halves=True, given=given)
+
+    @contextmanager
+    def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
+        """Compares before and after a stretch of an implementation's own code."""
+        before = [] if one.plugin.role == "core" else list(_tensors(state))
+        versions = [_version(tensor) for _, tensor in before]
+        in_step = state.batch is not None and state.eval_name is None
+        self._under_way.append((one, state))
+        try:
+            with self._reads if in_step else nullcontext():
+                yield
+        finally:
+            self._under_way.pop()
+            for (name, tensor), version in zip(before, versions, strict=True):
+                if _version(tensor) != version:
+                    self._found_write(one, state, name, "wrote in place into")
+            if one.plugin.role == "callback":
+                after = dict(_tensors(state))
+                for name, tensor in before:
+                    if after.get(name) is not tensor:
+                        self._found_write(one, state, name, "replaced or took away")
+
+    def _found_write(self, one: Implementation, state: Any, name: str, verb: str) -> None:
+        attribute = name.partition(" ")[0]
+        if one.plugin.role == "callback":
+            what = f"{verb} state's {name}; a callback may only watch"
+            self._found("write", one, state, what, one.where)
+        else:
+            self._writes[f"{attribute} (in place)", one.hook.name, one.plugin.name] += 1
+
+    def _found_read(self, tensor: Tensor, how: str) -> None:
+        one, state = self._under_way[-1]
+        if tensor.device.type == state.device.type:
+            what = f"read from the device with {how}()"
+            self._found("read", one, state, what, _outside() or one.where)
+
+    def _found(
+        self,
+        kind: Literal["write", "read"],
+        one: Implementation,
+        state: Any,
+        what: str,
+        where: str,
+    ) -> None:
+        who = one.origin
+        if one.plugin.role == "core":
+            who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
+        moment = f"epoch {state.clock.epoch}, batch {state.clock.batch}, rank {state.rank}"
+        finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
+        finding.times += 1
+
+
+class RecordedState:
+    """The State with a note of each assignment; what is assigned goes through.
+
+    It wraps, because the State of a run that isn't checked shall not even be asked.
+
+    Args:
+        who: hook and plugin.
+    """
+
+    __slots__ = ("_state", "_who", "_writes")
+
+    def __init__(
+        self, state: State, writes: Counter[tuple[str, str, str]], who: tuple[str, str]
+    ) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_writes", writes)
+        object.__setattr__(self, "_who", who)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._state, name, value)
+        self._writes[(name, *self._who)] += 1
+
+
+def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
+    """Gives the tensors that a callback could write into, with names for messages."""
+    for name in ("batch", "microbatch", "outputs", "loss"):
+        yield from _nested(name, getattr(state, name))
+    for name, parameter in state.model.named_parameters():
+        yield f"model {name}", parameter
+        if parameter.grad is not None:
+            yield f"gradient {name}", parameter.grad
+    for name, buffer in state.model.named_buffers():
+        yield f"model {name}", buffer
+
+
+def _nested(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _nested(f"{name} [{key!r}]", one)
+    elif isinstance(value, (tuple, list)):
+        for idx, one in enumerate(value):
+            yield from _nested(f"{name} [{idx}]", one)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _nested(f"{name} .{field.name}", getattr(value, field.name))
+
+
+def _version(tensor: Tensor) -> int:
+    """Gives the number that every write in place counts up; inference tensors have none."""
+    # Private, but the only trace that a write leaves (torch 2.13).
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _outside() -> str:
+    """Gives the innermost line under way that is neither torch's nor eventloop's."""
+    insides = [f"{Path(module).parent}{os.sep}" for module in (torch.__file__, __file__)]
+    for frame, line in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if not file.startswith((*insides, "<")) and Path(file).name != "contextlib.py":
+            return f"{file}:{line}"
+    return ""

@@ -1,0 +1,26 @@
+"""What tests of plugins need; `eventloop.testing.plugin` has it as pytest fixtures."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eventloop.testing.contract import check_plugin
+    from eventloop.testing.runs import isolated_trainer, recorder, tiny_batches, tiny_task
+
+__all__ = ["check_plugin", "isolated_trainer", "recorder", "tiny_batches", "tiny_task"]
+
+# pytest imports this package in every project where eventloop is installed; torch must wait.
+_LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
+_LAZY["check_plugin"] = "eventloop.testing.contract"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'eventloop.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

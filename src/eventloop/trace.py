@@ -1,0 +1,150 @@
+"""The trace: every hook call of every plugin as a span, and whose time a run was.
+
+Spans measure the host. A hook that starts work on the device is short; one that waits is long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eventloop.plugin.observe import watched
+from eventloop.plugin.order import Implementation
+from eventloop.plugin.records import Plugin
+
+# A file with more is slow to open in any viewer; the table goes on counting.
+MAX_SPANS = 1_000_000
+
+
+class Span(NamedTuple):
+    """One call of one implementation; wrappers enclose what they wrap.
+
+    Args:
+        start_ns, duration_ns: by the host's clock, from the beginning of the trace.
+    """
+
+    plugin: str
+    hook: str
+    start_ns: int
+    duration_ns: int
+    epoch: int
+    batch: int
+
+
+@dataclass
+class Share:
+    """What one plugin's implementation of one hook took.
+
+    Args:
+        own_ns: without the spans that its own enclose.
+    """
+
+    plugin: str
+    hook: str
+    calls: int = 0
+    own_ns: int = 0
+
+
+class Trace:
+    """Watches a run and takes the time of each call, the core's and the task's too.
+
+    Args:
+        max_spans: how many are kept for the file; the table counts all.
+    """
+
+    columns = ("plugin", "hook", "calls", "ms a call", "ms a batch", "s", "share")
+
+    def __init__(self, max_spans: int = MAX_SPANS) -> None:
+        self.spans: list[Span] = []
+        self.num_left_out = 0
+        self._max_spans = max_spans
+        self._began_ns = time.perf_counter_ns()
+        self._shares: dict[tuple[str, str], Share] = {}
+        self._enclosed_ns: list[int] = [0]
+        self._batches = (0, 0)
+        self._rank = 0
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Gives the implementation with the time taken of each call."""
+        return watched(one, lambda state: self._taken(one.plugin, one.hook.name, state))
+
+    @contextmanager
+    def _taken(self, plugin: Plugin, hook: str, state: Any) -> Iterator[None]:
+        epoch, batch = state.clock.epoch, state.clock.batch
+        if not self._shares:
+            self._batches, self._rank = (batch, batch), state.rank
+        self._enclosed_ns.append(0)
+        start_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            duration_ns = time.perf_counter_ns() - start_ns
+            own_ns = duration_ns - self._enclosed_ns.pop()
+            self._enclosed_ns[-1] += duration_ns
+            share = self._shares.setdefault((plugin.name, hook), Share(plugin.name, hook))
+            share.calls += 1
+            share.own_ns += own_ns
+            self._batches = (self._batches[0], state.clock.batch)
+            if len(self.spans) < self._max_spans:
+                from_ns = start_ns - self._began_ns
+                self.spans.append(Span(plugin.name, hook, from_ns, duration_ns, epoch, batch))
+            else:
+                self.num_left_out += 1
+
+    def shares(self) -> list[Share]:
+        """Gives what each implementation took, the largest first."""
+        return sorted(self._shares.values(), key=lambda one: (-one.own_ns, one.plugin, one.hook))
+
+    def rows(self) -> Iterator[Sequence[str]]:
+        """Gives the table's rows; the shares of all rows add up to the run so far."""
+        whole_ns = time.perf_counter_ns() - self._began_ns
+        outside_ns = whole_ns - self._enclosed_ns[0]
+        num_batches = max(self._batches[1] - self._batches[0], 1)
+        for one in [*self.shares(), Share("", "outside of hooks", 0, outside_ns)]:
+            yield (
+                one.plugin,
+                one.hook,
+                str(one.calls) if one.calls else "",
+                f"{one.own_ns / one.calls / 1e6:.3f}" if one.calls else "",
+                f"{one.own_ns / num_batches / 1e6:.3f}",
+                f"{one.own_ns / 1e9:.3f}",
+                f"{one.own_ns / whole_ns:.1%}",
+            )
+
+    def write(self, path: Path) -> None:
+        """Writes the spans in the Trace Event Format, which Perfetto and chrome://tracing read.
+
+        Source: Trace Event Format, Google, section "Complete Events".
+        """
+        place = {"pid": os.getpid(), "tid": threading.get_native_id()}
+        name = {"name": f"eventloop, rank {self._rank}"}
+        with path.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            file.write(json.dumps({"ph": "M", "name": "process_name", **place, "args": name}))
+            for span in sorted(self.spans, key=lambda one: (one.start_ns, -one.duration_ns)):
+                file.write(",\n" + json.dumps(_event(span) | place))
+            file.write("\n]}\n")
+
+
+def _event(span: Span) -> dict[str, Any]:
+    """Makes the complete event of a span; times in µs, to the ns."""
+    return {
+        "ph": "X",
+        "name": f"{span.plugin} {span.hook}",
+        "cat": span.plugin,
+        "ts": span.start_ns / 1000,
+        "dur": span.duration_ns / 1000,
+        "args": {
+            "plugin": span.plugin,
+            "hook": span.hook,
+            "epoch": span.epoch,
+            "batch": span.batch,
+        },
+    }

@@ -1,0 +1,152 @@
+"""What callbacks see of the State: the type they are written against, and what stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from eventloop.clock import Clock, Time
+from eventloop.data import Count
+from eventloop.errors import ReadOnlyStateError
+from eventloop.numbers import Numbers
+from eventloop.precision import Precision
+from eventloop.settings import Settings
+from eventloop.state import State
+
+
+class StateView(Protocol):
+    """The State as callbacks see it; `State` says what each attribute is.
+
+    A type checker finds an assignment before the run does. A State is one, too, so that a function
+    that only reads takes both.
+    """
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def run_dir(self) -> Path: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def wrapped_model(self) -> nn.Module: ...
+    @property
+    def optimizers(self) -> Mapping[str, Optimizer]: ...
+    @property
+    def schedulers(self) -> Mapping[str, Any]: ...
+    @property
+    def train_dataloader(self) -> Any: ...
+    @property
+    def eval_dataloaders(self) -> Mapping[str, Any]: ...
+    @property
+    def num_batches(self) -> int | None: ...
+    @property
+    def batch(self) -> Any: ...
+    @property
+    def microbatch(self) -> Any: ...
+    @property
+    def microbatch_idx(self) -> int: ...
+    @property
+    def inputs(self) -> Any: ...
+    @property
+    def targets(self) -> Any: ...
+    @property
+    def count(self) -> Count: ...
+    @property
+    def outputs(self) -> Any: ...
+    @property
+    def loss(self) -> Tensor | None: ...
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, Metric]]: ...
+    @property
+    def train_metrics(self) -> Mapping[str, Tensor]: ...
+    @property
+    def eval_name(self) -> str | None: ...
+    @property
+    def eval_metrics(self) -> Mapping[str, Mapping[str, Tensor]]: ...
+    @property
+    def until(self) -> Time: ...
+    @property
+    def resumed(self) -> bool: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def stop_reason(self) -> str | None: ...
+    @property
+    def numbers(self) -> Numbers: ...
+    @property
+    def checkpoint_requested(self) -> bool: ...
+    def log(
+        self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
+    ) -> None:
+        """Logs a number; see `State.log`."""
+
+    def request_stop(self, reason: str) -> None:
+        """Asks the run to stop after the batch under way."""
+
+    def request_checkpoint(self) -> None:
+        """Asks for a checkpoint as soon as the batch under way is done."""
+
+    def plugin(self, name: str) -> Any:
+        """Gives the active plugin of this name."""
+
+
+def view_of(state: State, who: str) -> StateView:
+    """Gives a callback's view of the State.
+
+    Args:
+        who: plugin and hook, for messages.
+    """
+    return cast("StateView", ReadOnlyState(state, who))
+
+
+class ReadOnlyState:
+    """What stands behind a `StateView`: everything can be read, nothing assigned.
+
+    What it hands out are the real tensors and modules; `--check` finds who writes into them.
+    """
+
+    __slots__ = ("_state", "_who")
+    _HIDDEN = frozenset({"again", "call", "connect", "generator"})
+
+    def __init__(self, state: State, who: str) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_who", who)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ReadOnlyState._HIDDEN or name.startswith("_"):
+            raise self._refusal(f"state.{name} isn't there for a callback")
+        value = getattr(self._state, name)
+        return MappingProxyType(value) if type(value) is dict else value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise self._refusal(f"a callback assigned state.{name}, but it may only read")
+
+    def __delattr__(self, name: str) -> None:
+        raise self._refusal(f"a callback deleted state.{name}, but it may only read")
+
+    def _refusal(self, what: str) -> ReadOnlyStateError:
+        return ReadOnlyStateError(
+            what,
+            plugin=self._who,
+            fix="what changes the training is an algorithm: register it in eventloop.algorithms, "
+            "or pass it to Trainer(algorithms=...)",
+        )

@@ -1,0 +1,104 @@
+"""`fit --trace`, `fit --check`, and what a crash report ends with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+WATCH = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def batch_end(self, state):
+        {body}
+"""
+
+
+def code(body: str) -> str:
+    return WATCH.format(body=body)
+
+
+def test_a_trace_is_written_with_its_table(run, tiny, install):
+    """Who takes the time stands on the screen; when, in the file."""
+    install("watch", code("pass"), group="eventloop.callbacks")
+
+    ran = run("fit", "tiny.py", "--trace", "trace.json", "--no-plugins", "-p", "watch")
+
+    events = json.loads((tiny / "trace.json").read_text())["traceEvents"]
+    table = [line.split() for line in ran.out.splitlines()]
+    assert ran.status == 0
+    assert ["plugin", "hook", "calls", "ms", "a", "call", "ms", "a", "batch", "s", "share"] in table
+    assert ["watch", "batch_end", "6"] in [row[:3] for row in table]
+    assert f"trace: {len(events) - 1} spans in trace.json; open it in" in ran.out
+
+
+def test_a_failed_run_leaves_its_trace(run, tiny, install):
+    """It is asked for where something goes wrong."""
+    install("bad", code("1 / 0"), group="eventloop.callbacks")
+
+    ran = run("fit", "tiny.py", "--trace", "trace.json", "--check", "--no-plugins", "-p", "bad")
+
+    events = json.loads((tiny / "trace.json").read_text())["traceEvents"]
+    assert ran.status == 1
+    assert events[-1]["name"] == "bad batch_end"
+    assert "check: no problem" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("trace.txt", "the trace is written as .json"), ("no/trace.json", "there is no folder 'no'")],
+)
+def test_a_trace_that_can_not_be_written_is_refused_before_training(file, message, run, tiny):
+    """Not after ten hours."""
+    ran = run("fit", "tiny.py", "--no-plugins", "--trace", file)
+
+    assert (ran.status, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_a_check_names_writers_and_offenders(run, tiny, install):
+    """Exit status 1, so that a pipeline stops at a callback that writes."""
+    install("sneaky", code("state.batch[0].add_(1)"), group="eventloop.callbacks")
+    install("doubles", code("state.loss = state.loss * 2"))
+
+    ran = run("fit", "tiny.py", "--check", "--no-plugins", "-p", "sneaky", "-p", "doubles")
+
+    assert ran.status == 1
+    assert ["loss", "batch_end", "doubles", "6"] in [line.split() for line in ran.out.splitlines()]
+    assert "check: 1 problem\nsneaky (eventloop-sneaky 1.0), batch_end: wrote in place" in ran.out
+
+
+def test_a_check_that_finds_nothing_says_so(run, tiny):
+    """Silence could be a switch that did nothing."""
+    ran = run("fit", "tiny.py", "--check", "--no-plugins")
+
+    assert ran.status == 0
+    assert "check: no problem" in ran.out
+
+
+def test_a_crash_report_ends_with_the_active_plugins(run, tiny, install):
+    """Whoever is asked for help needs them first."""
+    install("bad", code("1 / 0"), version="1.2.3")
+    install("watch", code("pass"), group="eventloop.callbacks", version="0.4")
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "bad", "-p", "watch")
+
+    report, _, table = ran.err.partition("active plugins\n")
+    assert "ZeroDivisionError" in report
+    assert "raised by plugin bad (eventloop-bad 1.2.3) in batch_end" in report
+    assert [line.split() for line in table.splitlines()] == [
+        ["task", "task"],
+        ["bad", "algorithm", "eventloop-bad", "1.2.3"],
+        ["watch", "callback", "eventloop-watch", "0.4"],
+    ]
+
+
+def test_wrong_usage_is_no_crash(run, tiny):
+    """The message says what to do; plugins have nothing to do with it."""
+    ran = run("fit", "tiny.py", "--no-plugins", "--max-duration", "none")
+
+    assert ran.status == 2
+    assert "nobody says how long to train" in ran.err
+    assert "active plugins" not in ran.err

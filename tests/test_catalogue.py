@@ -1,0 +1,34 @@
+"""Every package in `plugins/` is what every plugin must be."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from eventloop.plugin.discover import GROUPS
+from eventloop.testing import check_plugin
+
+FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
+# What plugins with options that have no default are built with, by folder.
+OPTIONS: dict[str, dict[str, object]] = {}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch):
+    """One that is new is covered the day its folder is there."""
+    monkeypatch.syspath_prepend(folder / "src")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+
+    for group, entry_points in project["entry-points"].items():
+        for value in entry_points.values():
+            module, _, name = value.partition(":")
+            plugin = getattr(importlib.import_module(module), name)
+            check_plugin(plugin, role=GROUPS[group], options=OPTIONS.get(folder.name))
+
+
+def test_there_is_a_catalogue():
+    """Control: a folder that was moved would leave nothing to check."""
+    assert len(FOLDERS) >= 3

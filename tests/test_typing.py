@@ -1,0 +1,107 @@
+"""A plugin type-checks under mypy strict, and a mistake is found before the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eventloop
+from eventloop.state import State
+from eventloop.view import ReadOnlyState, StateView
+
+SOURCE = Path(eventloop.__file__).parents[1]
+RIGHT = """
+from collections.abc import Generator, Mapping
+from eventloop import Moment, State, StateView, hookimpl
+from torch import Tensor
+
+class Watch:
+    @hookimpl
+    def batch_end(self, state: StateView) -> None:
+        if state.loss is not None:
+            state.log("watch/loss", state.loss * 2)
+        rates: Mapping[str, float] = {
+            name: one.param_groups[0]["lr"] for name, one in state.optimizers.items()
+        }
+        if state.clock.batch > 10 and rates:
+            state.request_stop("enough")
+
+    @hookimpl(every="10ba", rank_zero=True)
+    def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
+        print(state.rank, at.epoch, numbers)
+
+def norm(state: StateView) -> float:
+    return float(sum(parameter.sum() for parameter in state.model.parameters()))
+
+class Double:
+    @hookimpl
+    def before_forward(self, state: State) -> None:
+        state.inputs = state.inputs * 2
+        norm(state)
+
+    @hookimpl(wrapper=True)
+    def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
+        return 2 * (yield)
+"""
+WRONG = """
+from eventloop import StateView, hookimpl
+
+class Watch:
+    @hookimpl
+    def batch_end(self, state: StateView) -> None:
+        state.loss = None  # assigned
+        state.eval_metrics["test"] = {}  # item
+        state.generator("watch")  # hidden
+        state.los  # misspelt
+        state.log("watch/loss", "text")  # argument
+        state.loss * 2  # None
+"""
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory) -> dict[str, list[int]]:
+    """Runs mypy on both samples once; gives the lines that it complains of."""
+    folder = tmp_path_factory.mktemp("typing")
+    (folder / "right.py").write_text(RIGHT)
+    (folder / "wrong.py").write_text(WRONG)
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "right.py", "wrong.py"]
+    ran = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"MYPYPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines: dict[str, list[int]] = {"right.py": [], "wrong.py": []}
+    for line in ran.stdout.splitlines()[:-1]:
+        name, number, kind, _ = line.split(":", 3)
+        assert kind.strip() in ("error", "note"), ran.stdout
+        lines[name].append(int(number))
+    assert ran.stderr == ""
+    return lines
+
+
+def test_a_right_plugin_is_clean(complaints):
+    """Both roles, a wrapper, and a function that takes whatever can be read."""
+    assert complaints["right.py"] == []
+
+
+def test_every_mistake_is_found(complaints):
+    """Each line with a comment is one."""
+    wrong = [number for number, line in enumerate(WRONG.splitlines(), 1) if "  # " in line]
+
+    assert sorted(set(complaints["wrong.py"])) == wrong
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_view_has_everything_but_what_is_hidden():
+    """An attribute that joins the State is there for callbacks the same day."""
+    assert public(StateView) == public(State) - ReadOnlyState._HIDDEN

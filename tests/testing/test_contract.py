@@ -1,0 +1,187 @@
+"""`check_plugin` lets good plugins pass, and finds each kind of bad one."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from eventloop import hookimpl
+from eventloop.testing import check_plugin, tiny_task
+
+
+class Tame:
+    """Sums the losses up on the device.
+
+    Args:
+        scale: what each is multiplied with.
+    """
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.total = torch.zeros(())
+
+    @hookimpl
+    def batch_end(self, state):
+        self.total = self.total + state.loss * self.scale
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state, version):
+        self.total = state["total"]
+
+
+@pytest.mark.parametrize("role", ["algorithm", "callback"])
+def test_a_tame_plugin_passes(role):
+    """Control: what finds something in everybody finds nothing."""
+    check_plugin(Tame, role=role)
+
+
+class Undocumented(Tame):
+    """Says nothing of its option."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        super().__init__(scale=scale)
+
+
+class Untyped(Tame):
+    """Has an option of any type.
+
+    Args:
+        scale: what each loss is multiplied with.
+    """
+
+    def __init__(self, *, scale=1.0):
+        super().__init__(scale=scale)
+
+
+class Writes:
+    """Changes the batch, though it may only watch."""
+
+    @hookimpl
+    def batch_start(self, state):
+        state.batch[0].mul_(2)
+
+
+class WritesUnseen:
+    """Changes a weight in a way that leaves no trace in its version."""
+
+    @hookimpl
+    def batch_end(self, state):
+        next(state.model.parameters()).data.mul_(2)
+
+
+class Reads:
+    """Waits for the device."""
+
+    @hookimpl
+    def batch_end(self, state):
+        self.loss = float(state.loss)
+
+
+class Random:
+    """Draws from a generator that nobody seeds."""
+
+    generator = torch.Generator()
+
+    @hookimpl
+    def before_forward(self, state):
+        state.inputs = state.inputs + torch.rand((), generator=self.generator)
+
+
+class Forgets(Tame):
+    """Gives its state away, but doesn't take it back."""
+
+    def load_state_dict(self, state, version):
+        pass
+
+
+class HalfState:
+    """Can't be resumed."""
+
+    def state_dict(self):
+        return {}
+
+
+class OddState(Tame):
+    """Gives what no file can hold."""
+
+    def state_dict(self):
+        return {"total": self.total, "lock": {1, 2}}
+
+
+class FailsToClose:
+    """Closes what it never opened."""
+
+    @hookimpl
+    def training_start(self):
+        self.is_open = True
+
+    @hookimpl
+    def exception(self):
+        self.missing.close()
+
+
+class Thread:
+    """Leaves a thread behind."""
+
+    @hookimpl
+    def init(self):
+        self.end = threading.Event()
+        threading.Thread(target=self.end.wait, args=(2,), name="left-behind").start()
+
+
+FOUND = [
+    (Undocumented, "algorithm", "option scale isn't documented"),
+    (Untyped, "algorithm", "option scale has no type"),
+    (Writes, "callback", "writes (Trainer(callbacks=...)), batch_start: wrote in place into"),
+    (WritesUnseen, "callback", "a run with it ends with other weights than one without"),
+    (Reads, "callback", "batch_end: read from the device with item()"),
+    (Reads, "algorithm", "batch_end: read from the device with item()"),
+    (Random, "algorithm", "two runs with one seed end with different weights"),
+    (Forgets, "algorithm", "what load_state_dict was given isn't what state_dict gives"),
+    (HalfState, "algorithm", "one of state_dict and load_state_dict(state, version) without"),
+    (OddState, "algorithm", "state_dict()['lock'] is a set; only tensors and JSON values"),
+    (FailsToClose, "callback", "after another plugin's failure it fails, too"),
+    (Thread, "callback", "threads go on after close: left-behind"),
+]
+
+
+@pytest.mark.parametrize(("plugin", "role", "message"), FOUND)
+def test_what_is_wrong_is_found(plugin, role, message):
+    """Each kind, by what the author has to change."""
+    with pytest.raises(AssertionError, match=f"{plugin.__name__} isn't what every") as caught:
+        check_plugin(plugin, role=role)
+
+    assert message in str(caught.value)
+
+
+def test_a_plugin_that_is_not_installed_needs_a_role():
+    """An algorithm may do what a callback may not."""
+    with pytest.raises(ValueError, match=r"Tame isn't installed; give role="):
+        check_plugin(Tame)
+
+
+def test_a_plugin_is_built_with_options_and_tried_on_a_task_of_its_authors():
+    """A plugin for language models needs one."""
+    built = []
+
+    class Needs(Tame):
+        """Needs an option.
+
+        Args:
+            scale: has no default.
+        """
+
+        def __init__(self, *, scale: float) -> None:
+            super().__init__(scale=scale)
+
+    def task():
+        built.append(1)
+        return tiny_task(eval_dataloaders=None)
+
+    check_plugin(Needs, role="callback", options={"scale": 2.0}, task=task)
+
+    assert len(built) > 1
