@@ -95,6 +95,19 @@ def test_a_crash_report_ends_with_the_active_plugins(run, tiny, install):
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "hook"), [("eval", "eval_batch_end"), ("predict", "predict_batch_end")]
+)
+def test_the_other_commands_report_likewise(command, hook, run, tiny, install):
+    """Plugins take part in them, too."""
+    install("bad", code("1 / 0").replace("batch_end", hook))
+
+    ran = run(command, "tiny.py", "--no-plugins", "-p", "bad")
+
+    assert ran.status == 1
+    assert ran.err.index("ZeroDivisionError") < ran.err.index("active plugins\n  task")
+
+
 def test_wrong_usage_is_no_crash(run, tiny):
     """The message says what to do; plugins have nothing to do with it."""
     ran = run("fit", "tiny.py", "--no-plugins", "--max-duration", "none")

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from eventloop.errors import UsageError
+from eventloop.errors import TaskError, UsageError
 from eventloop.plugin.records import Plugin
 from eventloop.trainer import Trainer
 
 
 @contextmanager
 def crash_report(trainer: Trainer) -> Iterator[None]:
-    """Notes the active plugins on an exception that passes; the note is printed below it."""
+    """Notes the active plugins on an exception that passes; the note is printed below it.
+
+    What the message of a `UsageError` or `TaskError` says is enough to mend it.
+    """
     try:
         yield
-    except UsageError:
+    except (UsageError, TaskError):
         raise
     except Exception as error:
         error.add_note("\n".join(["active plugins", *_table(trainer.plugins)]))

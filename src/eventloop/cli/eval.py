@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.crash import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, prepare
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
@@ -32,7 +33,10 @@ def run(argv: Sequence[str]) -> int:
         return 0
     weights = input_path(arguments, "weights")
     job = prepare(arguments, COMMAND)
-    with Trainer(job.build_task(), configuration=job.configuration) as trainer:
+    with (
+        Trainer(job.build_task(), configuration=job.configuration) as trainer,
+        crash_report(trainer),
+    ):
         require_eval_data(trainer, arguments.task)
         if weights is not None:
             trainer.load_weights(weights)

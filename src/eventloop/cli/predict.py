@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, output_path, prepare
@@ -38,7 +39,10 @@ def run(argv: Sequence[str]) -> int:
     weights = input_path(arguments, "weights")
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)
-    with Trainer(job.build_task(), configuration=job.configuration) as trainer:
+    with (
+        Trainer(job.build_task(), configuration=job.configuration) as trainer,
+        crash_report(trainer),
+    ):
         require_eval_data(trainer, arguments.task)
         loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
         if weights is not None:
