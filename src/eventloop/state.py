@@ -56,6 +56,7 @@ class State:
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
         numbers: what was logged and isn't delivered; `log` adds to it.
+        manifest: what the run is made of: plugins, order, settings, versions; fixed.
         checkpoint_requested: whether somebody asked for a checkpoint since the last one.
     """
 
@@ -75,6 +76,7 @@ class State:
         "eval_metrics",
         "eval_name",
         "loss",
+        "manifest",
         "metrics",
         "microbatch",
         "microbatch_idx",
@@ -136,6 +138,7 @@ class State:
         self.attempt = 0
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
+        self.manifest: Mapping[str, Any] = {}
 
     def connect(
         self,

@@ -26,6 +26,7 @@ from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import PluginError, SettingError, TaskError, closest
 from eventloop.failures import close_all, failures_of, keep
 from eventloop.loop import Loop
+from eventloop.manifest import manifest_of
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import freeze, new_plans, nothing, told
@@ -253,6 +254,7 @@ class Trainer:
             setattr(self._hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self._loop.quiet, name, nothing if is_told else plan)
+        self.state.manifest = manifest_of(self._assembly, self.state.settings, self.state.device)
         self.state.connect(
             {fold(one.name): one for one in self.plugins},
             is_heard=len(self._assembly.implementations["log"]) > 0,

@@ -242,10 +242,20 @@ UNSUITABLE = {
 @pytest.mark.parametrize(("described", "batch"), UNSUITABLE.items(), ids=range(len(UNSUITABLE)))
 def test_a_batch_that_cannot_be_mixed_is_named(described, batch):
     """Who installed mixup for another task must learn what it wants, and how to switch it off."""
-    with pytest.raises(PluginError, match="floating-point tensor of inputs") as raised:
+    with pytest.raises(
+        PluginError, match="doesn't suit this task: it mixes float inputs"
+    ) as raised:
         fit(Mixup(), task=tiny_task(loader=[batch]))
 
     assert described in str(raised.value)
+
+
+def test_a_later_batch_that_cannot_be_mixed_is_an_error():
+    """The first batch was fine, so that mixup is on; leaving one out in silence would be wrong."""
+    good, bad = (torch.zeros(2, 4), torch.zeros(2).long()), torch.zeros(2, 4)
+
+    with pytest.raises(PluginError, match="floating-point tensor of inputs") as raised:
+        fit(Mixup(), task=tiny_task(loader=[good, bad]))
     assert "-p no:mixup" in str(raised.value)
 
 

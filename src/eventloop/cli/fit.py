@@ -16,6 +16,7 @@ from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.clock import Clock
+from eventloop.manifest import write_manifest
 from eventloop.trainer import Trainer
 
 COMMAND = Command(
@@ -52,6 +53,8 @@ def run(argv: Sequence[str]) -> int:
         crash_report(trainer),
     ):
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        unlocked = {"unlocked": "unlocked" in arguments.given}
+        write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
         result = trainer.fit()
         if export is not None:
             trainer.export(export)

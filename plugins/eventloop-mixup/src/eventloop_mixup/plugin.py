@@ -52,6 +52,14 @@ class Mixup:
         self.alpha = alpha
         self._mix: _Mix | None = None
 
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where the first batch can't be mixed."""
+        try:
+            _mixable(state.batch)
+        except PluginError:
+            return f"it mixes float inputs with a tensor of targets, not {_described(state.batch)}"
+        return None
+
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool, bool]:
         """Forgets the mix when the step is done: the closure of a step still needs it."""
