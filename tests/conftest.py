@@ -76,6 +76,7 @@ def make_plugin() -> Callable[..., Any]:
     """Makes a plugin of one function a hook: `make_plugin(batch_end=lambda state: ...)`."""
 
     def make_plugin(name: str = "made", **hooks: Callable[..., Any]) -> Any:
+        hooks = hooks or {"close": lambda: None}
         methods = {hook: staticmethod(hookimpl(function)) for hook, function in hooks.items()}
         return type("Made", (), {"name": name, **methods})()
 

@@ -83,6 +83,8 @@ def test_what_is_no_time_is_refused_with_what_was_meant(text, suggestion):
         (("1e999ba",), "infba isn't a finite number above zero"),
         ((-2, "ba"), "-2ba isn't a finite number above zero"),
         ((float("nan"), "ba"), "nanba isn't a finite number above zero"),
+        (("1.5ba",), "1.5ba is no whole number of batches"),
+        ((0.5, "tok"), "0.5tok is no whole number of tokens"),
         (("1.5dur",), "1.5dur is more than the whole run, which is 1dur"),
         ((5,), f"5 has no unit of time; one of {UNITS_TEXT}"),
         ((5, "epoch"), f"5epoch has no unit of time; one of {UNITS_TEXT}"),
@@ -90,7 +92,7 @@ def test_what_is_no_time_is_refused_with_what_was_meant(text, suggestion):
 )
 def test_a_time_that_makes_no_sense_is_refused(args, message):
     """A run of no length, or of more than itself, is a slip."""
-    with pytest.raises(ValueError, match=r"isn't|more than|no unit") as caught:
+    with pytest.raises(ValueError, match=r"isn't|more than|no unit|no whole") as caught:
         Time(*args)
 
     assert str(caught.value) == message
@@ -170,7 +172,7 @@ def test_a_time_is_reached_from_the_start_of_the_run(time, reached):
         ("0.001dur", "100ba", None, "1ba"),
         ("1.5ep", None, 10, "15ba"),
         ("0.001ep", None, 10, "1ba"),
-        ("2.4ba", None, None, "2ba"),
+        ("0.024dur", "100ba", None, "2ba"),
         ("0.5dur", "3sec", None, "1.5sec"),
     ],
 )

@@ -257,6 +257,14 @@ def test_every_way_to_switch_autoload_off_agrees_with_the_setting(tmp_path, arra
     assert configuration.settings().autoload is False
 
 
+def test_an_empty_variable_counts_as_unset(tmp_path):
+    """`EVENTLOOP_SEED= eventloop fit ...` is how a shell takes one away."""
+    configuration = read(tmp_path, environ={"EVENTLOOP_SEED": "", "EVENTLOOP_MIXUP__ALPHA": ""})
+
+    assert configuration.setting("seed") == 0
+    assert configuration.section("mixup") == {}
+
+
 def test_autoload_that_is_neither_true_nor_false_is_refused(tmp_path):
     """It decides which code runs."""
     text = refusal(read, tmp_path, environ={"EVENTLOOP_AUTOLOAD": "perhaps"})

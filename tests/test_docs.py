@@ -56,6 +56,19 @@ def test_the_pseudo_code_has_every_event_in_order(pseudo_code):
     assert events_in(pseudo_code) == [event for event in order if event not in NOT_YET]
 
 
+def test_the_page_on_models_runs_from_top_to_bottom(clean):
+    """Whoever copies a block expects it to work."""
+    page = (DOCS / "how-to" / "train-your-own-model.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    namespace = {"__name__": "page"}
+
+    for block in blocks:
+        exec(compile(block, "train-your-own-model.md", "exec"), namespace)
+
+    assert len(namespace["outputs"]) == 1
+    assert namespace["trainer"].state.clock.epoch == 4
+
+
 @pytest.mark.parametrize("name", [name for name in HOOKS if name not in NOT_YET])
 def test_the_pseudo_code_names_every_hook(name, pseudo_code):
     """Whoever looks for a place to hook in reads that page."""

@@ -183,7 +183,7 @@ def test_an_owner_that_returns_nothing_is_named(make_trainer, make_plugin):
     ("loss", "shown"),
     [
         (lambda outputs, targets: cross_entropy(outputs, targets, reduction="none"), r"\(4,\)"),
-        (lambda outputs, targets: cross_entropy(outputs, targets).item(), "float"),
+        (lambda outputs, targets: cross_entropy(outputs, targets).item(), "a float"),
     ],
 )
 def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, shown, make_trainer, make_task):

@@ -37,7 +37,10 @@ def test_a_view_refuses_to_assign_and_to_delete(name, view):
         assert "algorithms" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [*WRITABLE, "inputs", "targets", "rank", "world_size"])
+SHOWN = [name for name in WRITABLE if name != "numbers"]
+
+
+@pytest.mark.parametrize("name", [*SHOWN, "inputs", "targets", "rank", "world_size"])
 def test_a_view_shows_everything(name, state, view):
     """Mappings as they are, but not to be written."""
     shown, real = getattr(view, name), getattr(state, name)
@@ -48,11 +51,34 @@ def test_a_view_shows_everything(name, state, view):
 @pytest.mark.parametrize("name", ["optimizers", "eval_metrics", "train_metrics", "metrics"])
 def test_a_view_shows_mappings_that_can_not_be_written(name, view):
     """An entry more would change the training as an assignment does."""
-    with pytest.raises(TypeError, match="item assignment"):
+    with pytest.raises(ReadOnlyStateError, match=rf"assigned state\.{name}\['more'\]"):
         getattr(view, name)["more"] = None
+    with pytest.raises(ReadOnlyStateError, match=rf"deleted state\.{name}\['more'\]"):
+        del getattr(view, name)["more"]
 
 
-@pytest.mark.parametrize("name", ["generator", "again", "_plugins", "nothing"])
+def test_nested_mappings_of_a_view_can_not_be_written_either(state, view):
+    """They are read as they are now, and the refusal says how they were reached."""
+    state.eval_metrics["test"] = {"accuracy": torch.ones(())}
+
+    with pytest.raises(ReadOnlyStateError, match=r"state\.eval_metrics\['test'\]\['x'\]"):
+        view.eval_metrics["test"]["x"] = 3
+
+    assert view.eval_metrics["test"] == state.eval_metrics["test"]
+    assert repr(view.eval_metrics) == repr(state.eval_metrics)
+
+
+@pytest.mark.parametrize("name", ["epoch", "batch", "sample", "token", "seconds", "previous"])
+def test_the_loop_alone_moves_the_clock(name, state, view):
+    """A batch count of its own would change schedules, intervals and the end of the run."""
+    for clock in (state.clock, view.clock):
+        with pytest.raises(AttributeError):
+            setattr(clock, name, 7)
+
+
+@pytest.mark.parametrize(
+    "name", ["generator", "again", "connect", "numbers", "_plugins", "nothing"]
+)
 def test_a_view_hides_what_changes_the_training(name, view):
     """Drawing a number moves a generator; running again trains."""
     with pytest.raises(AttributeError, match=name):

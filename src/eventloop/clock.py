@@ -15,6 +15,7 @@ UNITS = {
     "sec": "seconds",
     "dur": "fraction of the run",
 }
+_WHOLE = ("ba", "sp", "tok")
 _FORM = re.compile(
     r"(?P<value>[0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)(?P<unit>[a-z]+)"
 )
@@ -44,7 +45,8 @@ class Time:
         unit: ep, ba, sp, tok, sec, or dur (a fraction of the run); only with a number.
 
     Raises:
-        ValueError: not a finite number above zero with a known unit.
+        ValueError: not a finite number above zero with a known unit, or a fraction of a batch,
+            sample or token.
     """
 
     value: float
@@ -61,6 +63,8 @@ class Time:
             raise ValueError(f"{value}{unit} isn't a finite number above zero")
         if unit == "dur" and value > 1:
             raise ValueError(f"{value}dur is more than the whole run, which is 1dur")
+        if unit in _WHOLE and value != int(value):
+            raise ValueError(f"{value}{unit} is no whole number of {UNITS[unit]}")
         whole = int(value) if value == int(value) and unit != "sec" else float(value)
         object.__setattr__(self, "value", whole)
         object.__setattr__(self, "unit", unit)
@@ -80,56 +84,84 @@ class Clock:
     once an epoch, on every rank alike but for `seconds`.
     """
 
-    __slots__ = ("_epoch_start", "batch", "epoch", "previous", "sample", "seconds", "token")
+    __slots__ = ("_epoch_start", "_now", "_previous")
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.batch = 0
-        self.sample = 0
-        self.token = 0
-        self.seconds = 0.0
-        self.previous = self._epoch_start = self.moment()
+        self._now = self._previous = self._epoch_start = Moment(0, 0, 0, 0, 0.0)
 
     def moment(self) -> Moment:
-        """Copies where the run is now."""
-        return Moment(self.epoch, self.batch, self.sample, self.token, self.seconds)
+        """Gives where the run is now."""
+        return self._now
+
+    @property
+    def previous(self) -> Moment:
+        """Where the run was before the last batch."""
+        return self._previous
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self._now.epoch
+
+    @property
+    def batch(self) -> int:
+        """Batches done."""
+        return self._now.batch
+
+    @property
+    def sample(self) -> int:
+        """Samples done."""
+        return self._now.sample
+
+    @property
+    def token(self) -> int:
+        """Tokens done."""
+        return self._now.token
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent."""
+        return self._now.seconds
 
     @property
     def batch_in_epoch(self) -> int:
         """Batches done in the epoch that is under way."""
-        return self.batch - self._epoch_start.batch
+        return self._now.batch - self._epoch_start.batch
 
     @property
     def sample_in_epoch(self) -> int:
         """Samples done in the epoch that is under way."""
-        return self.sample - self._epoch_start.sample
+        return self._now.sample - self._epoch_start.sample
 
     @property
     def token_in_epoch(self) -> int:
         """Tokens done in the epoch that is under way."""
-        return self.token - self._epoch_start.token
+        return self._now.token - self._epoch_start.token
 
     @property
     def seconds_in_epoch(self) -> float:
         """Seconds spent in the epoch that is under way."""
-        return self.seconds - self._epoch_start.seconds
+        return self._now.seconds - self._epoch_start.seconds
 
     def end_batch(self, samples: int, tokens: int, seconds: float) -> None:
         """Moves on by one batch of so many samples and tokens, which took so many seconds."""
-        self.previous = Moment(self.epoch, self.batch, self.sample, self.token, self.seconds)
-        self.batch += 1
-        self.sample += samples
-        self.token += tokens
-        self.seconds += seconds
+        self._previous = now = self._now
+        self._now = Moment(
+            now.epoch,
+            now.batch + 1,
+            now.sample + samples,
+            now.token + tokens,
+            now.seconds + seconds,
+        )
 
     def end_epoch(self) -> None:
         """Moves on by one epoch; the counts within the epoch start again."""
-        self.epoch += 1
-        self._epoch_start = self.moment()
+        now = self._now
+        self._now = self._epoch_start = now._replace(epoch=now.epoch + 1)
 
     def reached(self, time: Time) -> bool:
         """Tells whether `time` is over, counted from the start of the run."""
-        done: float = getattr(self, FIELDS[time.unit])
+        done: float = getattr(self._now, FIELDS[time.unit])
         return done >= time.value
 
     def crossed(self, interval: Time) -> bool:
@@ -139,8 +171,8 @@ class Clock:
         what the last batch of an epoch crossed still counts as crossed when the next one starts.
         """
         field, length = FIELDS[interval.unit], interval.value
-        now: float = getattr(self, field)
-        before: float = getattr(self.previous, field)
+        now: float = getattr(self._now, field)
+        before: float = getattr(self._previous, field)
         return now // length > before // length
 
 
@@ -157,13 +189,12 @@ def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> T
     if time.unit == "dur":
         if max_duration is None:
             raise ValueError(f"{time} is a fraction of the run, whose max_duration isn't set")
-        time = Time(time.value * max_duration.value, max_duration.unit)
+        value, unit = time.value * max_duration.value, max_duration.unit
+        time = Time(max(1, round(value)) if unit in _WHOLE else value, unit)
     if time.unit == "ep" and time.value != int(time.value):
         if num_batches is None:
             raise ValueError(f"{time} is a fraction of an epoch, but the data loader has no length")
         time = Time(max(1, round(time.value * num_batches)), "ba")
-    if time.unit in ("ba", "sp", "tok"):
-        time = Time(max(1, round(time.value)), time.unit)
     return time
 
 

@@ -64,14 +64,11 @@ def num_samples(batch: Any) -> int:
     """Gives the leading dimension of the first tensor in a nest.
 
     Raises:
-        TaskError: the nest holds no tensor with a dimension.
+        TaskError: the nest holds no tensor with a dimension, or one without samples.
     """
     size = _leading(batch)
-    if size is None:
-        raise TaskError(
-            f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
-            fix="give Task(num_tokens=..., loss_weight=...) or implement the action count_batch",
-        )
+    if not size:
+        raise _uncountable(batch, size)
     return size
 
 
@@ -92,8 +89,10 @@ def split(batch: Any, size: int) -> list[Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Gives the inputs of a batch: the first of a pair, else the batch itself."""
-    return batch[0] if is_pair(batch) else batch
+    """Gives the inputs of a batch: the first of a pair, what stands alone, else the batch itself."""
+    if is_pair(batch):
+        return batch[0]
+    return batch[0] if is_inputs(batch) and not isinstance(batch, Tensor) else batch
 
 
 def targets_of(batch: Any) -> Any:
@@ -105,7 +104,11 @@ def targets_of(batch: Any) -> Any:
 
 def with_inputs(batch: Any, inputs: Any) -> Any:
     """Gives the batch with other inputs."""
-    return _rebuild(batch, [inputs, batch[1]]) if is_pair(batch) else inputs
+    if is_pair(batch):
+        return _rebuild(batch, [inputs, batch[1]])
+    return (
+        _rebuild(batch, [inputs]) if is_inputs(batch) and not isinstance(batch, Tensor) else inputs
+    )
 
 
 def with_targets(batch: Any, targets: Any) -> Any:
@@ -124,6 +127,11 @@ def with_targets(batch: Any, targets: Any) -> Any:
 def is_pair(batch: Any) -> bool:
     """Tells whether a batch is (inputs, targets)."""
     return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def is_inputs(batch: Any) -> bool:
+    """Tells whether a batch is inputs alone, as one to predict for may be: a tensor, or (inputs,)."""
+    return isinstance(batch, Tensor) or (isinstance(batch, (tuple, list)) and len(batch) == 1)
 
 
 def describe(batch: Any) -> str:
@@ -235,6 +243,18 @@ def _rebuild(like: Any, values: list[Any]) -> Any:
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(*values)
     return tuple(values) if isinstance(like, tuple) else values
+
+
+def _uncountable(batch: Any, size: int | None) -> TaskError:
+    if size == 0:
+        return TaskError(
+            f"a batch of {describe(batch)} has no samples",
+            fix="let the data loader leave empty batches out",
+        )
+    return TaskError(
+        f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
+        fix="give Task(num_tokens=..., loss_weight=...) or implement the action count_batch",
+    )
 
 
 def _leading(batch: Any) -> int | None:

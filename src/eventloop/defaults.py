@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.data import Count
-from eventloop.errors import TaskError
+from eventloop.errors import TaskError, a
+from eventloop.files import save_tensors
 from eventloop.hooks import hookimpl
 from eventloop.metrics import predictions
+from eventloop.readiness import wants_closure
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
@@ -36,6 +38,12 @@ class Defaults:
     def __init__(self, plans: Plans, wrap: Callable[[nn.Module], nn.Module]) -> None:
         self._plans = plans
         self._wrap = wrap
+        self._with_closure: frozenset[str] = frozenset()
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        named = state.optimizers.items()
+        self._with_closure = frozenset(name for name, one in named if wants_closure(one))
 
     @hookimpl
     def build_model(self, state: State) -> nn.Module:
@@ -92,11 +100,18 @@ class Defaults:
         if data.is_pair(batch):
             return state.wrapped_model(batch[0])
         if isinstance(batch, Mapping):
-            return state.wrapped_model(**batch)
+            try:
+                return state.wrapped_model(**batch)
+            except TypeError as error:
+                _explain_keywords(error, state.model, batch)
+                raise
+        if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
+            return state.wrapped_model(data.inputs_of(batch))  # to predict for takes no targets
         raise TaskError(
             f"a batch of {data.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "
-            "or give Task(forward=lambda model, batch: ...)",
+            "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
+            "loss needs more than outputs and targets",
         )
 
     @hookimpl
@@ -113,12 +128,17 @@ class Defaults:
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
         if not isinstance(loss, Tensor) or loss.ndim:
-            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise _no_scalar(loss)
+        try:
+            state.precision.backward(loss)
+        except RuntimeError as error:
+            if loss.requires_grad:
+                raise
             raise TaskError(
-                f"the loss is no scalar but {shape}",
-                fix="give a loss that is the mean over the batch: reduction='mean', or .mean()",
-            )
-        state.precision.backward(loss)
+                "the loss depends on no parameter that is trained: it has no gradient",
+                fix="let the model's outputs reach the loss without .detach(), .item() or "
+                "torch.no_grad(), and leave parameters unfrozen",
+            ) from error
         return True
 
     @hookimpl
@@ -149,8 +169,11 @@ class Defaults:
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
     ) -> bool:
-        for optimizer in optimizers.values():
-            optimizer.step()
+        for name, optimizer in optimizers.items():
+            if name in self._with_closure:
+                optimizer.step(closure)  # type: ignore[arg-type]  # torch's stub says float
+            else:
+                optimizer.step()
         return True
 
     @hookimpl
@@ -192,11 +215,31 @@ class Defaults:
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
-        weights = self._plans.capture_model(state)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: weight.detach().cpu().contiguous().clone()
-                   for name, weight in weights.items()}, path)  # fmt: skip
-        return path
+        return save_tensors(self._plans.capture_model(state), path)
+
+
+def _no_scalar(loss: object) -> TaskError:
+    if isinstance(loss, Tensor):
+        return TaskError(
+            f"the loss is no scalar but {tuple(loss.shape)}",
+            fix="give a loss that is the mean over the batch: reduction='mean', or .mean()",
+        )
+    return TaskError(
+        f"the loss is no scalar but {a(type(loss).__name__)}, which has no gradient",
+        fix="give a tensor of shape (), without .item() or float()",
+    )
+
+
+def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Notes on an error how a mapping becomes arguments, where they don't fit the model."""
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError:
+        error.add_note(
+            f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}\n"
+            "  fix  take the other keys out of the batch, or give "
+            "Task(forward=lambda model, batch: model(batch['inputs']))"
+        )
 
 
 def _loss_of(outputs: Any) -> Tensor | None:

@@ -56,6 +56,13 @@ def closest(name: str, names: Iterable[str]) -> str:
     return f"; the closest is {found[0]!r}" if found else ""
 
 
+def a(noun: str) -> str:
+    """Gives a noun with its article: "a Tensor", "an int"; None as it is."""
+    if noun == "NoneType":
+        return "None"
+    return f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"
+
+
 def raise_all(problems: Sequence[PluginError]) -> None:
     """Raises all problems at once: the only one as it is, several in one numbered message.
 

@@ -45,6 +45,6 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
     if batch is None:
         raise TaskError(
             f"the {what} gave no batch",
-            fix="give it data, or leave it out of the task; drop_last drops a set that is "
-            "smaller than a batch",
+            fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
+            "generator is used up after one turn",
         )

@@ -49,12 +49,18 @@ def spell(key: str, kind: Kind) -> str:
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Reads the variables `EVENTLOOP_MAX_DURATION`, `EVENTLOOP_TASK__LR`, `EVENTLOOP_MIXUP__ALPHA`.
 
+    An empty one counts as unset.
+
     Raises:
         SettingError: EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD isn't a yes or no.
     """
     values = {}
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable not in (AUTOLOAD_VARIABLE, SITE_VARIABLE):
+        if (
+            text
+            and variable.startswith(PREFIX)
+            and variable not in (AUTOLOAD_VARIABLE, SITE_VARIABLE)
+        ):
             key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
             values[key] = Value(text, variable)
     if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
 from eventloop.data import Feed, to_host
+from eventloop.errors import PluginError, TaskError
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
@@ -32,12 +33,16 @@ class Loop:
         hooks: the plans; complete before the first call.
         quiet: the same plans, with nothing for the events of a microbatch.
         move: copies a batch to the device.
+
+    Attributes:
+        splitter: who owns `split_batch`, for messages.
     """
 
     def __init__(self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any]) -> None:
         self.hooks = hooks
         self.quiet = quiet
         self.move = move
+        self.splitter = ""
         self._feed: Feed | None = None
         self._in_training = False
         self._evaluated_at = -1
@@ -183,8 +188,18 @@ class Loop:
         for microbatch in microbatches:
             state.microbatch = microbatch
             weights.append(self.hooks.count_batch(state, microbatch).weight)
-        total = sum(weights)
-        return [weight / total for weight in weights]
+        if not weights:
+            raise PluginError(
+                "split_batch gave no microbatch", by=self.splitter, fix="give at least one"
+            )
+        try:
+            total = sum(weights)
+            return [weight / total for weight in weights]
+        except (TypeError, ZeroDivisionError) as error:
+            raise TaskError(
+                f"the loss weights of {len(weights)} microbatches have no mean: {weights!r}",
+                fix="let Task(loss_weight=...) give numbers or tensors of shape (), not all 0",
+            ) from error
 
     def _repeat(self, state: State, optimizers: Mapping[str, Optimizer]) -> Tensor:
         """Fills `.grad` for the batch once more, without events: the closure of a step."""

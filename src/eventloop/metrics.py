@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from eventloop.errors import TaskError
+from eventloop.data import num_samples
+from eventloop.errors import TaskError, a
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 Metrics = Metric | Mapping[str, Metric] | Callable[[], "Metrics"]
 
@@ -33,12 +37,42 @@ def fresh_metrics(metrics: Any, device: torch.device) -> dict[str, Metric]:
     for name, metric in metrics.items():
         if not isinstance(metric, Metric):
             raise TaskError(
-                f"metric {name!r} is a {type(metric).__name__}, not a torchmetrics.Metric",
+                f"metric {name!r} is {a(type(metric).__name__)}, not a torchmetrics.Metric",
                 fix="give Task(metrics={'accuracy': MulticlassAccuracy(10)})",
             )
         result[str(name)] = copy.deepcopy(metric).to(device)
         result[str(name)].reset()
     return result
+
+
+class MeanLoss(Metric):
+    """The mean of a task's loss over samples, added up on the device.
+
+    Args:
+        loss: gives the loss of the batch under way, shape ().
+        state: where that batch stands.
+    """
+
+    total: Tensor
+    num_samples: Tensor
+
+    def __init__(self, loss: Callable[[], Tensor], state: State) -> None:
+        super().__init__()
+        self._loss = loss
+        self._state = state
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("num_samples", torch.zeros(()), dist_reduce_fx="sum")
+        self.to(state.device)
+
+    def update(self, *_: Any) -> None:
+        """Adds the batch under way; outputs and targets are read where the loss reads them."""
+        samples = num_samples(self._state.batch)
+        self.total += self._loss().detach() * samples
+        self.num_samples += samples
+
+    def compute(self) -> Tensor:
+        """Gives the mean, shape ()."""
+        return self.total / self.num_samples
 
 
 def predictions(outputs: Any) -> Any:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.data import Count
-from eventloop.errors import TaskError, closest
+from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
-from eventloop.metrics import fresh_metrics
+from eventloop.metrics import MeanLoss, fresh_metrics
+from eventloop.plugin.records import listed
 from eventloop.state import State
+from eventloop.task_values import check_values, named_optimizers, usable_scheduler
 
 
 class Task:
@@ -37,7 +42,8 @@ class Task:
         scheduler: takes an optimizer, gives a torch scheduler; by name where there are several
             optimizers.
         scheduler_interval: "ba": the scheduler moves once a batch; "ep": once an epoch.
-        metrics: torchmetrics by name; each eval data loader gets a fresh copy.
+        metrics: torchmetrics by name; each eval data loader gets a fresh copy. Where it is left
+            out, the mean of the task's loss over the samples, as `loss`; {} means none.
         train_metrics: the same for training, computed at log intervals.
         forward: gives the outputs; names what it wants of model, batch, inputs, targets, state.
         num_tokens: gives the tokens of a batch, an int; names what it wants of batch, inputs,
@@ -72,16 +78,16 @@ class Task:
         callbacks: Sequence[object] = (),
         name: str = "",
     ) -> None:
-        if isinstance(optimizer, Optimizer):
-            raise TypeError(
-                "Task(optimizer=...) takes a function of the model, since model surgery may "
-                "replace parameters: optimizer=lambda model: SGD(model.parameters(), lr=0.1)"
-            )
+        check_values(
+            model=model, loss=loss, forward=forward, optimizer=optimizer, scheduler=scheduler
+        )
         if scheduler_interval not in ("ba", "ep"):
             raise ValueError(f"scheduler_interval={scheduler_interval!r} is none of 'ba', 'ep'")
-        for given, what in ((loss, "loss"), (optimizer, "optimizer"), (forward, "forward")):
-            if given is not None and not callable(given):
-                raise TypeError(f"Task({what}=...) takes a function, not {given!r}")
+        if scheduler_interval != "ba" and scheduler is None:
+            raise ValueError(
+                f"scheduler_interval={scheduler_interval!r} has no effect without a scheduler: "
+                "give Task(scheduler=...), or leave it out"
+            )
         self.model = model
         self.loss = loss
         self.train_dataloader = train_dataloader
@@ -95,8 +101,8 @@ class Task:
         self.num_tokens = num_tokens
         self.loss_weight = loss_weight
         self.settings = dict(settings or {})
-        self.algorithms = tuple(algorithms)
-        self.callbacks = tuple(callbacks)
+        self.algorithms = listed(algorithms, "algorithms")
+        self.callbacks = listed(callbacks, "callbacks")
         self.name = name
 
     def hooks(self) -> SimpleNamespace:
@@ -110,8 +116,8 @@ class Task:
             given["build_optimizers"] = _optimizers_hook(self.optimizer)
         if self.scheduler is not None:
             given["build_schedulers"] = _schedulers_hook(self.scheduler, self.scheduler_interval)
-        if self.metrics is not None or self.train_metrics is not None:
-            given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics)
+        if self.metrics is not None or self.train_metrics is not None or self.loss is not None:
+            given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics, self.loss)
         if self.forward is not None:
             given["forward"] = _forward_hook(self.forward)
         if self.loss is not None:
@@ -126,7 +132,7 @@ def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State],
         model = given if isinstance(given, nn.Module) else given()
         if not isinstance(model, nn.Module):
             raise TaskError(
-                f"the task's model is a {type(model).__name__}, not an nn.Module",
+                f"the task's model is {a(type(model).__name__)}, not an nn.Module",
                 fix="give Task(model=Net()), or Task(model=Net) to build it after seeding",
             )
         return model.to(state.device)
@@ -144,6 +150,14 @@ def _train_dataloader_hook(given: Any) -> Callable[[State], Any]:
 def _eval_dataloaders_hook(given: Any) -> Callable[[State], Mapping[str, Any]]:
     def build_eval_dataloaders(state: State) -> Mapping[str, Any]:
         loaders = _called(given)
+        if isinstance(loaders, list | tuple) and any(
+            isinstance(one, DataLoader) for one in loaders
+        ):
+            raise TaskError(
+                f"the task's eval_dataloaders are {a(type(loaders).__name__)} of {len(loaders)}, "
+                "without names",
+                fix="name them: eval_dataloaders={'valid': loader, 'test': other}",
+            )
         named = loaders if isinstance(loaders, Mapping) else {"eval": loaders}
         return {
             str(name): _iterable(_called(loader), f"eval_dataloaders[{name!r}]")
@@ -155,16 +169,7 @@ def _eval_dataloaders_hook(given: Any) -> Callable[[State], Mapping[str, Any]]:
 
 def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any]:
     def build_optimizers(state: State) -> Mapping[str, Optimizer]:
-        built = given(state.wrapped_model)
-        named = built if isinstance(built, Mapping) else {type(built).__name__.lower(): built}
-        for name, optimizer in named.items():
-            if not isinstance(optimizer, Optimizer):
-                raise TaskError(
-                    f"the task's optimizer {name!r} is a {type(optimizer).__name__}, not a "
-                    "torch.optim.Optimizer",
-                    fix="return it: optimizer=lambda model: SGD(model.parameters(), lr=0.1)",
-                )
-        return dict(named)
+        return named_optimizers(given(state.wrapped_model))
 
     return build_optimizers
 
@@ -179,13 +184,19 @@ def _schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
                     f"{closest(name, state.optimizers)}",
                     optimizers=", ".join(state.optimizers) or "none",
                 )
-        return {interval: [(name, make(state.optimizers[name])) for name, make in named.items()]}
+        made = ((name, make(state.optimizers[name])) for name, make in named.items())
+        return {interval: [(name, usable_scheduler(one, name)) for name, one in made]}
 
     return build_schedulers
 
 
-def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Metric]]:
+def _metrics_hook(
+    for_eval: Any, for_training: Any, given_loss: Callable[[Any, Any], Tensor] | None
+) -> Callable[..., Mapping[str, Metric]]:
     def build_metrics(state: State, dataset: str) -> Mapping[str, Metric]:
+        if dataset != "train" and for_eval is None and given_loss is not None:
+            loss = state.precision.under_autocast(_loss_hook(given_loss))
+            return {"loss": MeanLoss(functools.partial(loss, state), state)}
         given = for_training if dataset == "train" else for_eval
         return fresh_metrics({} if given is None else given, state.device)
 
@@ -209,9 +220,16 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
                 f"the task's loss takes targets, but a batch of {data.describe(state.batch)} "
                 "has none",
                 fix="let the data loader give pairs (inputs, targets) or mappings with 'labels', "
-                "or implement the action loss",
+                "implement the action loss, or evaluate without the loss: Task(metrics={})",
             )
-        return given(state.outputs, targets)
+        found = given(state.outputs, targets)
+        if found is None:
+            raise TaskError(
+                "the task's loss gave None",
+                function=_described(given),
+                fix="return the loss, a tensor of shape ()",
+            )
+        return found
 
     return loss
 
@@ -226,11 +244,30 @@ def _count_hook(
     def count_batch(state: State, batch: Any) -> Count:
         samples = data.num_samples(batch)
         if batch is not state.microbatch:
-            return Count(samples, int(tokens_of(state, batch)), samples)
+            tokens = tokens_of(state, batch)
+            if type(tokens) is not int:
+                tokens = _whole(tokens)
+            return Count(samples, tokens, samples)
         # Nobody counts the tokens of a microbatch, which may be on a device that would be awaited.
         return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
 
     return count_batch
+
+
+def _whole(tokens: object) -> int:
+    if not isinstance(tokens, Integral) or isinstance(tokens, bool):
+        raise TaskError(
+            f"the task's num_tokens gave {tokens!r}, {a(type(tokens).__name__)}, not an int",
+            fix="count on the host: inputs.numel(), len(batch), or int(mask.sum())",
+        )
+    return int(tokens)
+
+
+def _described(function: Callable[..., Any]) -> str:
+    """Says which function it is, and where it stands, as far as that is known."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
 
 
 _SOURCES: dict[str, Callable[[State, Any], Any]] = {
@@ -275,7 +312,7 @@ def _called(given: Any) -> Any:
 def _iterable(loader: Any, what: str) -> Any:
     if not isinstance(loader, Iterable):
         raise TaskError(
-            f"the task's {what} is a {type(loader).__name__}, over which nobody can iterate",
+            f"the task's {what} is {a(type(loader).__name__)}, over which nobody can iterate",
             fix=f"give Task({what.partition('[')[0]}=DataLoader(...)) or a function that gives one",
         )
     return loader

@@ -6,9 +6,9 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -18,27 +18,33 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eventloop.bookkeeping import Bookkeeping
+from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
 from eventloop.data import Feed, first_batch, mover_to
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
-from eventloop.errors import PluginError, SettingError, TaskError, closest
+from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.failures import close_all, failures_of, keep
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import freeze, new_plans, nothing, told
-from eventloop.plugin.manager import assemble, without
+from eventloop.plugin.manager import assemble, unsuitable_reasons, without
 from eventloop.plugin.observe import Observer, observe
-from eventloop.plugin.records import Plugin, Selected, fold
-from eventloop.plugin.validate import implementations
+from eventloop.plugin.records import Plugin, Selected, fold, listed
 from eventloop.precision import choose_precision
+from eventloop.readiness import (
+    check_eval_dataloaders,
+    check_model,
+    check_optimizers,
+    check_trainable,
+    usable_run_dir,
+)
 from eventloop.seeding import kept_generators, seed_everything
 from eventloop.settings import SettingValues
 from eventloop.state import State
-from eventloop.task import Task
 
 
 @dataclass(frozen=True)
@@ -55,17 +61,6 @@ class Result:
     metrics: dict[str, dict[str, Tensor]]
     history: list[dict[str, float]]
     run_dir: Path
-
-
-@dataclass(frozen=True)
-class _Brought:
-    """What a task brings beside its hooks; nothing where it is hooks alone."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    algorithms: tuple[object, ...] = ()
-    callbacks: tuple[object, ...] = ()
-    name: str = ""
-    counts_tokens: bool = True
 
 
 class Trainer:
@@ -98,10 +93,11 @@ class Trainer:
             configuration = Configuration.read(flags=settings)
         elif settings:
             raise TypeError("give settings as keywords or in `configuration`, not both")
-        brought = _brought(task)
+        brought = brought_by(task)
         self._counts_tokens = brought.counts_tokens
         chosen = configuration.settings(brought.settings)
 
+        run_dir = usable_run_dir(chosen.run_dir or _new_run_dir(brought.name))
         processes = join_processes()
         seed_everything(chosen.seed)
         device = choose_device(chosen.device, processes.local_rank)
@@ -110,7 +106,7 @@ class Trainer:
             device=device,
             precision=choose_precision(chosen.precision, device),
             processes=processes,
-            run_dir=chosen.run_dir or _new_run_dir(brought.name),
+            run_dir=run_dir,
         )
         self._hooks = new_plans(HOOKS)
         self._loop = Loop(self._hooks, quiet=new_plans(HOOKS), move=mover_to(device))
@@ -118,10 +114,10 @@ class Trainer:
         core = (Defaults(self._hooks, processes.wrap), self._bookkeeping, self._loop)
         self._assembly = assemble(
             configuration,
-            task=_task_plugin(task),
+            task=task_plugin(task),
             core=[Plugin("core", "core", target) for target in core],
-            algorithms=[*brought.algorithms, *algorithms],
-            callbacks=[*brought.callbacks, *callbacks],
+            algorithms=[*brought.algorithms, *listed(algorithms, "algorithms")],
+            callbacks=[*brought.callbacks, *listed(callbacks, "callbacks")],
         )
         self._insists_on = configuration.insists_on
         self._observers = (*observers_of(chosen), *observers)
@@ -167,10 +163,19 @@ class Trainer:
             BaseException: whatever the task or a plugin raises, after every plugin was told.
         """
         state = self.state
+        self._require_open()
         with self._told_of_failure():
             duration = self._resolved("max_duration", state.settings.max_duration)
             end = duration if until is None else self._resolved("until", Time(until))
-            state.until = self._trainable_until(end)
+            if end is None:
+                raise SettingError(
+                    "nobody says how long to train",
+                    fix='set max_duration, for example max_duration="10ep", or call '
+                    'fit(until="10ep")',
+                )
+            counts_tokens = self._counts_tokens
+            check_trainable(state, self._assembly, end, counts_tokens=counts_tokens)
+            state.until = end
             if state.clock.reached(state.until):
                 done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
                 warnings.warn(f"nothing to train: {state.until} is done ({done})", stacklevel=2)
@@ -188,6 +193,7 @@ class Trainer:
         Raises:
             TaskError: the task has no eval data loader.
         """
+        self._require_open()
         if not self.state.eval_dataloaders:
             raise TaskError(
                 "the task has no eval data loader", fix="give Task(eval_dataloaders=...)"
@@ -198,12 +204,27 @@ class Trainer:
         return {name: dict(found) for name, found in metrics.items()}
 
     def predict(self, dataloader: Any) -> list[Any]:
-        """Gives the outputs for a data loader, one entry a batch, on the host."""
+        """Gives the outputs for a data loader, one entry a batch, on the host.
+
+        Raises:
+            TaskError: it is no iterable of batches, or has none.
+        """
+        self._require_open()
+        if isinstance(dataloader, Tensor) or not isinstance(dataloader, Iterable):
+            raise TaskError(
+                f"predict takes a data loader, not {a(type(dataloader).__name__)}",
+                fix="give an iterable of batches: a DataLoader, or a list, [batch]",
+            )
         with self._told_of_failure():
             return self._hooks.predict(self.state, dataloader)
 
     def export(self, path: str | Path) -> Path:
-        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path."""
+        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path.
+
+        Raises:
+            EventloopError: it can't be written.
+        """
+        self._require_open()
         with self._told_of_failure():
             return self._hooks.export(self.state, Path(path))
 
@@ -230,6 +251,13 @@ class Trainer:
         """Tells every plugin that the trainer is given up; once, however often it is called."""
         self._finalizer()
 
+    def _require_open(self) -> None:
+        if not self._finalizer.alive:
+            raise EventloopError(
+                "the trainer is closed, and so are its plugins",
+                fix="call it inside `with Trainer(...) as trainer:`, or build another trainer",
+            )
+
     def __enter__(self) -> Self:
         return self
 
@@ -255,6 +283,7 @@ class Trainer:
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self._loop.quiet, name, nothing if is_told else plan)
         self.state.manifest = manifest_of(self._assembly, self.state.settings, self.state.device)
+        self._loop.splitter = self._assembly.owner("split_batch").origin
         self.state.connect(
             {fold(one.name): one for one in self.plugins},
             is_heard=len(self._assembly.implementations["log"]) > 0,
@@ -269,11 +298,14 @@ class Trainer:
         state, hooks = self.state, self._hooks
         state.model = hooks.build_model(state)
         hooks.init(state)
+        check_model(state, self._assembly)
         state.wrapped_model = hooks.wrap_model(state)
         state.optimizers = hooks.build_optimizers(state)
+        check_optimizers(state)
         state.train_dataloader = hooks.build_train_dataloader(state)
         self._drop_unsuitable()
         state.eval_dataloaders = hooks.build_eval_dataloaders(state)
+        check_eval_dataloaders(state)
         state.schedulers = hooks.build_schedulers(state)
         datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
         state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
@@ -290,56 +322,11 @@ class Trainer:
         if first is None:
             return
         state.batch = self._loop.move(first)
-        reasons = {}
-        for plugin in asked:
-            target: Any = plugin.target
-            reason = target.unsuitable(state)
-            if reason and (plugin.found is None or self._insists_on(plugin.found)):
-                raise PluginError(
-                    f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
-                    plugin=plugin.origin,
-                    fix="leave it out",
-                )
-            if reason:
-                reasons[fold(plugin.name)] = reason
+        reasons = unsuitable_reasons(asked, state, self._insists_on)
         state.batch = None
         if reasons:
             self._assembly = without(self._assembly, reasons)
             self._freeze()
-
-    def _trainable_until(self, end: Time | None) -> Time:
-        """Gives the end of a fit, when everything that a fit needs is there."""
-        state = self.state
-        if end is None:
-            raise SettingError(
-                "nobody says how long to train",
-                fix='set max_duration, for example max_duration="10ep", or call fit(until="10ep")',
-            )
-        if Feed(state.train_dataloader).num_batches == 0:
-            raise TaskError(
-                "the train data loader has no batch",
-                fix="give Task(train_dataloader=...) data; drop_last=True drops a set that is "
-                "smaller than a batch",
-            )
-        if not any(group["params"] for one in state.optimizers.values()
-                   for group in one.param_groups):  # fmt: skip
-            raise TaskError(
-                "no optimizer holds a parameter, so nothing would be trained",
-                fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
-            )
-        settings = state.settings
-        silent = ("core",) if self._counts_tokens else ("core", "task")
-        for what, length in (
-            ("the run ends at", end),
-            ("eval_interval is", settings.eval_interval),
-            ("log_interval is", settings.log_interval),
-        ):
-            if length and length.unit == "tok" and self.owner("count_batch").role in silent:
-                raise SettingError(
-                    f"{what} {length}, but nobody counts tokens",
-                    fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
-                )
-        return end
 
     def _resolved(self, name: str, time: Time | None) -> Time | None:
         if time is None:
@@ -367,26 +354,6 @@ class Trainer:
 
 # Autocast encloses the plans of these actions, wrappers included.
 _UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
-
-
-def _brought(task: object) -> _Brought:
-    if isinstance(task, Task):
-        counts_tokens = task.num_tokens is not None
-        return _Brought(task.settings, task.algorithms, task.callbacks, task.name, counts_tokens)
-    return _Brought()
-
-
-def _task_plugin(task: object) -> Plugin:
-    if isinstance(task, Task):
-        return Plugin("task", "task", task.hooks())
-    if isinstance(task, type):
-        raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
-    plugin = Plugin("task", "task", task)
-    if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
-        raise TypeError(
-            f"a task is a Task, or an object or module that implements build_model, not {task!r}"
-        )
-    return plugin
 
 
 def _new_run_dir(task_name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -15,8 +14,8 @@ from torchmetrics import Metric
 from eventloop.clock import Clock, Time
 from eventloop.data import Count
 from eventloop.errors import ReadOnlyStateError
-from eventloop.numbers import Numbers
 from eventloop.precision import Precision
+from eventloop.readonly import ReadOnlyMapping
 from eventloop.settings import Settings
 from eventloop.state import State
 
@@ -36,6 +35,8 @@ class StateView(Protocol):
     def precision(self) -> Precision: ...
     @property
     def run_dir(self) -> Path: ...
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
     @property
     def clock(self) -> Clock: ...
     @property
@@ -91,8 +92,6 @@ class StateView(Protocol):
     @property
     def stop_reason(self) -> str | None: ...
     @property
-    def numbers(self) -> Numbers: ...
-    @property
     def checkpoint_requested(self) -> bool: ...
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
@@ -125,7 +124,7 @@ class ReadOnlyState:
     """
 
     __slots__ = ("_state", "_who")
-    _HIDDEN = frozenset({"again", "call", "connect", "generator"})
+    _HIDDEN = frozenset({"again", "call", "connect", "generator", "numbers"})
 
     def __init__(self, state: State, who: str) -> None:
         object.__setattr__(self, "_state", state)
@@ -135,7 +134,9 @@ class ReadOnlyState:
         if name in ReadOnlyState._HIDDEN or name.startswith("_"):
             raise self._refusal(f"state.{name} isn't there for a callback")
         value = getattr(self._state, name)
-        return MappingProxyType(value) if type(value) is dict else value
+        if type(value) is dict:
+            return ReadOnlyMapping(value, f"state.{name}", self._refusal)
+        return value
 
     def __setattr__(self, name: str, value: object) -> None:
         raise self._refusal(f"a callback assigned state.{name}, but it may only read")

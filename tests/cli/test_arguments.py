@@ -60,6 +60,7 @@ def test_no_plugins_takes_no_value():
         (["--no-plugins", "--autoload", "true"], "contradict each other"),
         (["a.py", "b.py"], "'b.py' isn't expected here"),
         (["-x"], "there is no option '-x'"),
+        (["--config", "a", "--config=b"], "--config is given twice, as 'a' and as 'b'"),
     ],
 )
 def test_a_line_that_can_not_be_read_is_refused(argv, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from safetensors.torch import load_file
@@ -170,11 +172,15 @@ def test_export_writes_the_trained_weights(run, tiny):
         (["tiny.py", "-p", "no:alpha-tset"], "the closest is 'alpha-test'"),
         (["tiny.py", "-p", "no:alpha-test", "--alpha-test.alpha=1"], "would have no effect"),
         (["tiny.py", "--config", "run.yaml"], "there is no file 'run.yaml'"),
+        (["tiny.py", "--max-duration", "none"], "give `--max-duration 10ep`"),
+        (["tiny.py", "--run-dir", "tiny.py"], "is no folder"),
+        (["tiny.py", "--export", "folder.safetensors"], "it is a folder"),
     ],
 )
 def test_wrong_usage_is_told_before_training(run, tiny, install, argv, message):
     """One message in the form of an error, no traceback, status 2."""
     install("alpha-test", ALPHA)
+    Path("folder.safetensors").mkdir()
 
     ran = run("fit", *argv)
 

@@ -87,6 +87,8 @@ def test_a_file_never_takes_the_name_of_a_module_that_is_in_use(clean):
         ("no.such.module", "there is no module"),
         (".", "there is no module"),
         ("./", "is a folder"),
+        ("pyproject.toml", "is no Python file"),
+        ("./pyproject.toml", "is no Python file"),
     ],
 )
 def test_a_task_that_does_not_exist_is_refused_with_the_closest(tiny, label, message):
@@ -134,6 +136,7 @@ def test_a_function_that_returns_no_task_is_refused(clean):
         ("def task():\n    return 1 / 0", ["ZeroDivisionError", "bad_task.py, line 2, in task"]),
         ("import sys; sys.exit(1)", ["SystemExit: 1", "bad_task.py, line 1"]),
         ("import json\ntask = json.loads('{')", ["JSONDecodeError", "bad_task.py, line 2"]),
+        ("from . import data", ["ImportError", "write `import helpers` for a file beside it"]),
     ],
 )
 def test_a_task_that_raises_is_told_with_file_and_line(clean, code, parts):

@@ -230,5 +230,9 @@ def test_an_unsuitable_plugin_that_was_asked_for_is_an_error(make_trainer):
         def unsuitable(self, state):
             return "it never suits"
 
+        @hookimpl
+        def batch_end(self):
+            pass
+
     with pytest.raises(PluginError, match="picky was asked for, but doesn't suit this task"):
         make_trainer(algorithms=[Picky()])

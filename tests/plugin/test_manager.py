@@ -14,7 +14,7 @@ import pluggy
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop import Trainer
+from eventloop import Trainer, hookimpl
 from eventloop.configuration import Configuration
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.manager import assemble, handed_over
@@ -44,6 +44,9 @@ class Plugin:
 class Watch:
     """A callback that isn't installed."""
 
+    @hookimpl
+    def batch_end(self): ...
+
 
 class LabelSmoothing(Watch): ...
 
@@ -53,6 +56,9 @@ class EMA(Watch): ...
 
 class Named:
     name = "my-watch"
+
+    @hookimpl
+    def batch_end(self): ...
 
 
 def installed_as(name: str, value: str) -> Found:
@@ -128,6 +134,37 @@ def test_a_class_is_no_plugin(assembled):
         "Trainer(callbacks=...) was given the class Watch, not an instance of it\n"
         "  fix  write Watch(...)"
     )
+
+
+@pytest.mark.parametrize(
+    ("role", "target", "message"),
+    [
+        (
+            "algorithms",
+            "mixup",
+            r"\['mixup'\] holds a str, not a plugin\n  fix  write Mixup\(...\)",
+        ),
+        ("algorithms", None, r"\[None\] holds None, not a plugin"),
+        ("callbacks", 3, r"\[3\] holds an int, not a plugin"),
+        ("callbacks", type("A", (), {"unsuitable": print})(), r"\[.*\] holds an A, not a plugin"),
+    ],
+)
+def test_what_implements_no_hook_is_no_plugin(assembled, role, target, message):
+    """It would be listed as active and do nothing."""
+    with pytest.raises(PluginError, match=f"{role}={message}"):
+        assembled(*[target] * (role == "algorithms"), callbacks=[target] * (role == "callbacks"))
+
+
+@pytest.mark.parametrize("given", [Watch(), "mixup", None, {"watch": Watch()}])
+@pytest.mark.parametrize("role", ["algorithms", "callbacks"])
+def test_plugins_are_handed_over_in_a_list(role, given, make_task, clean):
+    """To the trainer and to the task; the message shows what to write."""
+    message = rf"{role}=.* is no list; write {role}=\[...\]"
+
+    with pytest.raises(TypeError, match=message):
+        Trainer(make_task(), **{role: given})
+    with pytest.raises(TypeError, match=message):
+        make_task(**{role: given})
 
 
 @pytest.mark.parametrize("others", [{"callbacks": [Watch()]}, {}])

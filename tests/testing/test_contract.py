@@ -101,6 +101,10 @@ class Forgets(Tame):
 class HalfState:
     """Can't be resumed."""
 
+    @hookimpl
+    def batch_end(self):
+        pass
+
     def state_dict(self):
         return {}
 

@@ -82,7 +82,8 @@ def test_a_second_run_goes_on_in_the_same_file(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_path_starts_where_the_process_started(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_starts_where_the_process_started(kind, tmp_path, monkeypatch):
     """A task that changes the working directory must not split the file."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -92,7 +93,7 @@ def test_a_path_starts_where_the_process_started(tmp_path, monkeypatch):
         def epoch_end(self, state):
             monkeypatch.chdir(tmp_path / "elsewhere")
 
-    fit(Jsonl(path=Path("numbers.jsonl")), algorithms=[Moves()], log_interval="1ba")
+    fit(Jsonl(path=kind("numbers.jsonl")), algorithms=[Moves()], log_interval="1ba")
 
     assert len(rows(tmp_path / "numbers.jsonl")) == 28
     assert list((tmp_path / "elsewhere").iterdir()) == []

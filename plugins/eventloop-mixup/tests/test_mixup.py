@@ -121,7 +121,7 @@ def test_evaluation_sees_unmixed_batches():
     inputs, targets = dataset(12).tensors
     expected = (trainer.state.model(inputs).argmax(1) == targets).float().mean()
 
-    result = trainer.eval()["test"]["accuracy"]
+    result = trainer.state.eval_metrics["test"]["accuracy"]
 
     torch.testing.assert_close(result, expected)
 
@@ -282,3 +282,9 @@ def test_an_alpha_without_a_distribution_is_refused(alpha):
     """Beta(alpha, alpha) needs a positive, finite alpha."""
     with pytest.raises(ValueError, match="positive number"):
         Mixup(alpha=alpha)
+
+
+def test_an_alpha_that_is_no_number_is_refused():
+    """As `--mixup.alpha x` is."""
+    with pytest.raises(TypeError, match="alpha='x' is no number"):
+        Mixup(alpha="x")

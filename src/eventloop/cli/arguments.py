@@ -88,11 +88,15 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     """Reads a command line; long options may be written with dashes or underscores.
 
     Raises:
-        UsageError: an option lacks its value, or there is more than one TASK.
+        UsageError: an option lacks its value, one of the command's own is given twice, or there is
+            more than one TASK.
     """
     options = command.all_options()
     switches = {name for name, option in options.items() if not option.metavar}
-    flags, given, plugins, tasks = {}, {}, [], []
+    flags: dict[str, str] = {}
+    given: dict[str, str] = {}
+    plugins: list[str] = []
+    tasks: list[str] = []
     for name, value in _pairs(argv, switches):
         key = fold(name.removeprefix("--"))
         if name == "-p":
@@ -100,6 +104,11 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
         elif not name:
             tasks.append(value)
         elif key in options:
+            if value and key in given:
+                raise UsageError(
+                    f"{name} is given twice, as {given[key]!r} and as {value!r}",
+                    fix="leave one of them out; what two files say belongs into one",
+                )
             given[key] = value
         else:
             flags[key] = value

@@ -11,11 +11,12 @@ from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.diagnostics import Diagnostics
 from eventloop.cli.header import header_lines
-from eventloop.cli.job import job_help, output_path, prepare, task_settings
+from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.clock import Clock
+from eventloop.errors import SettingError
 from eventloop.manifest import write_manifest
 from eventloop.trainer import Trainer
 
@@ -47,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_settings(task))))
         return 0
+    _require_duration(job, task)
     with (
         diagnostics,
         Trainer(task, configuration=job.configuration, observers=diagnostics.observers) as trainer,
@@ -60,6 +62,19 @@ def run(argv: Sequence[str]) -> int:
             trainer.export(export)
         write_lines([_result(trainer.state.clock, result.metrics)])
     return diagnostics.status
+
+
+def _require_duration(job: Job, task: object) -> None:
+    """Checks that the run has an end, before anything is built and the header is written.
+
+    Raises:
+        SettingError: nobody says how long to train.
+    """
+    if job.configuration.settings(task_settings(task)).max_duration is None:
+        raise SettingError(
+            "nobody says how long to train",
+            fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
+        )
 
 
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:

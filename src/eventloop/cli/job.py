@@ -12,6 +12,7 @@ from eventloop.cli.help import command_help, options_help
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest, raise_all
+from eventloop.files import why_no_file
 from eventloop.options import flag
 from eventloop.plugin.configure import dormant_reason, plugin_options, typed_options
 from eventloop.plugin.discover import discover
@@ -124,6 +125,11 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
         raise UsageError(
             f"{flag(name)} {path}: there is no folder {str(path.parent)!r}",
             fix=f"make it with `mkdir -p {path.parent}`",
+        )
+    if path is not None and (reason := why_no_file(path)):
+        raise UsageError(
+            f"{flag(name)} {path}: it can't be written: {reason}",
+            fix=f"give another file: `{flag(name)} other{SUFFIX}`",
         )
     return path
 

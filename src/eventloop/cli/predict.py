@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
@@ -16,7 +15,8 @@ from eventloop.cli.eval import require_eval_data
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, output_path, prepare
 from eventloop.cli.output import write_lines, write_text
-from eventloop.errors import TaskError, UsageError, closest
+from eventloop.errors import TaskError, UsageError, a, closest
+from eventloop.files import save_tensors
 from eventloop.trainer import Trainer
 
 COMMAND = Command(
@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
         tensors: dict[str, Tensor] = {}
         for name, loader in loaders.items():
             tensors |= concatenated(name, trainer.predict(loader))
-        save_file(tensors, out)
+        save_tensors(tensors, out)
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
     write_lines([f"{out}: {shapes}"])
     return 0
@@ -101,7 +101,7 @@ def _children(name: str, output: object) -> Iterator[tuple[str, object]]:
         fields = dataclasses.fields(output)
         return ((field.name, getattr(output, field.name)) for field in fields)
     raise TaskError(
-        f"the output {name!r} is a {type(output).__name__}, which can't be written as a tensor",
+        f"the output {name!r} is {a(type(output).__name__)}, which can't be written as a tensor",
         fix="give tensors, or mappings, tuples or dataclasses of them: Task(forward=...)",
     )
 

@@ -26,6 +26,10 @@ T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 _IMPORTLIB = importlib.__file__
 _MEND = "mend the task; nothing has been trained"
+_NO_PACKAGE = (
+    "a task file belongs to no package: write `import helpers` for a file beside it, or name the "
+    "task as a module, `eventloop fit package.module`"
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ def _no_file(label: str, path: Path) -> TaskFileError:
         return TaskFileError(
             f"{label} is a folder", fix=f"name the file in it: `{Path(label) / 'task.py'}`"
         )
+    if Path(label).is_file() and not label.endswith(".py"):
+        return TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")
     kind = "file" if label.endswith(".py") or "/" in label else "module"
     names = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
     return TaskFileError(
@@ -213,7 +219,9 @@ def _raised(label: str, error: BaseException) -> TaskError:
     if len(frames) > 1:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
-    return TaskError(f"{label} raises {type(error).__name__}: {error}", fix=_MEND, **facts)
+    is_relative = isinstance(error, ImportError) and "relative import" in str(error)
+    fix = _NO_PACKAGE if is_relative else _MEND
+    return TaskError(f"{label} raises {type(error).__name__}: {error}", fix=fix, **facts)
 
 
 def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:

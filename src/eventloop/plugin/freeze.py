@@ -21,6 +21,7 @@ from eventloop.view import view_of
 
 Plan = Callable[..., Any]
 BLAME = "raised by plugin "
+_OF_TASK = "in the task's "
 
 
 class Plans(Events, Actions, Protocol):
@@ -300,11 +301,14 @@ def _sometimes(
 
 def _blame(error: BaseException, one: Implementation, state: State) -> None:
     """Notes on an exception who raised it, once, whatever passes it on."""
-    if one.plugin.role in ("core", "task"):
+    if one.plugin.role == "core":
         return
-    if any(note.startswith(BLAME) for note in getattr(error, "__notes__", ())):
+    if any(note.startswith((BLAME, _OF_TASK)) for note in getattr(error, "__notes__", ())):
         return
     clock = state.clock
+    if one.plugin.role == "task":
+        error.add_note(f"{_OF_TASK}{one.hook.name}, epoch {clock.epoch}, batch {clock.batch}")
+        return
     error.add_note(
         f"{BLAME}{one.plugin.origin} in {one.hook.name}, epoch {clock.epoch}, "
         f"batch {clock.batch}, rank {state.rank}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -11,16 +11,18 @@ import pluggy
 
 from eventloop.actions import Actions
 from eventloop.configuration import Configuration
-from eventloop.errors import PluginError, raise_all
+from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
-from eventloop.plugin.assembly import Assembly, Wishes, arrange
+from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
 from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import select
 from eventloop.plugin.shadow import shadowed
+from eventloop.plugin.validate import takes_part
+from eventloop.state import State
 
 
 def installed(
@@ -106,6 +108,7 @@ def assemble(
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
+    raise_all([_no_plugin(one) for one in given if not takes_part(one, HOOKS)])
     plugins, off, problems = installed(configuration, [one.name for one in given])
     everybody = [task, *plugins, *given, *core]
     known = (*(one.name for one in found), *(one.name for one in given))
@@ -136,6 +139,32 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
     smaller, problems = arrange(kept, [*assembly.off, *off], assembly.wishes)
     raise_all(problems)
     return smaller
+
+
+def unsuitable_reasons(
+    asked: Iterable[Plugin], state: State, insists_on: Callable[[Found], bool]
+) -> dict[str, str]:
+    """Asks plugins whether they suit the first batch, which is `state.batch`.
+
+    Returns:
+        Why not, by folded name.
+
+    Raises:
+        PluginError: one that somebody asked for doesn't.
+    """
+    reasons = {}
+    for plugin in asked:
+        target: Any = plugin.target
+        reason = target.unsuitable(state)
+        if reason and (plugin.found is None or insists_on(plugin.found)):
+            raise PluginError(
+                f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
+                plugin=plugin.origin,
+                fix="leave it out",
+            )
+        if reason:
+            reasons[fold(plugin.name)] = reason
+    return reasons
 
 
 def _register(assembly: Assembly) -> None:
@@ -171,6 +200,19 @@ def _found_as(target: object, found: Sequence[Found]) -> Found | None:
         if named is type(target) or named is target:
             return one
     return None
+
+
+def _no_plugin(plugin: Plugin) -> PluginError:
+    target, role = plugin.target, plugin.role
+    kind = a(type(target).__name__)
+    if isinstance(target, str):
+        camel = "".join(word.capitalize() for word in fold(target).split("_"))
+        fix = f"write {camel}(...), or `-p {target}` on the command line"
+    else:
+        fix = (
+            "hand over an object with methods under @hookimpl; `eventloop plugins hooks` lists them"
+        )
+    return PluginError(f"{role}s=[{target!r}] holds {kind}, not a plugin", fix=fix)
 
 
 def _name_of(target: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,17 @@ def kebab(name: str) -> str:
         else char.lower()
         for idx, char in enumerate(name)
     )
+
+
+def listed(objects: object, what: str) -> tuple[object, ...]:
+    """Gives plugins that were handed over as a tuple.
+
+    Raises:
+        TypeError: they stand in no list.
+    """
+    if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
+        raise TypeError(f"{what}={objects!r} is no list; write {what}=[...]")
+    return tuple(objects)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pluggy
 
-from eventloop.errors import PluginError, closest
+from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin, fold
@@ -37,6 +37,12 @@ def implementations(
         if not misfits:
             found.append(_implementation(plugin, impl, hook, options, logs=logs))
     return found, problems
+
+
+def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
+    """Tells whether a plugin has a hook implementation, meant to have one, or adds hooks."""
+    adds_hooks = getattr(plugin.target, "hookspecs", None) is not None
+    return adds_hooks or any(_marked(plugin)) or any(_unmarked(plugin, hooks))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
@@ -122,7 +128,7 @@ def _misfits(
         )
     if options.every is not None and hook.kind != "event":
         yield PluginError(
-            f"every={str(options.every)!r} is for events, but {hook.name} is {_a(hook.kind)}",
+            f"every={str(options.every)!r} is for events, but {hook.name} is {a(hook.kind)}",
             **who,
             fix="compare the clock in the implementation: state.clock.crossed(Time(...))",
         )
@@ -134,8 +140,8 @@ def _misfits(
         )
     if options.rank_zero and (plugin.role != "callback" or hook.kind != "event"):
         yield PluginError(
-            f"rank_zero=True is for events of callbacks, but this is {_a(hook.kind)} of "
-            f"{_a(plugin.role)}: ranks that do different things drift apart",
+            f"rank_zero=True is for events of callbacks, but this is {a(hook.kind)} of "
+            f"{a(plugin.role)}: ranks that do different things drift apart",
             **who,
             fix="leave it out",
         )
@@ -266,7 +272,3 @@ def _method(plugin: Plugin, method: str) -> str:
     target = plugin.target
     kind = getattr(target, "__name__", None) or type(target).__name__
     return f"method {kind}.{method}"
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

@@ -20,7 +20,7 @@ class Jsonl:
     """
 
     def __init__(self, *, path: Path | None = None) -> None:
-        self.path = path
+        self.path = None if path is None else Path(path)  # a script may well give a text
         self._file: LineFile | None = None
 
     @hookimpl

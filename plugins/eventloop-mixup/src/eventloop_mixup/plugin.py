@@ -41,12 +41,15 @@ class Mixup:
             Beta(alpha, alpha) once a batch. The paper takes 0.1 to 0.4; 1.0 draws it uniformly.
 
     Raises:
-        ValueError: `alpha` isn't a positive number.
+        TypeError: `alpha` is no number.
+        ValueError: it isn't a positive one.
 
     Source: Zhang et al. 2018, arXiv:1710.09412.
     """
 
     def __init__(self, *, alpha: float = 0.2) -> None:
+        if not isinstance(alpha, int | float):
+            raise TypeError(f"alpha={alpha!r} is no number; the paper takes 0.1 to 0.4")
         if not (alpha > 0 and math.isfinite(alpha)):
             raise ValueError(f"alpha={alpha!r} isn't a positive number; the paper takes 0.1 to 0.4")
         self.alpha = alpha

@@ -1,0 +1,49 @@
+"""What a task brings: its plugin, and what it says beside its hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.records import Plugin
+from eventloop.plugin.validate import implementations
+from eventloop.task import Task
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a task brings beside its hooks; nothing where it is hooks alone."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    algorithms: tuple[object, ...] = ()
+    callbacks: tuple[object, ...] = ()
+    name: str = ""
+    counts_tokens: bool = True
+
+
+def brought_by(task: object) -> Brought:
+    """Gives what a task brings."""
+    if isinstance(task, Task):
+        counts_tokens = task.num_tokens is not None
+        return Brought(task.settings, task.algorithms, task.callbacks, task.name, counts_tokens)
+    return Brought()
+
+
+def task_plugin(task: object) -> Plugin:
+    """Makes the plugin of a task, which has the task's place in the order.
+
+    Raises:
+        TypeError: it is no task.
+    """
+    if isinstance(task, Task):
+        return Plugin("task", "task", task.hooks())
+    if isinstance(task, type):
+        raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
+    plugin = Plugin("task", "task", task)
+    if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
+        raise TypeError(
+            f"a task is a Task, or an object or module that implements build_model, not {task!r}"
+        )
+    return plugin

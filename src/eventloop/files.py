@@ -1,0 +1,55 @@
+"""Files that a run writes: whether they can be, and tensors in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eventloop.errors import EventloopError
+
+
+def why_no_folder(path: Path) -> str:
+    """Says why files can't be written into a folder of this name, or ""; makes nothing."""
+    path = path.expanduser().absolute()
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"nothing may be written in {there}"
+    return ""
+
+
+def why_no_file(path: Path) -> str:
+    """Says why no file can be written at this path, or ""; makes nothing."""
+    if path.is_dir():
+        return "it is a folder"
+    if path.exists() and not os.access(path, os.W_OK):
+        return "it may not be overwritten"
+    return why_no_folder(path.parent)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
+    """Writes tensors by name to a safetensors file and gives its path; makes its folder.
+
+    Raises:
+        EventloopError: it can't be written.
+    """
+    reason = why_no_file(path)
+    if not reason:
+        copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(copies, path)
+        except (OSError, SafetensorError) as error:
+            reason = str(error)
+    if reason:
+        raise EventloopError(
+            f"the tensors can't be written to {str(path)!r}: {reason}",
+            fix="give another file, `model.safetensors`, say, or free space",
+        )
+    return path

@@ -1,0 +1,130 @@
+"""The values of a task: whether each is of the kind that it should be, before anything is built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from eventloop.errors import TaskError, a
+
+_OPTIMIZER = "optimizer=lambda model: SGD(model.parameters(), lr=0.1)"
+_SCHEDULER = "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
+
+
+def check_values(
+    *, model: object, loss: object, forward: object, optimizer: object, scheduler: object
+) -> None:
+    """Checks the values that are modules and functions.
+
+    Raises:
+        TypeError: one is of the wrong kind; the message has the line to write.
+    """
+    _check_model(model)
+    if isinstance(loss, type):
+        raise TypeError(
+            f"Task(loss={loss.__name__}) is a class, not a function of outputs and targets: "
+            f"write loss={loss.__name__}()"
+        )
+    _check_maker(optimizer, "optimizer", "model", Optimizer, _OPTIMIZER)
+    for one in scheduler.values() if isinstance(scheduler, Mapping) else [scheduler]:
+        _check_maker(one, "scheduler", "optimizer", LRScheduler, _SCHEDULER)
+    for value, what in ((loss, "loss"), (forward, "forward")):
+        if value is not None and not callable(value):
+            raise TypeError(f"Task({what}=...) takes a function, not {value!r}")
+
+
+def named_optimizers(built: object) -> dict[str, Optimizer]:
+    """Gives what the task's function made, by name; one alone is named after its class.
+
+    Raises:
+        TaskError: it is no optimizer, and no mapping of optimizers.
+    """
+    if isinstance(built, list | tuple):
+        raise TaskError(
+            f"the task's optimizers are {a(type(built).__name__)} of {len(built)}, without names",
+            fix="name them: optimizer=lambda model: {'body': SGD(...), 'head': AdamW(...)}",
+        )
+    if built is None:
+        raise TaskError("the task's optimizer function gave None", fix=f"return it: {_OPTIMIZER}")
+    named: Mapping[Any, Any] = (
+        built if isinstance(built, Mapping) else {type(built).__name__.lower(): built}
+    )
+    for name, optimizer in named.items():
+        if not isinstance(optimizer, Optimizer):
+            raise TaskError(
+                f"the task's optimizer {name!r} is {a(type(optimizer).__name__)}, not a "
+                "torch.optim.Optimizer",
+                fix=f"return it: {_OPTIMIZER}",
+            )
+    return {str(name): optimizer for name, optimizer in named.items()}
+
+
+def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
+    """Gives what the task's function made for an optimizer, if the loop can step it.
+
+    Raises:
+        TaskError: it is no scheduler, or its step wants to know something.
+    """
+    if not callable(getattr(scheduler, "step", None)):
+        raise TaskError(
+            f"the task's scheduler of {optimizer!r} is {a(type(scheduler).__name__)}, not a torch "
+            "scheduler",
+            fix=f"return it: {_SCHEDULER}",
+        )
+    if wanted := _required(scheduler.step):
+        raise TaskError(
+            f"{type(scheduler).__name__} wants {', '.join(wanted)} at each step, which nobody "
+            "gives it",
+            fix=f"take another, {_SCHEDULER}; or step it in an algorithm's `eval_after_all`, with "
+            "state.eval_metrics at hand",
+        )
+    return scheduler
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise TypeError(
+            f"Task(model=...) takes an nn.Module or a function that gives one, not {model!r}"
+        )
+    if not isinstance(model, nn.Module) and (wanted := _required(model)):
+        name = getattr(model, "__name__", "make")
+        given = ", ".join(f"{one}=..." for one in wanted)
+        raise TypeError(
+            f"Task(model={name}) is called without arguments, but wants {', '.join(wanted)}: "
+            f"write model=lambda: {name}({given})"
+        )
+
+
+def _check_maker(value: object, what: str, wants: str, makes: type, example: str) -> None:
+    """Checks a function of one value, or a class that is made with that value alone."""
+    if value is None:
+        return
+    if isinstance(value, makes):
+        raise TypeError(
+            f"Task({what}=...) takes a function of the {wants}, which may be replaced before it "
+            f"is called, not {a(type(value).__name__)}: write {example}"
+        )
+    if isinstance(value, list | tuple):
+        raise TypeError(f"Task({what}=...) takes a function, not several without names: {example}")
+    if not callable(value):
+        raise TypeError(f"Task({what}=...) takes a function, not {value!r}: write {example}")
+    if isinstance(value, type) and (issubclass(value, Optimizer) or len(_required(value)) > 1):
+        raise TypeError(
+            f"Task({what}={value.__name__}) is a class, not a function of the {wants}: "
+            f"write {example}"
+        )
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """Gives the parameters that a call can't leave out; none where nobody can tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in parameters if one.kind in named and one.default is one.empty]

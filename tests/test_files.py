@@ -1,0 +1,92 @@
+"""Files that a run writes: what can't be written is told before, and without a traceback of Rust."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from eventloop import files
+from eventloop.errors import EventloopError, SettingError
+from eventloop.files import save_tensors, why_no_file, why_no_folder
+
+
+@pytest.fixture
+def no_rights(monkeypatch):
+    """Nothing may be written; root, as whom tests may run, is above the rights of files."""
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)
+
+
+def test_a_folder_may_be_new_and_is_not_made(clean):
+    """Whoever writes the first file makes it."""
+    assert why_no_folder(clean / "a" / "b") == ""
+    assert why_no_file(clean / "a" / "b" / "model.safetensors") == ""
+    assert not (clean / "a").exists()
+
+
+def test_a_file_is_no_folder(clean):
+    """Neither itself nor on the way."""
+    (clean / "file").touch()
+
+    assert why_no_folder(clean / "file") == f"{clean / 'file'} is no folder"
+    assert why_no_folder(clean / "file" / "a" / "b") == f"{clean / 'file'} is no folder"
+    assert why_no_file(clean) == "it is a folder"
+    assert why_no_file(clean / "file") == ""
+
+
+def test_rights_are_looked_at(clean, no_rights):
+    """Of the folder that is there, and of a file that is to be overwritten."""
+    (clean / "file").touch()
+
+    assert why_no_folder(clean / "new") == f"nothing may be written in {clean}"
+    assert why_no_file(clean / "file") == "it may not be overwritten"
+
+
+def test_tensors_come_back(clean):
+    """Views and tensors with gradients, too."""
+    tensors = {"a": torch.ones(3, 2, requires_grad=True).T, "b": torch.zeros(())}
+
+    path = save_tensors(tensors, clean / "new" / "model.safetensors")
+
+    torch.testing.assert_close(load_file(path), {name: t.detach() for name, t in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), SafetensorError("No space left")]
+)
+def test_a_full_disk_is_named_with_the_path(error, clean, monkeypatch):
+    """Safetensors raises an error of its own for it."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(files, "save_file", fail)
+
+    with pytest.raises(
+        EventloopError, match=r"written to .*m.safetensors'.*No space left[\s\S]*fix"
+    ):
+        save_tensors({}, clean / "m.safetensors")
+
+
+def test_weights_can_not_be_exported_into_a_folder(make_trainer, clean):
+    """A mistake of the caller's, not of the library that writes."""
+    with pytest.raises(EventloopError, match=rf"can't be written to '{clean}': it is a folder"):
+        make_trainer().export(clean)
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_an_unusable_run_dir_is_found_when_the_trainer_is_built(name, make_trainer, clean):
+    """The first plugin that writes may do so after an hour."""
+    (clean / "file").touch()
+
+    with pytest.raises(SettingError, match=r"run_dir: nothing can be written[\s\S]*--run-dir"):
+        make_trainer(run_dir=name)
+
+
+def test_the_folder_that_nobody_chose_is_looked_at_too(make_trainer, clean, no_rights):
+    """runs/ is made where the process stands."""
+    with pytest.raises(SettingError, match=r"run_dir: nothing can be written in 'runs/task/"):
+        make_trainer()

@@ -1,0 +1,185 @@
+"""Values of a task that don't fit: refused where they are written, with the line to write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
+
+from eventloop.errors import TaskError
+
+
+class Wide(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+
+SOME = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": 1}, "takes an nn.Module or a function that gives one, not 1"),
+        ({"model": Wide}, r"wants width: write model=lambda: Wide\(width=...\)"),
+        ({"loss": nn.CrossEntropyLoss}, r"is a class.*write loss=CrossEntropyLoss\(\)"),
+        ({"optimizer": SGD}, r"optimizer=SGD\) is a class.*write optimizer=lambda model: SGD"),
+        ({"optimizer": SOME}, "takes a function of the model.*not a SGD: write optimizer=lambda"),
+        ({"optimizer": [SOME]}, "not several without names"),
+        ({"scheduler": StepLR}, r"scheduler=StepLR\) is a class.*write scheduler=lambda optimizer"),
+        ({"scheduler": StepLR(SOME, 1)}, "takes a function of the optimizer.*not a StepLR"),
+        ({"scheduler": {"sgd": 3}}, r"scheduler=...\) takes a function, not 3"),
+        ({"scheduler_interval": "ep"}, "scheduler_interval='ep' has no effect without a scheduler"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_at_once(given, message, make_task):
+    """Where it was written."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        make_task(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": lambda model: None}, "the task's optimizer function gave None"),
+        ({"optimizer": lambda model: [SOME]}, r"a list of 1, without names\n  fix  name them"),
+        ({"scheduler": lambda one: None}, "the task's scheduler of 'sgd' is None, not a torch"),
+        ({"scheduler": ReduceLROnPlateau}, r"wants metrics at each step[\s\S]*eval_after_all"),
+        ({"eval_dataloaders": [DataLoader([1])]}, r"a list of 1, without names\n  fix  name them"),
+    ],
+)
+def test_what_a_function_gives_is_refused_when_the_trainer_is_built(
+    given, message, make_trainer, make_task
+):
+    """With what it was, and what to write."""
+    with pytest.raises(TaskError, match=message):
+        make_trainer(make_task(**given))
+
+
+def test_a_class_that_needs_the_optimizer_alone_is_a_scheduler(make_trainer, make_task):
+    """It is a function of the optimizer like any other."""
+    trainer = make_trainer(make_task(scheduler=ConstantLR))
+
+    ((_, scheduler),) = trainer.state.schedulers["ba"]
+    assert isinstance(scheduler, ConstantLR)
+
+
+def returns_nothing(outputs, targets):
+    cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": returns_nothing}, r"loss gave None\n  function  returns_nothing, .*values.py:"),
+        (
+            {"loss": lambda o, t: cross_entropy(o, t).item()},
+            "a float, which has no[\\s\\S]*a tensor",
+        ),
+        ({"loss": lambda o, t: cross_entropy(o.detach(), t)}, "it has no gradient"),
+        ({"num_tokens": lambda: 1.5}, "num_tokens gave 1.5, a float, not an int"),
+        ({"num_tokens": lambda: True}, "num_tokens gave True, a bool, not an int"),
+        ({"num_tokens": lambda: torch.tensor(3)}, r"gave tensor\(3\), a Tensor, not an int"),
+        ({"loss_weight": lambda: 0}, r"weights of 2 microbatches have no mean: \[0, 0\]"),
+        ({"loss_weight": lambda: "1"}, r"weights of 2 microbatches have no mean: \['1', '1'\]"),
+        ({"train_dataloader": [(torch.zeros(0, 3), torch.zeros(0))]}, "has no samples"),
+        ({"train_dataloader": [(torch.zeros(4, 3),) * 3]}, r"has a \.loss"),
+    ],
+)
+def test_what_is_found_in_the_first_step_says_what_to_do(given, message, make_trainer, make_task):
+    """What can't be known before."""
+    trainer = make_trainer(make_task(**given), microbatch_size=2)
+
+    with pytest.raises(TaskError, match=message):
+        trainer.fit()
+
+
+def fail(*_):
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"loss": lambda outputs, targets: fail()}, "loss, epoch 0, batch 0"),
+        ({"forward": lambda batch: fail()}, "forward, epoch 0, batch 0"),
+        ({"num_tokens": lambda batch: fail()}, "count_batch, epoch 0, batch 0"),
+    ],
+)
+def test_what_the_task_raises_is_placed(given, where, make_trainer, make_task, make_plugin):
+    """A wrapper through which it passes is innocent."""
+    wrapper = make_plugin("wrapper", batch_start=lambda state: None)
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        make_trainer(make_task(**given), algorithms=[wrapper]).fit()
+
+    assert caught.value.__notes__ == [f"in the task's {where}"]
+
+
+def test_a_key_that_the_model_does_not_take_is_explained(make_trainer, make_task):
+    """The rule that a mapping becomes keywords is ours, so that the message must name it."""
+    batch = {"input": torch.zeros(4, 3), "labels": torch.zeros(4), "idx": torch.zeros(4)}
+    trainer = make_trainer(make_task(train_dataloader=[batch]))
+
+    with pytest.raises(TypeError, match="unexpected keyword") as caught:
+        trainer.fit()
+
+    assert "passed as model(**batch), here with input, labels, idx" in caught.value.__notes__[0]
+    assert "forward=" in caught.value.__notes__[0]
+
+
+def test_what_a_model_raises_itself_is_not_explained(make_trainer, make_task):
+    """A TypeError from inside of it is its own affair."""
+
+    class Broken(nn.Linear):
+        def forward(self, inputs, labels):
+            return len(3)
+
+    batch = {"inputs": torch.zeros(4, 3), "labels": torch.zeros(4)}
+
+    with pytest.raises(TypeError, match="has no len") as caught:
+        make_trainer(make_task(model=Broken(3, 3), train_dataloader=[batch])).fit()
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_the_loss_is_evaluated_where_no_metric_is_given(make_trainer, make_task, make_batches):
+    """Its mean over the samples, whatever the size of the last batch."""
+    batches = [*make_batches(2), tuple(part[:1] for part in make_batches(1)[0])]
+    trainer = make_trainer(make_task(eval_dataloaders={"test": batches}))
+    inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+
+    found = trainer.eval()
+
+    expected = cross_entropy(trainer.state.model(inputs), targets).detach()
+    torch.testing.assert_close(found, {"test": {"loss": expected}})
+
+
+def test_an_empty_mapping_of_metrics_means_none(make_trainer, make_task, make_batches):
+    """For data without targets, say."""
+    trainer = make_trainer(make_task(eval_dataloaders=make_batches(1), metrics={}))
+
+    assert trainer.eval() == {"eval": {}}
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: [x]])
+@pytest.mark.parametrize("forward", [None, lambda model, inputs: model(inputs)])
+def test_unlabelled_data_can_be_predicted_for(wrap, forward, make_trainer, make_task, make_batches):
+    """A tensor, or what a TensorDataset of one tensor gives."""
+    trainer = make_trainer(make_task(forward=forward))
+    inputs = make_batches(1)[0][0]
+
+    (outputs,) = trainer.predict([wrap(inputs)])
+
+    torch.testing.assert_close(outputs, trainer.state.model(inputs).detach())
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.zeros(4, 3)])
+def test_predict_takes_a_data_loader(given, make_trainer):
+    """A tensor would be taken apart into samples."""
+    with pytest.raises(TaskError, match=r"predict takes a data loader, not [\s\S]*\[batch\]"):
+        make_trainer().predict(given)
