@@ -136,3 +136,13 @@ def test_another_version_differs_from_the_lock(run, locked, tmp_path):
     assert ran.status == 1
     assert '-version = "1.0"' in ran.err
     assert '+version = "1.1"' in ran.err
+
+
+def test_the_header_says_what_a_plugin_does_instead_of_the_task(run, install, tiny):
+    """Installed, it replaces the task's optimizer, and nobody should have to guess."""
+    install("aa-test", OPTIMIZER)
+
+    ran = run("fit", "tiny.py", "--max-duration", "1ba", "--no-plugins", "-p", "aa-test")
+
+    assert ran.status == 0, ran.err
+    assert "build_optimizers: aa-test, instead of the task's" in ran.out

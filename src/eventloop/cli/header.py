@@ -33,6 +33,8 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     yield f"run dir: {state.run_dir}"
     yield f"algorithms: {_plugins(trainer, 'algorithm')}"
     yield f"callbacks: {_plugins(trainer, 'callback')}"
+    for action, plugin in trainer.assembly.replacements():
+        yield f"{action}: {plugin.name}, instead of the task's"
     if trainer.off:
         yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
 
@@ -59,4 +61,8 @@ def _plugin(plugin: Plugin) -> str:
 def _listed(options: Mapping[str, Any]) -> str:
     if not options:
         return ""
-    return " (" + ", ".join(f"{name}={value}" for name, value in options.items()) + ")"
+    return " (" + ", ".join(f"{name}={_spelt(value)}" for name, value in options.items()) + ")"
+
+
+def _spelt(value: object) -> str:
+    return "none" if value is None else str(value)
