@@ -36,14 +36,18 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def wrap_model(self, state: State) -> nn.Module:
-        """Gives what the forward pass calls: `state.model`, or a wrapper around it.
+        """Gives what a forward pass with gradients calls: `state.model`, or a wrapper around it.
 
         Asked: once, after `init`.
+
+        Parameters may be replaced here, in `state.model`. Where there are several ranks, backward
+        through it averages gradients over them, on the last microbatch alone; microbatches are
+        weighted accordingly. Default: DistributedDataParallel with several ranks.
         """
 
     @hookspec(per="run", firstresult=True)
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
-        """Gives the optimizers by name, over the parameters of `state.wrapped_model`.
+        """Gives the optimizers by name, over the parameters of `state.model`.
 
         Asked: once, after `wrap_model`.
         """
@@ -53,6 +57,9 @@ class Actions(Protocol):
         """Gives the iterable of training batches, or () where there is none.
 
         Asked: once, and again at the start of an epoch if `should_rebuild_dataloader`.
+
+        With several ranks a map-style `DataLoader` gets a `DistributedSampler` and a list is
+        shared out; any other iterable gives the batches of `state.rank`.
         """
 
     @hookspec(per="run", firstresult=True)
@@ -60,6 +67,8 @@ class Actions(Protocol):
         """Gives the iterables of eval batches by name.
 
         Asked: once, after `build_train_dataloader`.
+
+        With several ranks each evaluates a part, as in training, but every sample once.
         """
 
     @hookspec(per="run", firstresult=True)

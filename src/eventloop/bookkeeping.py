@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from eventloop.clock import Time, resolve
-from eventloop.data import Feed
 from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
+    from eventloop.processes import Processes
     from eventloop.state import State
 
 
@@ -23,10 +23,12 @@ class Bookkeeping:
 
     Args:
         plans: the plans of the run.
+        processes: those that train together.
     """
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: Plans, processes: Processes) -> None:
         self._plans = plans
+        self._processes = processes
         self._eval_interval: Time | None = None
         self.history: list[dict[str, float]] = []
         self._last_loss: Tensor | None = None
@@ -64,7 +66,7 @@ class Bookkeeping:
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
             self._last_loss = state.loss
-            state.numbers.record("train/loss", state.loss)
+            state.numbers.record("train/loss", state.loss, "mean")
         for name, optimizer in state.optimizers.items():
             rate = optimizer.param_groups[0]["lr"]
             # Schedulers write into a rate that is a tensor.
@@ -96,7 +98,8 @@ class Bookkeeping:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
         if self._last_loss is not None:
-            row["train/loss"] = self._last_loss.item()
+            losses = self._processes.gathered(self._last_loss.item())
+            row["train/loss"] = sum(losses) / len(losses)
         for dataset, results in state.eval_metrics.items():
             for name, value in results.items():
                 if value.numel() == 1:
@@ -121,8 +124,7 @@ def _log_scalars(state: State, prefix: str, results: Mapping[str, Tensor]) -> No
 
 
 def _resolved(name: str, interval: Time, state: State) -> Time:
-    num_batches = Feed(state.train_dataloader).num_batches
     try:
-        return resolve(interval, state.settings.max_duration, num_batches)
+        return resolve(interval, state.settings.max_duration, state.num_batches)
     except ValueError as error:
         raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None

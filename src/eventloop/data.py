@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -159,79 +159,8 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
     return batch, dataloader
 
 
-class Feed:
-    """Takes batches from a data loader, epoch after epoch, and knows whether there is another.
-
-    A loader with a known length is asked for a batch when it is wanted, not before; of any other,
-    one batch is taken ahead, after everything that the batch before it caused.
-    """
-
-    def __init__(self, dataloader: Any) -> None:
-        self.dataloader = dataloader
-        self.num_batches = _known_length(dataloader)
-        self._iterator: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
-        self._taken = 0
-
-    @property
-    def under_way(self) -> bool:
-        """Whether an epoch has begun and hasn't ended."""
-        return self._iterator is not None
-
-    def start_epoch(self, epoch: int) -> None:
-        """Begins an epoch, and tells its number to a sampler that wants it.
-
-        Raises:
-            TaskError: it has no batch, so that epochs would pass, or never end, untrained.
-        """
-        set_epoch = getattr(getattr(self.dataloader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
-        self._iterator, self._ahead, self._taken = iter(self.dataloader), [], 0
-        if not self.has_next():
-            raise TaskError(
-                f"the train data loader gave no batch in epoch {epoch}",
-                fix="give an iterable that starts anew each time, such as a list or a DataLoader; "
-                "an iterator or a generator is used up after one epoch",
-            )
-
-    def has_next(self) -> bool:
-        """Tells whether the epoch has another batch."""
-        if self.num_batches is not None:
-            return self._taken < self.num_batches
-        if not self._ahead:
-            assert self._iterator is not None
-            self._ahead.extend(_take_one(self._iterator))
-        return bool(self._ahead)
-
-    def next(self) -> Any:
-        """Gives the next batch, as the loader made it."""
-        assert self._iterator is not None
-        self._taken += 1
-        if self._ahead:
-            return self._ahead.pop()
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise TaskError(
-                f"the data loader gave {self._taken - 1} batches, but its length is "
-                f"{self.num_batches}",
-                fix="make len() of the data loader the number of batches that it gives",
-            ) from None
-
-    def end_epoch(self) -> None:
-        """Ends the epoch; what is left of it is dropped."""
-        self._iterator, self._ahead = None, []
-
-
-def _take_one(iterator: Iterator[Any]) -> list[Any]:
-    for batch in iterator:
-        return [batch]
-    return []
-
-
-def _known_length(dataloader: Any) -> int | None:
-    """The number of batches, where it can be relied on: an iterable data set may break its word."""
+def known_length(dataloader: Any) -> int | None:
+    """Gives the number of batches where it can be relied on: not that of an iterable data set."""
     if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
         return None
     if isinstance(dataloader, (DataLoader, Sequence)):

@@ -35,7 +35,7 @@ class Defaults:
         wrap: puts the model into what several processes need.
     """
 
-    def __init__(self, plans: Plans, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(self, plans: Plans, wrap: Callable[[State], nn.Module]) -> None:
         self._plans = plans
         self._wrap = wrap
         self._with_closure: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Defaults:
 
     @hookimpl
     def wrap_model(self, state: State) -> nn.Module:
-        return self._wrap(state.model)
+        return self._wrap(state)
 
     @hookimpl
     def build_optimizers(self, state: State) -> dict[str, Optimizer]:
@@ -98,15 +98,15 @@ class Defaults:
     def forward(self, state: State) -> Any:
         batch = state.batch if state.microbatch is None else state.microbatch
         if data.is_pair(batch):
-            return state.wrapped_model(batch[0])
+            return state.active_model(batch[0])
         if isinstance(batch, Mapping):
             try:
-                return state.wrapped_model(**batch)
+                return state.active_model(**batch)
             except TypeError as error:
                 _explain_keywords(error, state.model, batch)
                 raise
         if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
-            return state.wrapped_model(data.inputs_of(batch))  # to predict for takes no targets
+            return state.active_model(data.inputs_of(batch))  # to predict for takes no targets
         raise TaskError(
             f"a batch of {data.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "

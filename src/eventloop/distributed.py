@@ -1,43 +1,26 @@
-"""The processes that train together, and the device of each.
-
-One object stands for one process; more processes are another object with the same methods.
-"""
+"""How this process joins those that it trains with, and which device is its own."""
 
 from __future__ import annotations
 
 import os
 
 import torch
-from torch import nn
 
-from eventloop.errors import EventloopError, SettingError
-
-
-class SingleProcess:
-    """Training in one process."""
-
-    rank = 0
-    local_rank = 0
-    world_size = 1
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Gives what the forward pass calls: the model itself."""
-        return model
+from eventloop.errors import SettingError
+from eventloop.processes import Processes, SingleProcess
 
 
-def join_processes() -> SingleProcess:
-    """Gives the processes that this one trains with.
+def join_processes() -> Processes:
+    """Gives the processes that this one trains with: those that torchrun's variables tell of.
 
     Raises:
-        EventloopError: torchrun started several, which this version can't train in.
+        EventloopError: the others can't be reached.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size != 1:
-        raise EventloopError(
-            f"WORLD_SIZE is {world_size}, but this version trains in one process",
-            fix="start it without torchrun, or unset WORLD_SIZE",
-        )
-    return SingleProcess()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return SingleProcess()
+    from eventloop.data_parallel import join  # one process needs nothing of it
+
+    return join()
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

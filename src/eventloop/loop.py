@@ -7,8 +7,7 @@ implementations are the core's default for the action of their name.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,12 +16,14 @@ from torch.optim import Optimizer
 
 from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
-from eventloop.data import Feed, to_host
-from eventloop.errors import PluginError, TaskError
+from eventloop.data import to_host
+from eventloop.errors import PluginError
 from eventloop.evaluation import batches_of, evaluation_mode
+from eventloop.feed import Feed
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
+from eventloop.processes import Processes
 from eventloop.state import State
 
 
@@ -33,21 +34,24 @@ class Loop:
         hooks: the plans; complete before the first call.
         quiet: the same plans, with nothing for the events of a microbatch.
         move: copies a batch to the device.
+        processes: those that train together.
 
     Attributes:
         splitter: who owns `split_batch`, for messages.
     """
 
-    def __init__(self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any], processes: Processes
+    ) -> None:
         self.hooks = hooks
         self.quiet = quiet
         self.move = move
+        self.processes = processes
         self.splitter = ""
         self._feed: Feed | None = None
         self._in_training = False
         self._evaluated_at = -1
         self._saved_at = -1
-        self._batch_began = 0.0
 
     def fit(self, state: State, duration: Time | None) -> None:
         """Trains until `state.until`, or until somebody stops the run.
@@ -59,7 +63,7 @@ class Loop:
         state.stop_reason = None
         self._start_clean(state)
         state.wrapped_model.train()
-        self._batch_began = time.perf_counter()
+        self.processes.exchange.start_fit()
         if not self._in_training:
             hooks.training_start(state)
             self._in_training = True
@@ -72,7 +76,7 @@ class Loop:
         self.deliver(state, everything=True)
         hooks.fit_end(state)
         if not state.clock.reached(state.until):
-            state.request_stop("a plugin answered should_stop with True")
+            state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
         if state.stop_reason is not None or duration is None or state.clock.reached(duration):
             self._in_training = False
             hooks.training_end(state)
@@ -111,21 +115,21 @@ class Loop:
 
     def _batch(self, state: State, feed: Feed) -> None:
         """Takes one batch and trains on it."""
-        hooks = self.hooks
+        hooks, exchange = self.hooks, self.processes.exchange
 
         # Samples and tokens are counted on the host, before the copy to the device.
         hooks.before_dataloader(state)
         batch = feed.next()
-        count = state.count = hooks.count_batch(state, batch)
+        state.count = feed.counted(hooks.count_batch(state, batch))
         state.batch = self.move(batch)
         hooks.after_dataloader(state)
 
         hooks.batch_start(state)
+        exchange.start(state)
         stepped = not hooks.should_skip_batch(state) and hooks.train_batch(state)
 
         # The clock moves before `batch_end`, the learning rates after it.
-        began, self._batch_began = self._batch_began, time.perf_counter()
-        state.clock.end_batch(count.samples, count.tokens, self._batch_began - began)
+        state.clock.end_batch(*exchange.end(state))
         hooks.batch_end(state)
         state.batch = state.loss = None
         if stepped:
@@ -162,11 +166,15 @@ class Loop:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Fills `.grad` for the batch; gives its mean loss, detached, and numbers to log."""
         microbatches = hooks.split_batch(state)
-        # A scale is a microbatch's share of the mean; None for a batch in one piece.
-        scales = [None] if len(microbatches) == 1 else self._shares(state, microbatches)
+        if not microbatches:
+            raise PluginError(
+                "split_batch gave no microbatch", by=self.splitter, fix="give at least one"
+            )
+        state.num_microbatches = len(microbatches)
+        shares = self.processes.shares(state, microbatches, hooks.count_batch)
         mean_loss: Any = None
-        for idx, scale in enumerate(scales):
-            state.microbatch, state.microbatch_idx = microbatches[idx], idx
+        for idx, microbatch in enumerate(microbatches):
+            state.microbatch, state.microbatch_idx = microbatch, idx
             hooks.before_forward(state)
             state.outputs = hooks.forward(state)
             hooks.after_forward(state)
@@ -174,32 +182,13 @@ class Loop:
             state.loss = hooks.loss(state)
             hooks.after_loss(state)
             hooks.before_backward(state)
-            loss = state.loss if scale is None else state.loss * scale
+            loss = shares.scaled(state.loss, idx)
             hooks.backward(state, loss)
             hooks.after_backward(state)
             loss = loss.detach()
             mean_loss = loss if mean_loss is None else mean_loss + loss
             state.microbatch = state.outputs = state.loss = None
         return mean_loss, hooks.clip_gradients(state, optimizers)
-
-    def _shares(self, state: State, microbatches: Sequence[Any]) -> list[Any]:
-        """Gives each microbatch's share of the batch's mean: weight / total."""
-        weights = []
-        for microbatch in microbatches:
-            state.microbatch = microbatch
-            weights.append(self.hooks.count_batch(state, microbatch).weight)
-        if not weights:
-            raise PluginError(
-                "split_batch gave no microbatch", by=self.splitter, fix="give at least one"
-            )
-        try:
-            total = sum(weights)
-            return [weight / total for weight in weights]
-        except (TypeError, ZeroDivisionError) as error:
-            raise TaskError(
-                f"the loss weights of {len(weights)} microbatches have no mean: {weights!r}",
-                fix="let Task(loss_weight=...) give numbers or tensors of shape (), not all 0",
-            ) from error
 
     def _repeat(self, state: State, optimizers: Mapping[str, Optimizer]) -> Tensor:
         """Fills `.grad` for the batch once more, without events: the closure of a step."""
@@ -256,13 +245,14 @@ class Loop:
             hooks.predict_end(state)
         return results
 
-    def deliver(self, state: State, *, everything: bool = False) -> None:
+    def deliver(self, state: State, *, everything: bool = False, alone: bool = False) -> None:
         """Hands logged numbers to the loggers: those that are on the host by now.
 
         Args:
             everything: waits for those that aren't.
+            alone: asks nothing of the other ranks, which may be gone.
         """
-        for at, row in state.numbers.arrived(state.clock, everything=everything):
+        for at, row in state.numbers.arrived(state.clock, everything=everything, alone=alone):
             self.hooks.log(state, row, at)
 
     def _start_clean(self, state: State) -> None:
@@ -271,12 +261,19 @@ class Loop:
         self.hooks.zero_grad(state, state.optimizers)
 
     def _feed_of_epoch(self, state: State) -> Feed:
-        between = self._feed is not None and not self._feed.under_way
+        between = self._feed is not None and self._feed.used and not self._feed.under_way
         if between and self.hooks.should_rebuild_dataloader(state):
-            state.train_dataloader = self.hooks.build_train_dataloader(state)
-        if self._feed is None or self._feed.dataloader is not state.train_dataloader:
-            self._feed = Feed(state.train_dataloader)
+            self.feed_from(state, self.hooks.build_train_dataloader(state))
+        elif self._feed is None or self._feed.dataloader is not state.train_dataloader:
+            self.feed_from(state, state.train_dataloader)
+        assert self._feed is not None
         return self._feed
+
+    def feed_from(self, state: State, dataloader: Any) -> None:
+        """Takes training batches from this data loader from now on."""
+        state.train_dataloader = dataloader
+        self._feed = Feed(dataloader, self.processes, state.settings.uneven)
+        state.num_batches = self._feed.num_batches
 
     def _evaluate_once(self, state: State) -> None:
         """Evaluates, unless that has been done at this batch count."""

@@ -60,8 +60,8 @@ class MeanLoss(Metric):
         super().__init__()
         self._loss = loss
         self._state = state
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("num_samples", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("num_samples", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.to(state.device)
 
     def update(self, *_: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch import Tensor
 from eventloop.clock import Clock, Moment, Time
 
 Row = dict[str, float | Tensor]
+Reduction = Literal["mean", "sum"]
 Delivery = tuple[Moment, dict[str, float]]
+OverRanks = Callable[[Sequence[tuple[Moment, Row]], Mapping[str, Reduction]], None]
 
 
 class Numbers:
@@ -19,34 +22,46 @@ class Numbers:
 
     Args:
         interval: how often they are brought to the host.
+        over_ranks: puts the values of all ranks in the place of this one's, in the rows that are
+            about to be copied; not asked where there is one rank.
     """
 
-    def __init__(self, interval: Time) -> None:
+    def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
         self.interval = interval
+        self._over_ranks = over_ranks
+        self._reductions: dict[str, Reduction] = {}
         self._row: Row = {}
         self._rows: list[tuple[Moment, Row]] = []
         self._copies: deque[_HostCopy] = deque()
 
-    def record(self, name: str, value: float | Tensor) -> None:
+    def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
         """Keeps a number for the moment under way; a later one of the same name replaces it.
 
         Args:
             value: a number, or a detached tensor of one entry that nobody writes into any more.
+            reduce: whether the ranks' values are averaged or added up; then all must record it.
         """
         self._row[name] = value
+        if reduce is not None:
+            self._reductions[name] = reduce
 
-    def arrived(self, clock: Clock, *, everything: bool = False) -> Sequence[Delivery]:
+    def arrived(
+        self, clock: Clock, *, everything: bool = False, alone: bool = False
+    ) -> Sequence[Delivery]:
         """Ends the moment under way; gives the rows that are on the host by now, in order.
 
         The copy of the rows so far starts when it is due.
 
         Args:
             everything: starts the copy of all rows now and waits for it.
+            alone: leaves the other ranks out: what isn't reduced yet stays this rank's.
         """
         if self._row:
             self._rows.append((clock.moment(), self._row))
             self._row = {}
         if self._rows and (everything or clock.crossed(self.interval)):
+            if self._over_ranks is not None and not alone:
+                self._over_ranks(self._rows, self._reductions)
             self._copies.append(_HostCopy(self._rows))
             self._rows = []
         rows: list[Delivery] = []
@@ -58,10 +73,12 @@ class Numbers:
 class NoNumbers(Numbers):
     """What stands in the place of `Numbers` where no plugin listens: everything is dropped."""
 
-    def record(self, name: str, value: float | Tensor) -> None:
+    def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
         """Drops a number."""
 
-    def arrived(self, clock: Clock, *, everything: bool = False) -> Sequence[Delivery]:
+    def arrived(
+        self, clock: Clock, *, everything: bool = False, alone: bool = False
+    ) -> Sequence[Delivery]:
         """Gives nothing."""
         return ()
 

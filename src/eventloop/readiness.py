@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from eventloop.clock import Time
-from eventloop.data import Feed
+from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files import why_no_folder
 from eventloop.plugin.assembly import Assembly
@@ -81,7 +81,7 @@ def check_eval_dataloaders(state: State) -> None:
         TaskError: one has none.
     """
     for name, dataloader in state.eval_dataloaders.items():
-        if Feed(dataloader).num_batches == 0:
+        if known_length(dataloader) == 0:
             raise TaskError(
                 f"the eval data loader {name!r} has no batch",
                 fix="give it data, or leave it out of Task(eval_dataloaders=...); drop_last=True "
@@ -134,7 +134,7 @@ def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None
             "the task has no train data loader",
             fix="give Task(train_dataloader=DataLoader(...))",
         )
-    if Feed(state.train_dataloader).num_batches == 0:
+    if state.num_batches == 0:
         raise TaskError(
             "the train data loader has no batch",
             fix="give Task(train_dataloader=...) data; drop_last=True drops a set that is "

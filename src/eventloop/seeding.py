@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ def seed_everything(seed: int) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
     torch.manual_seed(seed)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Has each rank draw other numbers from now on; rank 0 goes on with those of one process."""
+    if rank:
+        text = f"{seed}/{rank}"
+        seed_everything(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from eventloop.options import Option, convert_value, options_of
 
 Precision = Literal["auto", "fp32", "bf16"]
 OnCallbackError = Literal["raise", "disable"]
+Uneven = Literal["pad", "drop", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,12 @@ class Settings:
         eval_interval: how often to evaluate, as a time; once more at the end. none: never.
         log_interval: how often logged numbers are brought to the host and handed to loggers, as
             a time; no number is lost in between.
+        uneven: what becomes of samples and batches that some ranks have and others don't. pad: some
+            samples are seen twice an epoch, and a rank that has run out of batches repeats one that
+            counts for nothing; drop: they are left out; error: they are an error.
+        sync_batch_norm: whether batch norms compute over the batches of all ranks together.
+        find_unused_parameters: whether ranks look at each step which parameters took part, which
+            costs time; for models of which some ranks leave parts unused.
         run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
@@ -50,6 +57,9 @@ class Settings:
     clip_value: float | None = None
     eval_interval: Time | None = Time("1ep")  # noqa: RUF009 - a Time can't change
     log_interval: Time = Time("10ba")  # noqa: RUF009
+    uneven: Uneven = "pad"
+    sync_batch_norm: bool = False
+    find_unused_parameters: bool = False
     run_dir: Path | None = None
     on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
@@ -72,6 +82,9 @@ class SettingValues(TypedDict, total=False):
     clip_value: float | None
     eval_interval: str | Time | None
     log_interval: str | Time
+    uneven: Uneven
+    sync_batch_norm: bool
+    find_unused_parameters: bool
     run_dir: str | Path | None
     on_callback_error: OnCallbackError
     autoload: bool

@@ -14,11 +14,11 @@ from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.clock import Clock, Time
-from eventloop.distributed import SingleProcess
 from eventloop.errors import PluginError, closest
 from eventloop.numbers import NoNumbers, Numbers
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
+from eventloop.processes import Processes
 from eventloop.settings import Settings
 
 
@@ -43,6 +43,8 @@ class State:
             evaluation and prediction the batch there; None in between.
         microbatch: the slice of it under way, from `before_forward` to `after_backward`; else None.
         microbatch_idx: its number within the batch.
+        num_microbatches: how many the batch has on this rank.
+        num_batches: how many an epoch has; None where the train data loader doesn't know.
         count: what the batch counts for: samples and tokens, on the host.
         outputs: what `forward` gave for the microbatch; None afterwards.
         loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
@@ -81,6 +83,8 @@ class State:
         "microbatch",
         "microbatch_idx",
         "model",
+        "num_batches",
+        "num_microbatches",
         "numbers",
         "optimizers",
         "outputs",
@@ -102,7 +106,7 @@ class State:
         settings: Settings,
         device: torch.device,
         precision: Precision,
-        processes: SingleProcess,
+        processes: Processes,
         run_dir: Path,
     ) -> None:
         self.settings: Final = settings
@@ -126,6 +130,8 @@ class State:
         self.batch: Any = None
         self.microbatch: Any = None
         self.microbatch_idx = 0
+        self.num_microbatches = 1
+        self.num_batches: int | None = None
         self.count = data.Count(0, 0, 0)
         self.outputs: Any = None
         self.loss: Tensor | None = None
@@ -156,12 +162,8 @@ class State:
         self._plugins = plugins
         self._own_hooks = own_hooks
         if is_heard:
-            self.numbers = Numbers(self.settings.log_interval)
-
-    @property
-    def num_batches(self) -> int | None:
-        """How many batches an epoch has; None where the data loader doesn't know."""
-        return data.Feed(self.train_dataloader).num_batches
+            over_ranks = self._processes.reducer(self.device)
+            self.numbers = Numbers(self.settings.log_interval, over_ranks)
 
     @property
     def rank(self) -> int:
@@ -177,6 +179,14 @@ class State:
     def world_size(self) -> int:
         """How many processes train together."""
         return self._processes.world_size
+
+    @property
+    def active_model(self) -> nn.Module:
+        """What a forward pass calls now: `wrapped_model` for a microbatch, else `model`.
+
+        In evaluation and prediction no rank waits for another.
+        """
+        return self.model if self.microbatch is None else self.wrapped_model
 
     @property
     def inputs(self) -> Any:
@@ -227,15 +237,21 @@ class State:
             value = value.detach().clone()
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
-        self.numbers.record(name, value)
+        self.numbers.record(name, value, reduce)
 
     def request_stop(self, reason: str) -> None:
-        """Asks the run to stop after the batch under way; the first reason is kept."""
-        self.stop_reason = self.stop_reason or reason
+        """Asks the run to stop after the batch under way; the first reason is kept.
+
+        Any rank may ask; with several, the run stops a batch later, on all of them.
+        """
+        self._processes.exchange.request_stop(self, reason)
 
     def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as the batch under way is done."""
-        self.checkpoint_requested = True
+        """Asks for a checkpoint as soon as the batch under way is done.
+
+        Any rank may ask; with several, it is saved a batch later.
+        """
+        self._processes.exchange.request_checkpoint(self)
 
     def plugin(self, name: str) -> Any:
         """Gives the active plugin of this name.

@@ -169,7 +169,7 @@ def _eval_dataloaders_hook(given: Any) -> Callable[[State], Mapping[str, Any]]:
 
 def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any]:
     def build_optimizers(state: State) -> Mapping[str, Optimizer]:
-        return named_optimizers(given(state.wrapped_model))
+        return named_optimizers(given(state.model))
 
     return build_optimizers
 
@@ -271,7 +271,7 @@ def _described(function: Callable[..., Any]) -> str:
 
 
 _SOURCES: dict[str, Callable[[State, Any], Any]] = {
-    "model": lambda state, batch: state.wrapped_model,
+    "model": lambda state, batch: state.active_model,
     "batch": lambda state, batch: batch,
     "inputs": lambda state, batch: data.inputs_of(batch),
     "targets": lambda state, batch: data.targets_of(batch),

@@ -21,7 +21,7 @@ from eventloop.bookkeeping import Bookkeeping
 from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
-from eventloop.data import Feed, first_batch, mover_to
+from eventloop.data import first_batch, mover_to
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
@@ -42,7 +42,8 @@ from eventloop.readiness import (
     check_trainable,
     usable_run_dir,
 )
-from eventloop.seeding import kept_generators, seed_everything
+from eventloop.same import require_same_run
+from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.settings import SettingValues
 from eventloop.state import State
 
@@ -97,8 +98,9 @@ class Trainer:
         self._counts_tokens = brought.counts_tokens
         chosen = configuration.settings(brought.settings)
 
-        run_dir = usable_run_dir(chosen.run_dir or _new_run_dir(brought.name))
-        processes = join_processes()
+        self._processes = processes = join_processes()
+        new_run_dir, *_ = processes.gathered(_new_run_dir(brought.name))
+        run_dir = usable_run_dir(chosen.run_dir or new_run_dir)
         seed_everything(chosen.seed)
         device = choose_device(chosen.device, processes.local_rank)
         self.state = State(
@@ -109,9 +111,14 @@ class Trainer:
             run_dir=run_dir,
         )
         self._hooks = new_plans(HOOKS)
-        self._loop = Loop(self._hooks, quiet=new_plans(HOOKS), move=mover_to(device))
-        self._bookkeeping = Bookkeeping(self._hooks)
-        core = (Defaults(self._hooks, processes.wrap), self._bookkeeping, self._loop)
+        self._loop = Loop(self._hooks, new_plans(HOOKS), mover_to(device), processes)
+        self._bookkeeping = Bookkeeping(self._hooks, processes)
+        core = (
+            Defaults(self._hooks, processes.wrap),
+            self._bookkeeping,
+            self._loop,
+            *processes.hooks(chosen),
+        )
         self._assembly = assemble(
             configuration,
             task=task_plugin(task),
@@ -123,6 +130,7 @@ class Trainer:
         self._observers = (*observers_of(chosen), *observers)
         self._freeze()
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
+        require_same_run(processes, self.state.manifest)
         with self._told_of_failure(closing=True):
             self._build()
 
@@ -304,11 +312,13 @@ class Trainer:
         check_optimizers(state)
         state.train_dataloader = hooks.build_train_dataloader(state)
         self._drop_unsuitable()
+        self._loop.feed_from(state, state.train_dataloader)
         state.eval_dataloaders = hooks.build_eval_dataloaders(state)
         check_eval_dataloaders(state)
         state.schedulers = hooks.build_schedulers(state)
         datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
         state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
+        seed_rank(state.settings.seed, state.rank)
         hooks.after_load(state)
 
     def _drop_unsuitable(self) -> None:
@@ -319,11 +329,13 @@ class Trainer:
         state = self.state
         with kept_generators():
             first, state.train_dataloader = first_batch(state.train_dataloader)
-        if first is None:
-            return
-        state.batch = self._loop.move(first)
-        reasons = unsuitable_reasons(asked, state, self._insists_on)
-        state.batch = None
+        mine: dict[str, str] = {}
+        if first is not None:
+            state.batch = self._loop.move(first)
+            mine = unsuitable_reasons(asked, state, self._insists_on)
+            state.batch = None
+        # What doesn't suit one rank is off on all.
+        reasons = {name: why for one in self._processes.gathered(mine) for name, why in one.items()}
         if reasons:
             self._assembly = without(self._assembly, reasons)
             self._freeze()
@@ -331,9 +343,8 @@ class Trainer:
     def _resolved(self, name: str, time: Time | None) -> Time | None:
         if time is None:
             return None
-        num_batches = Feed(self.state.train_dataloader).num_batches
         try:
-            return resolve(time, self.state.settings.max_duration, num_batches)
+            return resolve(time, self.state.settings.max_duration, self.state.num_batches)
         except ValueError as error:
             raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None
 
@@ -343,7 +354,7 @@ class Trainer:
         try:
             yield
         except BaseException as error:
-            late = failures_of(lambda: self._loop.deliver(self.state, everything=True))
+            late = failures_of(lambda: self._loop.deliver(self.state, everything=True, alone=True))
             failures = late + told(self._hooks.exception, self.state, error)
             if closing:
                 failures += failures_of(self.close)

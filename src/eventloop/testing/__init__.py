@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eventloop.testing.contract import check_plugin
+    from eventloop.testing.ranks import run_ranks
     from eventloop.testing.runs import isolated_trainer, recorder, tiny_batches, tiny_task
 
-__all__ = ["check_plugin", "isolated_trainer", "recorder", "tiny_batches", "tiny_task"]
+__all__ = ["check_plugin", "isolated_trainer", "recorder", "run_ranks", "tiny_batches", "tiny_task"]
 
 # pytest imports this package in every project where eventloop is installed; torch must wait.
 _LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
 _LAZY["check_plugin"] = "eventloop.testing.contract"
+_LAZY["run_ranks"] = "eventloop.testing.ranks"
 
 
 def __getattr__(name: str) -> object:

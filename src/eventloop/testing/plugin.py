@@ -48,6 +48,14 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
 
 
 @pytest.fixture
+def two_ranks() -> Callable[..., list[Any]]:
+    """Calls a function on two ranks under gloo; gives their results: `two_ranks(fit, steps=3)`."""
+    from eventloop import testing
+
+    return testing.run_ranks
+
+
+@pytest.fixture
 def make_recorder() -> Callable[..., Recorder]:
     """Makes plugins whose `seen` lists hooks as they are called: `make_recorder(hooks, name)`."""
     from eventloop import testing

@@ -23,7 +23,7 @@ class Jsonl:
         self.path = None if path is None else Path(path)  # a script may well give a text
         self._file: LineFile | None = None
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Appends a line for each number."""
         if self._file is None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from eventloop import Moment, hookimpl
-from eventloop.data import Feed
+from eventloop.data import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on
 from eventloop_progress.fit import Fit
@@ -51,28 +51,28 @@ class Progress:
         self._loss: float | None = None
         self._num_evaluated = 0
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
         """Draws the bar for the first time."""
         self._display = display_on(self.console)
-        num_batches = Feed(state.train_dataloader).num_batches
+        num_batches = state.num_batches
         self._fit = Fit(state.clock, state.until, time.perf_counter(), num_batches)
         self._draw(state)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def epoch_start(self, state: StateView) -> None:
         """Notes where the epoch begins."""
         if self._fit is not None:
-            num_batches = Feed(state.train_dataloader).num_batches
+            num_batches = state.num_batches
             self._fit.epoch_start(time.perf_counter(), num_batches)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def batch_end(self, state: StateView) -> None:
         """Draws the bar if it is time; all that most steps pay is this comparison."""
         if time.perf_counter() >= self._draw_at:
             self._draw(state)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Takes the loss from the numbers that have arrived on the host."""
         loss = numbers.get("train/loss")
@@ -80,7 +80,7 @@ class Progress:
         if self._fit is not None:
             self._display.lines(self._fit.reports.arrived(at.epoch, loss))
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
         """Stops the watch of the training."""
         if self._fit is None:
@@ -88,20 +88,20 @@ class Progress:
         else:
             self._fit.pace.pause(time.perf_counter())
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def eval_start(self, state: StateView) -> None:
         """Draws which data loader comes."""
         self._num_evaluated = 0
         self._draw(state)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def eval_batch_end(self, state: StateView) -> None:
         """Draws how far the evaluation is, if it is time."""
         self._num_evaluated += 1
         if time.perf_counter() >= self._draw_at:
             self._draw(state)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def eval_after_all(self, state: StateView) -> None:
         """Shows the results, which is when the device is waited for.
 
@@ -117,31 +117,31 @@ class Progress:
         self._fit.results = results
         self._draw(state)
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def epoch_end(self, state: StateView) -> None:
         """Learns how long an epoch is, where the data loader can't tell."""
         if self._fit is not None:
             self._fit.epoch_end()
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def epoch_checkpoint(self, state: StateView) -> None:
         """Reports the epoch, now that the evaluation at its end is done."""
         if self._fit is not None:
             report = self._fit.report(time.perf_counter())
             self._display.lines(self._fit.reports.epoch_end(report))
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
         """Leaves the bar as it stands at the end."""
         self._draw(state, ended=True)
         self._leave()
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def exception(self) -> None:
         """Gives the terminal back before the error is printed."""
         self._leave()
 
-    @hookimpl
+    @hookimpl(rank_zero=True)
     def close(self) -> None:
         """Gives the terminal back, if nobody did."""
         self._leave()
@@ -183,12 +183,12 @@ class Progress:
 
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
         """Gives what is drawn while somebody evaluates outside of a fit."""
-        num_batches = Feed(state.eval_dataloaders[state.eval_name or ""]).num_batches
+        num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         frac = self._num_evaluated / num_batches if num_batches else 0.0
         return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac
 
     def _evaluated(self, state: StateView) -> str:
-        num_batches = Feed(state.eval_dataloaders[state.eval_name or ""]).num_batches
+        num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         total = "" if num_batches is None else f"/{num_batches:,}"
         name = printable(state.eval_name or "", self.console.encoding)
         return f"{name} {self._num_evaluated:,}{total}"

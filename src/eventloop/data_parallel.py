@@ -1,0 +1,207 @@
+"""Training in several processes, one a device, which average their gradients: torch's DDP.
+
+Started by torchrun, or by whatever else sets its variables RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from eventloop.errors import EventloopError
+from eventloop.exchange import Agreed, Exchange
+from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
+from eventloop.rank_hooks import RankHooks
+from eventloop.same import require_same
+from eventloop.sync_batch_norm import with_shared_batch_norm
+
+if TYPE_CHECKING:
+    from eventloop.clock import Moment
+    from eventloop.numbers import OverRanks, Reduction, Row
+    from eventloop.settings import Settings
+    from eventloop.state import State
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+class DataParallel:
+    """One rank of several, which see different data and average their gradients.
+
+    Args:
+        host: a gloo group, for what the hosts tell each other.
+        aside: a group of the default backend, for sums that mustn't wait behind gradients.
+    """
+
+    def __init__(self, host: dist.ProcessGroup, aside: dist.ProcessGroup) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.exchange: Exchange = _Exchange(self, host)
+        self._host = host
+        self._aside = aside
+
+    def hooks(self, settings: Settings) -> tuple[object, ...]:
+        """Gives what splits the data and says when gradients are exchanged."""
+        return (RankHooks(),)
+
+    def wrap(self, state: State) -> nn.Module:
+        """Gives the model in torch's DistributedDataParallel; bare where nothing is trained.
+
+        Raises:
+            EventloopError: the ranks have different models.
+        """
+        model, settings = state.model, state.settings
+        shapes = [
+            f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
+            for name, one in model.state_dict().items()
+        ]
+        require_same(self, "models", dict(enumerate(shapes)))
+        if not any(param.requires_grad for param in model.parameters()):
+            return model
+        if settings.sync_batch_norm:
+            state.model = model = with_shared_batch_norm(model)
+        return DistributedDataParallel(
+            model,
+            device_ids=[state.device] if state.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=settings.find_unused_parameters,
+        )
+
+    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+        """Gives what each weighs of the mean weight of a rank: gradients are averaged.
+
+        The sum over the ranks starts now and is awaited when the first loss is there.
+        """
+        weights: list[Weight] = [0.0] * len(microbatches)
+        if state.count.samples:
+            weights = weights_of(state, microbatches, count_batch)
+        total = _on_device(sum(weights), state.device)
+        work = dist.all_reduce(total, group=self._aside, async_op=True)
+
+        def mean() -> Tensor:
+            work.wait()
+            return (total / self.world_size).float()
+
+        return Parts(weights, mean)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives this value of every rank, in order; every rank waits for the others."""
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._host)
+        return values
+
+    def num_yes(self, answer: bool) -> int:
+        """Gives how many ranks say yes; every rank waits for the others."""
+        answers = array("d", [float(answer)])
+        dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self._host)
+        return int(answers[0])
+
+    def reducer(self, device: torch.device) -> OverRanks | None:
+        """Gives what reduces logged numbers over the ranks, in one sum a log interval."""
+
+        def over_ranks(
+            rows: Sequence[tuple[Moment, Row]], reductions: Mapping[str, Reduction]
+        ) -> None:
+            places = [(row, name) for _, row in rows for name in sorted(row) if name in reductions]
+            if not places:
+                return
+            sums = torch.stack([_on_device(row[name], device).reshape(()) for row, name in places])
+            dist.all_reduce(sums, group=self._aside)
+            for (row, name), value in zip(places, sums, strict=True):
+                row[name] = value if reductions[name] == "sum" else value / self.world_size
+
+        return over_ranks
+
+
+class _Exchange:
+    """The exchange among ranks: one small sum on the host for each batch."""
+
+    def __init__(self, processes: DataParallel, group: dist.ProcessGroup) -> None:
+        self._processes = processes
+        self._group = group
+        self._since = 0.0
+        self._stop_reason: str | None = None
+        self._checkpoint = False
+        self._sums = array("d")
+        self._work: Any = None
+
+    def request_stop(self, state: State, reason: str) -> None:
+        """Asks the other ranks to stop with this one, after the next exchange."""
+        self._stop_reason = self._stop_reason or reason
+
+    def request_checkpoint(self, state: State) -> None:
+        """Asks the other ranks to save with this one, after the next exchange."""
+        self._checkpoint = True
+
+    def start_fit(self) -> None:
+        """Begins to take the time; forgets what was asked before."""
+        self._since = time.perf_counter()
+        self._stop_reason = None
+        self._checkpoint = False
+
+    def start(self, state: State) -> None:
+        """Tells the others what the batch counts for, and what this rank asks for."""
+        since, self._since = self._since, time.perf_counter()
+        seconds = self._since - since if self._processes.rank == 0 else 0.0
+        asks = (float(self._stop_reason is not None), float(self._checkpoint))
+        # Read through the array, no operation of torch is needed to see the sums.
+        self._sums = array("d", (state.count.samples, state.count.tokens, seconds, *asks))
+        sums = torch.frombuffer(self._sums, dtype=torch.float64)
+        self._work = dist.all_reduce(sums, group=self._group, async_op=True)
+
+    def end(self, state: State) -> Agreed:
+        """Gives the sums over the ranks, and grants what one of them asked for."""
+        self._work.wait()
+        samples, tokens, seconds, stops, checkpoints = self._sums
+        if stops:
+            reasons = self._processes.gathered(self._stop_reason)
+            asked = next((idx, one) for idx, one in enumerate(reasons) if one is not None)
+            state.stop_reason = state.stop_reason or asked[1]
+        if checkpoints:
+            state.checkpoint_requested, self._checkpoint = True, False
+        return int(samples), int(tokens), seconds
+
+
+def join() -> DataParallel:
+    """Joins the processes that torchrun's variables tell of; a group that is there is used.
+
+    Raises:
+        EventloopError: the others can't be reached.
+    """
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=_TIMEOUT)
+        except (ValueError, RuntimeError) as error:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            raise EventloopError(
+                f"the other ranks can't be reached: {error}",
+                fix="start with `eventloop fit TASK --nproc 2` or with torchrun, which set "
+                + ", ".join(names),
+                set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),
+            ) from error
+        atexit.register(_leave)
+    return DataParallel(host=dist.new_group(backend="gloo"), aside=dist.new_group())
+
+
+def _on_device(weight: Weight, device: torch.device) -> Tensor:
+    """Gives a weight as a float64 tensor of shape (), without waiting for the device."""
+    if isinstance(weight, Tensor):
+        return weight.to(device, torch.float64, copy=True)
+    return torch.full((), float(weight), dtype=torch.float64, device=device)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

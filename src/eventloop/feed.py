@@ -1,0 +1,145 @@
+"""The feed: takes training batches from a data loader, as many on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from eventloop.data import Count, known_length
+from eventloop.errors import TaskError
+from eventloop.processes import Processes
+
+NOTHING = Count(0, 0, 0)
+
+
+class Feed:
+    """Takes batches from a data loader, epoch after epoch, and knows whether there is another.
+
+    A loader with a known length is asked for a batch when it is wanted, not before; of any other,
+    one batch is taken ahead, after everything that the batch before it caused.
+
+    Args:
+        processes: the ranks, each with a loader of its own; built on all of them at once.
+        uneven: what becomes of the batches that some ranks have and others don't. pad: a rank
+            that has run out repeats its first batch, which counts for nothing; drop: they are left
+            out; error: they are an error.
+
+    Attributes:
+        used: whether an epoch has ever begun.
+        num_batches: how many batches an epoch has; None where some loader doesn't know.
+
+    Raises:
+        TaskError: the lengths differ, and that is an error.
+    """
+
+    def __init__(
+        self,
+        dataloader: Any,
+        processes: Processes,
+        uneven: Literal["pad", "drop", "error"] = "pad",
+    ) -> None:
+        self.dataloader = dataloader
+        self.used = False
+        self._processes = processes
+        self._uneven = uneven
+        self._own_length = known_length(dataloader)
+        self.num_batches = self._agreed_length()
+        may_pad = self.num_batches is None or self.num_batches != self._own_length
+        self._keeps_first = processes.world_size > 1 and uneven == "pad" and may_pad
+        self._first: Any = None
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._taken = 0
+        self._is_repeated = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an epoch has begun and hasn't ended."""
+        return self._iterator is not None
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begins an epoch, and tells its number to samplers that want it.
+
+        Raises:
+            TaskError: it has no batch, so that epochs would pass, or never end, untrained.
+        """
+        for name in ("sampler", "batch_sampler"):
+            set_epoch = getattr(getattr(self.dataloader, name, None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        self._iterator, self._ahead, self._taken = iter(self.dataloader), [], 0
+        self.used = True
+        if not self._has_own():
+            raise TaskError(
+                f"the train data loader gave no batch in epoch {epoch}",
+                fix="give an iterable that starts anew each time, such as a list or a DataLoader; "
+                "an iterator or a generator is used up after one epoch",
+            )
+
+    def has_next(self) -> bool:
+        """Tells whether the epoch has another batch; on every rank alike.
+
+        Raises:
+            TaskError: some ranks have one and others don't, and that is an error.
+        """
+        if self.num_batches is not None:
+            return self._taken < self.num_batches
+        num_with = self._processes.num_yes(self._has_own())
+        world_size = self._processes.world_size
+        if self._uneven == "error" and 0 < num_with < world_size:
+            raise _uneven(f"{world_size - num_with} of {world_size} ranks have run out of batches")
+        return num_with == world_size if self._uneven == "drop" else num_with > 0
+
+    def next(self) -> Any:
+        """Gives the next batch, as the loader made it."""
+        assert self._iterator is not None
+        length = self._own_length
+        self._is_repeated = not self._ahead if length is None else self._taken >= length
+        try:
+            if self._is_repeated:
+                batch = self._first
+            else:
+                batch = self._ahead.pop() if self._ahead else next(self._iterator)
+        except StopIteration:
+            raise TaskError(
+                f"the data loader gave {self._taken} batches, but its length is {length}",
+                fix="make len() of the data loader the number of batches that it gives",
+            ) from None
+        self._taken += 1
+        if self._keeps_first and self._taken == 1:
+            self._first = batch
+        return batch
+
+    def counted(self, count: Count) -> Count:
+        """Gives what the batch at hand counts for: nothing, if it is repeated to pad."""
+        return NOTHING if self._is_repeated else count
+
+    def end_epoch(self) -> None:
+        """Ends the epoch; what is left of it is dropped."""
+        self._iterator, self._ahead, self._first = None, [], None
+
+    def _has_own(self) -> bool:
+        if self._own_length is not None:
+            return self._taken < self._own_length
+        if not self._ahead:
+            assert self._iterator is not None
+            for batch in self._iterator:
+                self._ahead.append(batch)
+                break
+        return bool(self._ahead)
+
+    def _agreed_length(self) -> int | None:
+        lengths: list[int] = self._processes.gathered(self._own_length)
+        if None in lengths:
+            return None
+        if self._uneven == "error" and len(set(lengths)) > 1:
+            raise _uneven(f"the ranks have {', '.join(map(str, lengths))} batches an epoch")
+        return min(lengths) if self._uneven == "drop" else max(lengths)
+
+
+def _uneven(what: str) -> TaskError:
+    return TaskError(
+        what,
+        fix="set uneven to pad (a rank that has run out waits with a batch that counts for "
+        "nothing) or to drop (what is left over isn't trained on)",
+    )

@@ -1,0 +1,60 @@
+"""What several ranks need at the hooks of the loop: the core's plugin for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from eventloop.hooks import hookimpl
+from eventloop.sharding import is_too_small, sharded_for_evaluation, sharded_for_training
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+
+
+class RankHooks:
+    """Splits the data over the ranks, and says when gradients and buffers are exchanged."""
+
+    def __init__(self) -> None:
+        self._seen_whole: set[str] = set()
+
+    @hookimpl(wrapper=True)
+    def build_train_dataloader(self, state: State) -> Any:
+        dataloader = yield
+        return sharded_for_training(dataloader, state)
+
+    @hookimpl(wrapper=True)
+    def build_eval_dataloaders(self, state: State) -> Any:
+        dataloaders = yield
+        parts = {name: sharded_for_evaluation(one, state) for name, one in dataloaders.items()}
+        small = (name for name, one in dataloaders.items() if is_too_small(one, state))
+        self._seen_whole = {f"eval/{name}" for name in small}
+        return parts
+
+    @hookimpl(wrapper=True)
+    def build_metrics(self, state: State, dataset: str) -> Any:
+        metrics = yield
+        if dataset in self._seen_whole:  # every rank counts every sample
+            for metric in metrics.values():
+                metric.distributed_available_fn = _alone
+        return metrics
+
+    @hookimpl
+    def before_forward(self, state: State) -> None:
+        # Only the last backward of a batch exchanges gradients.
+        if isinstance(state.wrapped_model, DistributedDataParallel):
+            is_last = state.microbatch_idx == state.num_microbatches - 1
+            state.wrapped_model.require_backward_grad_sync = is_last
+
+    @hookimpl
+    def eval_before_all(self, state: State) -> None:
+        # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
+        if state.model is not state.wrapped_model:
+            for buffer in state.model.buffers():
+                dist.broadcast(buffer, 0)
+
+
+def _alone() -> bool:
+    return False

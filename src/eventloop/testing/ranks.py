@@ -1,0 +1,116 @@
+"""Several ranks on one machine: real processes under gloo, for tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT_S = 120.0
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    timeout_s: float = TIMEOUT_S,
+    **kwargs: Any,
+) -> list[Any]:
+    """Calls a function in several processes that are each other's ranks, on the CPU.
+
+    On Linux they are forks of this one, so that the function may be anything; elsewhere it has to
+    stand at the top of a module.
+
+    Args:
+        args, kwargs: what the function is called with.
+
+    Returns:
+        What it gave in each, in order of rank; tensors and whatever else can be pickled.
+
+    Raises:
+        RankError: one of them raised or died; the message has its rank and traceback.
+        TimeoutError: they took longer than `timeout_s`.
+    """
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = []
+    for rank in range(world_size):
+        ours, theirs = context.Pipe(duplex=False)
+        variables = _variables(rank, world_size, store.port)
+        job = (theirs, variables, function, args, kwargs)
+        process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    try:
+        return _results(ranks, time.monotonic() + timeout_s)
+    finally:
+        for process, ours in ranks:
+            process.kill()
+            process.join()
+            ours.close()
+
+
+class RankError(Exception):
+    """A rank raised or died."""
+
+
+def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Gives what torchrun would set; the store is this process's, as it would be torchrun's."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+def _run(
+    pipe: Connection,
+    variables: dict[str, str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    os.environ |= variables
+    torch.set_num_threads(1)
+    try:
+        told = (True, function(*args, **kwargs))
+    except BaseException:  # noqa: BLE001  the caller raises it
+        told = (False, traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(told))
+    pipe.close()
+    # The groups of a rank that failed would wait for the others.
+    os._exit(0)
+
+
+def _results(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    waiting = {ours: rank for rank, (_, ours) in enumerate(ranks)}
+    while waiting:
+        ready = multiprocessing.connection.wait(list(waiting), deadline - time.monotonic())
+        if not ready:
+            late = ", ".join(map(str, waiting.values()))
+            raise TimeoutError(f"no result from rank {late}")
+        for ours in ready:
+            rank = waiting.pop(ours)  # type: ignore[arg-type]
+            try:
+                has_result, value = pickle.loads(ours.recv_bytes())  # type: ignore[union-attr]
+            except EOFError:
+                raise RankError(f"rank {rank} died") from None
+            if not has_result:
+                raise RankError(f"rank {rank} raised\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in range(len(ranks))]
