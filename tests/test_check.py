@@ -8,6 +8,7 @@ from torch import nn
 
 from eventloop import hookimpl
 from eventloop.check import Check
+from eventloop.testing import isolated_trainer, run_ranks
 
 
 @pytest.fixture
@@ -179,3 +180,43 @@ def test_tensors_are_as_they_were_afterwards(checked, make_plugin):
 
     assert (torch.Tensor.tolist, torch.Tensor.numpy) == before
     assert "tolist" not in vars(torch.Tensor)
+
+
+class StopsAlone:
+    """Answers on rank 1 alone."""
+
+    name = "alone"
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.rank == 1 and state.clock.batch == 2
+
+
+class StopsTogether:
+    """Answers alike on all ranks."""
+
+    name = "together"
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.clock.batch == 2
+
+
+@pytest.mark.parametrize("plugin", [StopsAlone, StopsTogether])
+def test_answers_that_differ_between_ranks_are_found(tmp_path, plugin):
+    """They would send one rank out of the loop, and leave the others waiting."""
+
+    def run():
+        check = Check()
+        given = {"callbacks": [plugin()], "observers": [check], "max_duration": "2ba"}
+        with isolated_trainer(tmp_path, **given) as trainer:
+            trainer.fit()
+        return [str(finding) for finding in check.findings]
+
+    for findings in run_ranks(run):
+        if plugin is StopsTogether:
+            assert findings == []
+        else:
+            (finding,) = findings
+            assert "alone" in finding
+            assert "rank 0 False, rank 1 True" in finding

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from eventloop.plugin.observe import watched
+from eventloop.plugin.observe import caller, instead, watched
 from eventloop.plugin.order import Implementation
 from eventloop.reads import HostReads
 from eventloop.state import State
@@ -29,7 +29,7 @@ class Finding:
     """Something that a plugin must not do, and did.
 
     Args:
-        kind: whether it wrote or read.
+        kind: whether it wrote, read, or answered otherwise than on other ranks.
         who: plugin, distribution and hook.
         what: what it did.
         where: file and line, where they are known.
@@ -37,7 +37,7 @@ class Finding:
         times: how often.
     """
 
-    kind: Literal["write", "read"]
+    kind: Literal["write", "read", "answer"]
     who: str
     what: str
     where: str
@@ -53,7 +53,7 @@ class Check:
     """Watches a run for what plugins do to the State and to the device.
 
     In-place writes show in a tensor's version; one through `.data` or NumPy leaves none. Answers to
-    questions aren't compared across ranks: there is one rank.
+    questions are compared across ranks, each of which then waits for the others.
     """
 
     columns = ("attribute", "hook", "plugin", "times")
@@ -85,7 +85,25 @@ class Check:
             def given(state: State) -> Any:
                 return RecordedState(state, self._writes, (hook, one.plugin.name))
 
-        return watched(one, lambda state: self._stretch(one, state), in_halves=True, given=given)
+        seen = watched(one, lambda state: self._stretch(one, state), in_halves=True, given=given)
+        return self._compared(seen) if one.hook.kind == "question" else seen
+
+    def _compared(self, one: Implementation) -> Implementation:
+        """Gives the implementation of a question with its answers compared across ranks."""
+        if one.wrapper:
+            return one
+        call = caller(one)
+
+        def answer(state: Any, *rest: Any) -> Any:
+            mine = call(state, *rest)
+            everybody = state.gathered(mine)
+            if any(theirs != mine for theirs in everybody):
+                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(everybody))
+                what = f"answered differently on different ranks: {shown}"
+                self._found("answer", one, state, what, one.where)
+            return mine
+
+        return instead(one, answer)
 
     @contextmanager
     def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
@@ -124,7 +142,7 @@ class Check:
 
     def _found(
         self,
-        kind: Literal["write", "read"],
+        kind: Literal["write", "read", "answer"],
         one: Implementation,
         state: Any,
         what: str,

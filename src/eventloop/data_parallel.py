@@ -7,7 +7,9 @@ MASTER_ADDR and MASTER_PORT.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -39,17 +41,26 @@ class DataParallel:
     """One rank of several, which see different data and average their gradients.
 
     Args:
-        host: a gloo group, for what the hosts tell each other.
-        aside: a group of the default backend, for sums that mustn't wait behind gradients.
+        groups: a gloo group, for what the hosts tell each other, and one of the default backend,
+            for sums that mustn't wait behind gradients. Nothing else may hold them.
     """
 
-    def __init__(self, host: dist.ProcessGroup, aside: dist.ProcessGroup) -> None:
+    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.exchange: Exchange = _Exchange(self, host)
-        self._host = host
-        self._aside = aside
+        self.exchange: Exchange = _Exchange(self)
+        self._groups = groups
+
+    @property
+    def host(self) -> dist.ProcessGroup:
+        """The group of the hosts."""
+        return self._groups[0]
+
+    @property
+    def aside(self) -> dist.ProcessGroup:
+        """The group for sums aside of the gradients."""
+        return self._groups[1]
 
     def hooks(self, settings: Settings) -> tuple[object, ...]:
         """Gives what splits the data and says when gradients are exchanged."""
@@ -87,7 +98,7 @@ class DataParallel:
         if state.count.samples:
             weights = weights_of(state, microbatches, count_batch)
         total = _on_device(sum(weights), state.device)
-        work = dist.all_reduce(total, group=self._aside, async_op=True)
+        work = dist.all_reduce(total, group=self.aside, async_op=True)
 
         def mean() -> Tensor:
             work.wait()
@@ -98,13 +109,13 @@ class DataParallel:
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; every rank waits for the others."""
         values = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._host)
+        dist.all_gather_object(values, value, group=self.host)
         return values
 
     def num_yes(self, answer: bool) -> int:
         """Gives how many ranks say yes; every rank waits for the others."""
         answers = array("d", [float(answer)])
-        dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self._host)
+        dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
         return int(answers[0])
 
     def reducer(self, device: torch.device) -> OverRanks | None:
@@ -117,7 +128,7 @@ class DataParallel:
             if not places:
                 return
             sums = torch.stack([_on_device(row[name], device).reshape(()) for row, name in places])
-            dist.all_reduce(sums, group=self._aside)
+            dist.all_reduce(sums, group=self.aside)
             for (row, name), value in zip(places, sums, strict=True):
                 row[name] = value if reductions[name] == "sum" else value / self.world_size
 
@@ -127,9 +138,8 @@ class DataParallel:
 class _Exchange:
     """The exchange among ranks: one small sum on the host for each batch."""
 
-    def __init__(self, processes: DataParallel, group: dist.ProcessGroup) -> None:
+    def __init__(self, processes: DataParallel) -> None:
         self._processes = processes
-        self._group = group
         self._since = 0.0
         self._stop_reason: str | None = None
         self._checkpoint = False
@@ -158,7 +168,7 @@ class _Exchange:
         # Read through the array, no operation of torch is needed to see the sums.
         self._sums = array("d", (state.count.samples, state.count.tokens, seconds, *asks))
         sums = torch.frombuffer(self._sums, dtype=torch.float64)
-        self._work = dist.all_reduce(sums, group=self._group, async_op=True)
+        self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
     def end(self, state: State) -> Agreed:
         """Gives the sums over the ranks, and grants what one of them asked for."""
@@ -191,8 +201,9 @@ def join() -> DataParallel:
                 + ", ".join(names),
                 set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),
             ) from error
-        atexit.register(_leave)
-    return DataParallel(host=dist.new_group(backend="gloo"), aside=dist.new_group())
+    groups = [dist.new_group(backend="gloo"), dist.new_group()]
+    atexit.register(_leave, groups)
+    return DataParallel(groups)
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:
@@ -202,6 +213,14 @@ def _on_device(weight: Weight, device: torch.device) -> Tensor:
     return torch.full((), float(weight), dtype=torch.float64, device=device)
 
 
-def _leave() -> None:
+def _leave(groups: list[dist.ProcessGroup]) -> None:
+    """Gives the groups up, so that their threads end before the interpreter does.
+
+    A thread of gloo's that is left drops tensors while Python goes away, and aborts (torch 2.13).
+    """
+    if hasattr(sys, "last_value"):
+        return  # after an exception: the other ranks may be gone
+    groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+    gc.collect()

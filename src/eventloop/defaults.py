@@ -215,7 +215,8 @@ class Defaults:
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
-        return save_tensors(self._plans.capture_model(state), path)
+        weights = self._plans.capture_model(state)
+        return save_tensors(weights, path) if state.rank == 0 else path
 
 
 def _no_scalar(loss: object) -> TaskError:

@@ -9,6 +9,8 @@ from eventloop.errors import EventloopError
 from eventloop.processes import Processes
 
 _NOTHING = "nothing"
+# Each rank may have its own; files are rank 0's.
+_OWN = ("device", "run_dir")
 
 
 def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
@@ -19,7 +21,8 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
     """
     everybody = processes.gathered(manifest)
     for what in ("settings", "plugins", "off", "owners", "order", "versions"):
-        _compare(what, [dict(_flat("", manifest[what])) for manifest in everybody])
+        flat = [dict(_flat("", manifest[what])) for manifest in everybody]
+        _compare(what, [{key: one[key] for key in one if key not in _OWN} for one in flat])
 
 
 def require_same(processes: Processes, what: str, mine: Mapping[Any, Any]) -> None:

@@ -239,6 +239,14 @@ class State:
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         self.numbers.record(name, value, reduce)
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives this value of every rank, in order; to be called on all of them, which wait.
+
+        Args:
+            value: something small that can be pickled; no tensor on a device.
+        """
+        return self._processes.gathered(value)
+
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way; the first reason is kept.
 

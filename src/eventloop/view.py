@@ -102,6 +102,9 @@ class StateView(Protocol):
     ) -> None:
         """Logs a number; see `State.log`."""
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives this value of every rank, in order; to be called on all of them, which wait."""
+
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way."""
 

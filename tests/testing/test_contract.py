@@ -137,6 +137,25 @@ class Thread:
         threading.Thread(target=self.end.wait, args=(2,), name="left-behind").start()
 
 
+class Drifts:
+    """Changes weights by what one rank alone draws."""
+
+    @hookimpl
+    @torch.no_grad()
+    def batch_end(self, state):
+        weight = next(state.model.parameters())
+        weight += 1e-3 * torch.rand((), generator=state.generator("drifts"))
+
+
+class Hangs:
+    """Fails on one rank."""
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.rank == 1:
+            raise LookupError("no such rank")
+
+
 FOUND = [
     (Undocumented, "algorithm", "option scale isn't documented"),
     (Untyped, "algorithm", "option scale has no type"),
@@ -150,6 +169,8 @@ FOUND = [
     (OddState, "algorithm", "state_dict()['lock'] is a set; only tensors and JSON values"),
     (FailsToClose, "callback", "after another plugin's failure it fails, too"),
     (Thread, "callback", "threads go on after close: left-behind"),
+    (Drifts, "algorithm", "two ranks with it end with different weights"),
+    (Hangs, "callback", "two ranks with it fail: rank 1 raised"),
 ]
 
 

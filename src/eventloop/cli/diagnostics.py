@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ class Diagnostics:
     """
 
     def __init__(self, trace_file: Path | None, check: bool) -> None:
+        if trace_file is not None and (rank := os.environ.get("RANK", "0")) != "0":
+            trace_file = trace_file.with_suffix(f".rank{rank}{trace_file.suffix}")
         self._trace_file = trace_file
         self._trace = Trace() if trace_file is not None else None
         self._check = Check() if check else None

@@ -6,11 +6,11 @@ import importlib
 import os
 import select
 import sys
-import traceback
 from collections.abc import Sequence
 
 import eventloop
-from eventloop.errors import EventloopError, UsageError, closest
+from eventloop.cli.failure import in_ranks, report
+from eventloop.errors import UsageError, closest
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
@@ -38,17 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return INTERRUPTED
-    except EventloopError as error:
-        notes = getattr(error, "__notes__", [])
-        sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *notes]) + "\n")
-        return WRONG_USAGE if isinstance(error, UsageError) else FAILURE
-    except Exception as error:  # noqa: BLE001 - the last to see it; printed in full
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write("interrupted\n")
+        return _end(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _nobody_reads():
-            return BROKEN_PIPE
-        traceback.print_exception(error)
-        return FAILURE
+            return _end(BROKEN_PIPE)
+        report(error)
+        return _end(WRONG_USAGE if isinstance(error, UsageError) else FAILURE)
+    return status
+
+
+def _end(status: int) -> int:
+    """Gives the exit status of a failure; of several ranks, one that failed ends here.
+
+    Python's own way out would wait for groups in which the other ranks are missing.
+    """
+    if in_ranks():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     return status
 
 

@@ -11,6 +11,8 @@ from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, prepare
+from eventloop.cli.launch import OPTION as NPROC
+from eventloop.cli.launch import launch
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.errors import TaskError
 from eventloop.trainer import Trainer
@@ -20,6 +22,7 @@ COMMAND = Command(
     "Evaluates a task on its eval data, and writes the metrics.",
     (
         CommandOption("weights", "FILE.safetensors", "load these; else as the task builds them"),
+        NPROC,
         CommandOption("json", "", "write JSON instead of a header and a table"),
     ),
 )
@@ -31,6 +34,8 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
+    if NPROC.name in arguments.given:
+        return launch(COMMAND.name, argv, arguments.given[NPROC.name])
     weights = input_path(arguments, "weights")
     job = prepare(arguments, COMMAND)
     with (

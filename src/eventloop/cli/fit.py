@@ -12,6 +12,8 @@ from eventloop.cli.crash import crash_report
 from eventloop.cli.diagnostics import Diagnostics
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
+from eventloop.cli.launch import OPTION as NPROC
+from eventloop.cli.launch import launch
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
@@ -28,6 +30,7 @@ COMMAND = Command(
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
         CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
         CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
+        NPROC,
         CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
     ),
 )
@@ -39,6 +42,8 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
+    if NPROC.name in arguments.given:
+        return launch(COMMAND.name, argv, arguments.given[NPROC.name])
     export = output_path(arguments, "export")
     diagnostics = Diagnostics(output_path(arguments, "trace", ".json"), "check" in arguments.given)
     job = prepare(arguments, COMMAND)
@@ -56,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
     ):
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         unlocked = {"unlocked": "unlocked" in arguments.given}
-        write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
+        if trainer.state.rank == 0:
+            write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
         result = trainer.fit()
         if export is not None:
             trainer.export(export)

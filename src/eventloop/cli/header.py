@@ -27,7 +27,7 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     )
     yield (
         f"device: {_device(state.device)}, precision {state.precision.name}, "
-        f"seed {state.settings.seed}"
+        f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
     )
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
     yield f"run dir: {state.run_dir}"

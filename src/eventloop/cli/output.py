@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
 def write_text(text: str) -> None:
     """Writes text that is already laid out."""
-    sys.stdout.write(f"{text}\n")
+    if _is_heard():
+        sys.stdout.write(f"{text}\n")
 
 
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines; on a terminal the long ones are folded between words, with an indent."""
     console = _terminal()
-    for line in lines:
+    for line in lines if _is_heard() else ():
         if console is None:
             write_text(line)
             continue
@@ -37,6 +39,8 @@ def write_lines(lines: Iterable[str]) -> None:
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Writes a table; where stdout is no terminal, no cell is folded."""
+    if not _is_heard():
+        return
     console = _terminal()
     if console is None:
         lines = [columns, *rows]
@@ -55,7 +59,12 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def write_json(content: object) -> None:
     """Writes JSON that every parser reads: numbers that aren't finite become null."""
-    sys.stdout.write(json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+    write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
+
+
+def _is_heard() -> bool:
+    """Tells whether this process speaks: of several ranks the first does."""
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:

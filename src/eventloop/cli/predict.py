@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
+from eventloop.cli.failure import in_ranks
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, output_path, prepare
 from eventloop.cli.output import write_lines, write_text
@@ -36,6 +38,11 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
+    if in_ranks():
+        raise UsageError(
+            f"`eventloop predict` runs in one process, not in {os.environ['WORLD_SIZE']}",
+            fix="start it without torchrun",
+        )
     weights = input_path(arguments, "weights")
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)

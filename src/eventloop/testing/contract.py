@@ -18,6 +18,7 @@ from eventloop.hooks import hookimpl
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import discover
 from eventloop.task import Task
+from eventloop.testing.ranks import RankError, run_ranks
 from eventloop.testing.runs import isolated_trainer, tiny_task
 from eventloop.trainer import Trainer
 
@@ -213,7 +214,29 @@ def _state_comes_back(case: _Case) -> Iterator[str]:
             yield "what load_state_dict was given isn't what state_dict gives afterwards"
 
 
-_CHECKS = (_options, _leaves_the_step_alone, _runs_alike_in_any_order, _closes, _state_comes_back)
+def _two_ranks_end_alike(case: _Case) -> Iterator[str]:
+    def train() -> dict[str, Tensor]:
+        with case.trainer(case.build()) as trainer:
+            trainer.fit()
+            return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+
+    try:
+        one, other = run_ranks(train)
+    except (RankError, TimeoutError) as error:
+        yield f"two ranks with it fail: {error}"
+    else:
+        if not _equal(one, other):
+            yield "two ranks with it end with different weights; draw alike what changes the model"
+
+
+_CHECKS = (
+    _options,
+    _leaves_the_step_alone,
+    _runs_alike_in_any_order,
+    _closes,
+    _state_comes_back,
+    _two_ranks_end_alike,
+)
 
 
 def _unsaveable(value: Any, where: str) -> Iterator[str]:

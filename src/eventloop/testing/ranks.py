@@ -9,11 +9,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 TIMEOUT_S = 120.0
 
@@ -40,8 +40,8 @@ def run_ranks(
         RankError: one of them raised or died; the message has its rank and traceback.
         TimeoutError: they took longer than `timeout_s`.
     """
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
@@ -98,16 +98,17 @@ def _run(
 
 def _results(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
-    waiting = {ours: rank for rank, (_, ours) in enumerate(ranks)}
-    while waiting:
-        ready = multiprocessing.connection.wait(list(waiting), deadline - time.monotonic())
+    while len(results) < len(ranks):
+        waiting = {ours: rank for rank, (_, ours) in enumerate(ranks) if rank not in results}
+        ready = wait(list(waiting), deadline - time.monotonic())
         if not ready:
             late = ", ".join(map(str, waiting.values()))
             raise TimeoutError(f"no result from rank {late}")
-        for ours in ready:
-            rank = waiting.pop(ours)  # type: ignore[arg-type]
+        for ours, rank in waiting.items():
+            if ours not in ready:
+                continue
             try:
-                has_result, value = pickle.loads(ours.recv_bytes())  # type: ignore[union-attr]
+                has_result, value = pickle.loads(ours.recv_bytes())
             except EOFError:
                 raise RankError(f"rank {rank} died") from None
             if not has_result:

@@ -1,0 +1,130 @@
+"""`--nproc`: several ranks from one command line, and how they end together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventloop.cli.launch import launch, without_nproc
+from eventloop.errors import UsageError
+
+FAILING = """
+import os
+import signal
+
+from eventloop import hookimpl
+from tiny import task as tiny_task
+
+
+class Ends:
+    name = "ends"
+
+    def __init__(self, how):
+        self.how = how
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.rank == 1 and state.clock.batch == 2:
+            if self.how == "raise":
+                raise LookupError("nothing found")
+            os.kill(os.getpid(), signal.SIGKILL) if self.how == "kill" else os._exit(7)
+
+
+def task(how: str = "raise"):
+    made = tiny_task()
+    made.callbacks = [Ends(how)]
+    made.settings["max_duration"] = "100000ep"
+    return made
+"""
+
+
+@pytest.fixture
+def start(tiny: Path):
+    """Runs `eventloop ...` in a process of its own."""
+
+    def start(*argv: str) -> subprocess.CompletedProcess[str]:
+        source = Path(__file__).parents[2] / "src"
+        path = os.pathsep.join([str(tiny), str(source)])
+        return subprocess.run(
+            [sys.executable, "-m", "eventloop", *argv],
+            cwd=tiny,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    return start
+
+
+def test_two_ranks_say_everything_once(start, tiny):
+    """Header, results and files are those of one run."""
+    ran = start("fit", "tiny.py", "--nproc", "2", "--no-plugins", "--export", "w.safetensors")
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("torch ") == 1
+    assert ran.stdout.count("2 epochs, 4 batches") == 1
+    assert "2 ranks" in ran.stdout
+    assert (tiny / "w.safetensors").is_file()
+    assert len(list((tiny / "runs" / "tiny").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "first"),
+    [
+        ("raise", 1, "rank 1: LookupError: nothing found; raised by plugin ends"),
+        ("kill", 137, "rank 1 was ended by SIGKILL"),
+        ("exit", 7, "rank 1 ended with status 7"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_and_is_named_first(start, tiny, how, status, first):
+    """Nobody waits for it, and nobody who lost it speaks before."""
+    (tiny / "failing.py").write_text(FAILING)
+
+    ran = start("fit", "failing.py", "--nproc", "2", "--no-plugins", "--task.how", how)
+
+    assert ran.returncode == status
+    assert ran.stderr.startswith(first)
+    assert ran.stderr.count("Traceback") == (how == "raise")
+
+
+def test_what_is_wrong_on_all_ranks_is_said_once(start):
+    """A task that isn't there is missing for everybody."""
+    ran = start("fit", "tinny.py", "--nproc", "2")
+
+    assert ran.returncode == 2
+    assert ran.stderr.count("TaskFileError") == 1
+
+
+@pytest.mark.parametrize("nproc", ["0", "two", "-1", "1.5"])
+def test_a_number_of_processes_is_needed(nproc):
+    """Zero processes train nothing."""
+    with pytest.raises(UsageError, match=r"--nproc takes a number"):
+        launch("fit", ["t.py", "--nproc", nproc], nproc)
+
+
+def test_torchrun_and_nproc_together_are_refused(monkeypatch):
+    """Each rank would start ranks of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+
+    with pytest.raises(UsageError, match=r"one of 4 already[\s\S]*leave --nproc out"):
+        launch("fit", ["t.py", "--nproc", "2"], "2")
+
+
+def test_the_option_is_left_out_for_the_ranks():
+    """In either way to write it; what follows it stays."""
+    assert without_nproc(["t.py", "--nproc", "2", "--seed", "3"]) == ["t.py", "--seed", "3"]
+    assert without_nproc(["--nproc=2", "t.py"]) == ["t.py"]
+
+
+def test_more_processes_than_cores_are_warned_of(monkeypatch, capsys):
+    """They work, but slowly."""
+    monkeypatch.setattr("eventloop.cli.launch._run", lambda num, arguments: num)
+
+    assert launch("fit", ["t.py", "--nproc", "4000"], "4000") == 4000
+    assert "4000 processes share" in capsys.readouterr().err
