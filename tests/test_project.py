@@ -181,7 +181,7 @@ def test_imports_go_round_in_no_circle():
     ("module", "allowed"),
     [
         ("eventloop.cli", {"eventloop.__main__"}),
-        ("eventloop.trainer", {"eventloop.cli", "eventloop.testing"}),
+        ("eventloop.trainer", {"eventloop.cli", "eventloop.modes", "eventloop.testing"}),
         ("eventloop.loop", {"eventloop.trainer"}),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.errors import TaskError
+from eventloop.first_batches import FirstBatches
 
 LABELS = "labels"
 
@@ -161,6 +162,8 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
 
 def known_length(dataloader: Any) -> int | None:
     """Gives the number of batches where it can be relied on: not that of an iterable data set."""
+    if isinstance(dataloader, FirstBatches):
+        return dataloader.num_batches
     if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
         return None
     if isinstance(dataloader, (DataLoader, Sequence)):

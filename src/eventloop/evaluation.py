@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from eventloop.errors import TaskError
+from eventloop.metrics import compute
+from eventloop.plugin.freeze import Plans
 from eventloop.seeding import kept_generators
 from eventloop.state import State
 
@@ -48,3 +51,30 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
             fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
             "generator is used up after one turn",
         )
+
+
+def try_evaluation(
+    hooks: Plans, state: State, move: Callable[[Any], Any], num_batches: int
+) -> None:
+    """Evaluates a few batches of each eval data loader with metrics of its own, and tells nobody.
+
+    Args:
+        move: copies a batch to the device.
+        num_batches: of each data loader, at most.
+    """
+    with evaluation_mode(state):
+        for name, dataloader in state.eval_dataloaders.items():
+            state.eval_name = name
+            metrics = hooks.build_metrics(state, f"eval/{name}")
+            batches = itertools.islice(dataloader, num_batches)
+            try:
+                for batch in batches_of(batches, f"eval data loader {name!r}"):
+                    state.batch = move(batch)
+                    state.outputs = hooks.eval_forward(state)
+                    hooks.update_metrics(state, metrics)
+                compute(metrics)
+            except Exception as error:
+                error.add_note(
+                    f"in the sanity evaluation of {name!r}, {num_batches} batches before training"
+                )
+                raise

@@ -25,6 +25,7 @@ from eventloop.data import first_batch, mover_to
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
+from eventloop.evaluation import try_evaluation
 from eventloop.failures import close_all, failures_of, keep
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
@@ -201,15 +202,29 @@ class Trainer:
         Raises:
             TaskError: the task has no eval data loader.
         """
-        self._require_open()
-        if not self.state.eval_dataloaders:
-            raise TaskError(
-                "the task has no eval data loader", fix="give Task(eval_dataloaders=...)"
-            )
+        self._require_eval_data()
         with self._told_of_failure():
             metrics = self._hooks.evaluate(self.state)
             self._loop.deliver(self.state, everything=True)
         return {name: dict(found) for name, found in metrics.items()}
+
+    def sanity_eval(self, num_batches: int = 2) -> None:
+        """Evaluates a few batches and throws the numbers away, so that what is broken shows now.
+
+        Called before `fit`. Nobody is told: no event fires, and metrics, random generators and
+        results stay as they are.
+
+        Args:
+            num_batches: of each eval data loader, at most.
+
+        Raises:
+            TaskError: the task has no eval data loader.
+        """
+        if num_batches < 1:
+            raise ValueError(f"sanity_eval({num_batches}) evaluates nothing; give 1 batch or more")
+        self._require_eval_data()
+        with self._told_of_failure():
+            try_evaluation(self._hooks, self.state, self._loop.move, num_batches)
 
     def predict(self, dataloader: Any) -> list[Any]:
         """Gives the outputs for a data loader, one entry a batch, on the host.
@@ -264,6 +279,13 @@ class Trainer:
             raise EventloopError(
                 "the trainer is closed, and so are its plugins",
                 fix="call it inside `with Trainer(...) as trainer:`, or build another trainer",
+            )
+
+    def _require_eval_data(self) -> None:
+        self._require_open()
+        if not self.state.eval_dataloaders:
+            raise TaskError(
+                "the task has no eval data loader", fix="give Task(eval_dataloaders=...)"
             )
 
     def __enter__(self) -> Self:

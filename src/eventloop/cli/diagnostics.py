@@ -1,4 +1,4 @@
-"""What `fit --trace` and `fit --check` look at, and what they write at the end."""
+"""What `fit --trace`, `--check` and `--profile` look at, and what they write at the end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from eventloop.check import Check
-from eventloop.cli.output import write_lines, write_table
+from eventloop.cli.output import write_lines, write_table, write_text
 from eventloop.plugin.observe import Observer
+from eventloop.profile import Profile
 from eventloop.trace import Trace
 
 
@@ -20,19 +21,26 @@ class Diagnostics:
     Args:
         trace_file: where the spans go; None for no trace.
         check: whether to check.
+        profile: whether to record operations.
     """
 
-    def __init__(self, trace_file: Path | None, check: bool) -> None:
+    def __init__(self, trace_file: Path | None, check: bool, profile: bool = False) -> None:
         if trace_file is not None and (rank := os.environ.get("RANK", "0")) != "0":
             trace_file = trace_file.with_suffix(f".rank{rank}{trace_file.suffix}")
         self._trace_file = trace_file
         self._trace = Trace() if trace_file is not None else None
         self._check = Check() if check else None
+        self._profile = Profile() if profile else None
 
     @property
     def observers(self) -> list[Observer]:
         """What the trainer puts around the hooks."""
         return [one for one in (self._check, self._trace) if one is not None]
+
+    @property
+    def callbacks(self) -> list[object]:
+        """The plugins that watch the run."""
+        return [self._profile] if self._profile is not None else []
 
     @property
     def status(self) -> int:
@@ -52,6 +60,10 @@ class Diagnostics:
             write_table(Trace.columns, self._trace.rows())
             self._trace.write(self._trace_file)
             write_lines(_written(self._trace, self._trace_file))
+        if self._profile is not None:
+            write_text(self._profile.table())
+            if self._profile.path is not None:
+                write_lines([f"profile: {self._profile.path}; open it in https://ui.perfetto.dev"])
         if self._check is not None:
             rows = list(self._check.rows())
             if rows:

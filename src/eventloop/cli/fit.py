@@ -7,17 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.diagnostics import Diagnostics
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
+from eventloop.cli.modes import OPTIONS, Modes
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.clock import Clock
+from eventloop.configuration import Configuration
 from eventloop.errors import SettingError
 from eventloop.manifest import write_manifest
 from eventloop.trainer import Trainer
@@ -32,6 +34,8 @@ COMMAND = Command(
         CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
         NPROC,
         CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
+        CommandOption("profile", "", "record the operations of ten batches; trace and table"),
+        *OPTIONS,
     ),
 )
 
@@ -44,8 +48,11 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, argv, arguments.given[NPROC.name])
-    export = output_path(arguments, "export")
-    diagnostics = Diagnostics(output_path(arguments, "trace", ".json"), "check" in arguments.given)
+    output_path(arguments, "export")
+    modes = Modes.read(arguments)
+    trace_file = output_path(arguments, "trace", ".json")
+    given = arguments.given
+    diagnostics = Diagnostics(trace_file, "check" in given, "profile" in given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
         require_lock(job.configuration)
@@ -53,30 +60,47 @@ def run(argv: Sequence[str]) -> int:
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_settings(task))))
         return 0
-    _require_duration(job, task)
-    with (
-        diagnostics,
-        Trainer(task, configuration=job.configuration, observers=diagnostics.observers) as trainer,
-        crash_report(trainer),
-    ):
-        write_lines(header_lines(trainer, arguments.task, job.task_options()))
-        unlocked = {"unlocked": "unlocked" in arguments.given}
-        if trainer.state.rank == 0:
-            write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
-        result = trainer.fit()
-        if export is not None:
-            trainer.export(export)
-        write_lines([_result(trainer.state.clock, result.metrics)])
+    with modes:
+        _train(arguments, job, task, modes, diagnostics)
     return diagnostics.status
 
 
-def _require_duration(job: Job, task: object) -> None:
+def _train(
+    arguments: Arguments, job: Job, task: object, modes: Modes, diagnostics: Diagnostics
+) -> None:
+    """Trains, between a header and a line with the result."""
+    configuration = modes.configured(job.configuration)
+    _require_duration(configuration, task)
+    with (
+        diagnostics,
+        Trainer(
+            task,
+            algorithms=modes.algorithms,
+            callbacks=diagnostics.callbacks,
+            configuration=configuration,
+            observers=[*modes.observers, *diagnostics.observers],
+        ) as trainer,
+        crash_report(trainer),
+    ):
+        write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        write_lines(modes.lines())
+        unlocked = {"unlocked": "unlocked" in arguments.given}
+        if trainer.state.rank == 0:
+            write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
+        result = modes.fit(trainer)
+        export = arguments.path("export")
+        if export is not None and not modes.is_dry:
+            trainer.export(export)
+        write_lines([_result(trainer.state.clock, result.metrics)])
+
+
+def _require_duration(configuration: Configuration, task: object) -> None:
     """Checks that the run has an end, before anything is built and the header is written.
 
     Raises:
         SettingError: nobody says how long to train.
     """
-    if job.configuration.settings(task_settings(task)).max_duration is None:
+    if configuration.settings(task_settings(task)).max_duration is None:
         raise SettingError(
             "nobody says how long to train",
             fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",

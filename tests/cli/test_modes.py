@@ -1,0 +1,126 @@
+"""The modes of `eventloop fit`."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+
+import pytest
+
+FIT = ("fit", "tiny.py", "--no-plugins")
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_dry_run_says_so_and_leaves_nothing(run, tiny, temporary):
+    """Neither a folder nor the weights that would be mistaken for a result."""
+    ran = run(*FIT, "--dry-run", "--export", "m.safetensors", "--max-duration", "50ep")
+
+    assert (ran.status, ran.err) == (0, "")
+    assert "dry run: two epochs of two batches; the run dir is removed at the end" in ran.out
+    assert ran.out.splitlines()[-1].startswith("2 epochs, 4 batches in ")
+    assert sorted(path.name for path in tiny.iterdir()) == ["pyproject.toml", "tiny.py"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_dry_run_that_fails_leaves_nothing(run, tiny, temporary, install):
+    """The plugin that broke it is named, and its folder is gone."""
+    install("bad", BAD, group="eventloop.callbacks")
+
+    ran = run("fit", "tiny.py", "--dry-run", "--no-plugins", "-p", "bad")
+
+    assert ran.status == 1
+    assert "raised by plugin bad" in ran.err
+    assert list(temporary.iterdir()) == []
+
+
+BAD = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def training_end(self, state):
+        raise RuntimeError("bad")
+"""
+
+
+def test_overfitting_evaluates_on_what_it_trains_on(run, tiny):
+    """The numbers are those of the batches that are learnt."""
+    ran = run(*FIT, "--overfit-batches", "1", "--max-duration", "20ep")
+
+    assert "overfit: trains and evaluates on the same batches, 1 of them" in ran.out
+    assert ran.out.splitlines()[-1].startswith("20 epochs, 20 batches in ")
+    assert "overfit/accuracy" in ran.out
+
+
+def test_limits_shorten_training_and_evaluation(run, tiny):
+    """An epoch of three batches becomes one of two."""
+    ran = run(*FIT, "--limit-train-batches", "2", "--limit-eval-batches", "1", "--sanity-eval", "1")
+
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1].startswith("2 epochs, 4 batches in ")
+
+
+def test_a_profile_is_written_and_shown(run, tiny):
+    """Trace and table, and where the trace is."""
+    ran = run(*FIT, "--profile", "--run-dir", "here", "--max-duration", "20ba")
+
+    assert (ran.status, ran.err) == (0, "")
+    assert (tiny / "here" / "profile.json").exists()
+    assert "aten::addmm" in ran.out
+    assert ran.out.endswith("profile: here/profile.json; open it in https://ui.perfetto.dev\n")
+
+
+MODES = ("--dry-run", "--profile", "--overfit-batches", "--limit-train-batches",
+         "--limit-eval-batches", "--sanity-eval")  # fmt: skip
+TOGETHER = {
+    ("--dry-run", "--sanity-eval"), ("--profile", "--overfit-batches"),
+    ("--profile", "--limit-train-batches"), ("--profile", "--limit-eval-batches"),
+    ("--profile", "--sanity-eval"), ("--overfit-batches", "--sanity-eval"),
+    ("--limit-train-batches", "--limit-eval-batches"), ("--limit-train-batches", "--sanity-eval"),
+    ("--limit-eval-batches", "--sanity-eval"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(MODES, 2)), ids=" ".join)
+def test_two_modes_work_together_or_contradict_each_other(pair, run, tiny):
+    """Every pair is one or the other; none is ignored in silence."""
+    flags = [word for mode in pair for word in ([mode] if mode in MODES[:2] else [mode, "1"])]
+
+    ran = run(*FIT, *flags)
+
+    if pair in TOGETHER:
+        assert (ran.status, ran.err) == (0, "")
+    else:
+        assert (ran.status, ran.out) == (2, "")
+        assert "contradict each other" in ran.err
+        assert "fix" in ran.err
+
+
+@pytest.mark.parametrize("mode", MODES[2:])
+@pytest.mark.parametrize("text", ["0", "-1", "0.5", "two", "²"])
+def test_what_is_no_number_of_batches_is_refused(mode, text, run, tiny):
+    """With the flag and the value."""
+    ran = run(*FIT, f"{mode}={text}")
+
+    assert (ran.status, ran.out) == (2, "")
+    assert f"{mode} takes a number of batches, 1 or more, not {text!r}" in ran.err
+
+
+@pytest.mark.parametrize("mode", ["--sanity-eval", "--limit-eval-batches"])
+def test_a_mode_for_eval_data_needs_eval_data(mode, run, tiny):
+    """A mode without effect would look like one that found nothing."""
+    text = (tiny / "tiny.py").read_text().replace('eval_dataloaders={"test"', 'name="t" or {"test"')
+    (tiny / "tiny.py").write_text(text)
+
+    ran = run(*FIT, mode, "1")
+
+    assert ran.status == 2
+    assert f"{mode} has no effect: the task has no eval data" in ran.err
