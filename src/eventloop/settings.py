@@ -39,6 +39,10 @@ class Settings:
         sync_batch_norm: whether batch norms compute over the batches of all ranks together.
         find_unused_parameters: whether ranks look at each step which parameters took part, which
             costs time; for models of which some ranks leave parts unused.
+        gc_interval: how often Python collects garbage while training, as a time other than seconds:
+            at the same batch on every rank. none: whenever Python wants to.
+        deterministic: whether two runs with one seed are the same bit by bit; what stands in the
+            way is switched off, and named in the header.
         run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
@@ -60,6 +64,8 @@ class Settings:
     uneven: Uneven = "pad"
     sync_batch_norm: bool = False
     find_unused_parameters: bool = False
+    gc_interval: Time | None = Time("100ba")  # noqa: RUF009
+    deterministic: bool = False
     run_dir: Path | None = None
     on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
@@ -85,6 +91,8 @@ class SettingValues(TypedDict, total=False):
     uneven: Uneven
     sync_batch_norm: bool
     find_unused_parameters: bool
+    gc_interval: str | Time | None
+    deterministic: bool
     run_dir: str | Path | None
     on_callback_error: OnCallbackError
     autoload: bool
@@ -116,6 +124,8 @@ def _out_of_range(name: str, value: Any) -> str:
         return ""
     if name == "max_duration" and value.unit == "dur":
         return f"{value} is a fraction of the run, whose length it should say; write 10ep"
+    if name == "gc_interval" and value.unit == "sec":
+        return f"{value} passes at another batch on each rank; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:
         return f"{value} is outside 0 to {2**32 - 1}"
     if name == "microbatch_size" and value < 1:

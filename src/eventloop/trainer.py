@@ -27,6 +27,7 @@ from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.evaluation import try_evaluation
 from eventloop.failures import close_all, failures_of, keep
+from eventloop.features import features_of
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
 from eventloop.plugin.assembly import HOOKS, Assembly
@@ -114,11 +115,13 @@ class Trainer:
         self._hooks = new_plans(HOOKS)
         self._loop = Loop(self._hooks, new_plans(HOOKS), mover_to(device), processes)
         self._bookkeeping = Bookkeeping(self._hooks, processes)
+        self._features = tuple(features_of(chosen, device, self.state.precision))
         core = (
             Defaults(self._hooks, processes.wrap),
             self._bookkeeping,
             self._loop,
             *processes.hooks(chosen),
+            *self._features,
         )
         self._assembly = assemble(
             configuration,
@@ -149,6 +152,11 @@ class Trainer:
     def assembly(self) -> Assembly:
         """What the plugins implement, in order, and who owns which action."""
         return self._assembly
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the header says of the core's features: what they switched on and off."""
+        return tuple(one.note for one in self._features if one.note)
 
     def owner(self, action: str) -> Plugin:
         """Gives the plugin that answers an action: a plugin, else the task, else the core.

@@ -29,6 +29,7 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
         f"device: {_device(state.device)}, precision {state.precision.name}, "
         f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
     )
+    yield from trainer.notes
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
     yield f"run dir: {state.run_dir}"
     yield f"algorithms: {_plugins(trainer, 'algorithm')}"
