@@ -37,6 +37,7 @@ def test_there_are_at_most_25_settings():
         ("seed", -1),
         ("seed", 2**32),
         ("microbatch_size", 0),
+        ("gc_interval", Time("60sec")),
         ("clip_norm", 0.0),
         ("clip_norm", float("nan")),
         ("clip_value", -1.0),

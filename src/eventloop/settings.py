@@ -43,6 +43,8 @@ class Settings:
             at the same batch on every rank. none: whenever Python wants to.
         deterministic: whether two runs with one seed are the same bit by bit; what stands in the
             way is switched off, and named in the header.
+        compile: whether torch.compile makes one region of forward and loss; a mapping of its
+            options, {"mode": "max-autotune"}, is a yes too.
         run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
@@ -66,6 +68,7 @@ class Settings:
     find_unused_parameters: bool = False
     gc_interval: Time | None = Time("100ba")  # noqa: RUF009
     deterministic: bool = False
+    compile: bool | dict[str, Any] = False
     run_dir: Path | None = None
     on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
@@ -93,6 +96,7 @@ class SettingValues(TypedDict, total=False):
     find_unused_parameters: bool
     gc_interval: str | Time | None
     deterministic: bool
+    compile: bool | dict[str, Any]
     run_dir: str | Path | None
     on_callback_error: OnCallbackError
     autoload: bool

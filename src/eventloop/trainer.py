@@ -20,6 +20,7 @@ from torch import Tensor
 from eventloop.bookkeeping import Bookkeeping
 from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
+from eventloop.compiling import compiled_of
 from eventloop.configuration import Configuration
 from eventloop.data import first_batch, mover_to
 from eventloop.defaults import Defaults
@@ -156,7 +157,7 @@ class Trainer:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the header says of the core's features: what they switched on and off."""
-        return tuple(one.note for one in self._features if one.note)
+        return tuple(one.note for one in (*self._features, *self._compiled) if one.note)
 
     def owner(self, action: str) -> Plugin:
         """Gives the plugin that answers an action: a plugin, else the task, else the core.
@@ -312,8 +313,11 @@ class Trainer:
             keep(error, failure)
 
     def _freeze(self) -> None:
+        self._compiled = compiled_of(self._assembly, self.state)
         for name, hook in self._assembly.hooks.items():
-            ordered = observe(self._assembly.implementations[name], self._observers)
+            ordered = observe(
+                self._assembly.implementations[name], (*self._compiled, *self._observers)
+            )
             plan = freeze(hook, ordered, self.state)
             if name in _UNDER_AUTOCAST:
                 plan = self.state.precision.under_autocast(plan)

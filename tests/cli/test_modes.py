@@ -124,3 +124,14 @@ def test_a_mode_for_eval_data_needs_eval_data(mode, run, tiny):
 
     assert ran.status == 2
     assert f"{mode} has no effect: the task has no eval data" in ran.err
+
+
+def test_compile_is_a_switch_or_a_mapping_of_options(run, tiny):
+    """The command says both; the header says what came of it."""
+    for value in ('{"backend": "eager"}', "false"):
+        ran = run(*FIT, "--compile", value)
+        assert (ran.status, ran.err) == (0, "")
+        assert ("compile: forward and loss in one region, backend=eager" in ran.out) == (
+            value != "false"
+        )
+    assert "isn't of type bool or dict[str, Any]" in run(*FIT, "--compile", "maybe").err
