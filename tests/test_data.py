@@ -13,7 +13,6 @@ from eventloop.data import (
     inputs_of,
     is_pair,
     map_tensors,
-    mover_to,
     num_samples,
     split,
     targets_of,
@@ -22,6 +21,7 @@ from eventloop.data import (
     with_targets,
 )
 from eventloop.errors import TaskError
+from eventloop.prefetch import mover_to
 
 
 class Pair(NamedTuple):

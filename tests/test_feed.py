@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -131,3 +133,59 @@ def test_an_epoch_without_a_batch_is_refused(empty):
     """A generator that is used up would let epochs pass untrained, or for ever."""
     with pytest.raises(TaskError, match=r"gave no batch in epoch 2[\s\S]*a generator is used up"):
         feed_of(empty).start_epoch(2)
+
+
+class Numbers(IterableDataset):
+    """An endless stream; each of several workers gives its share."""
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in itertools.count(start, step):
+            yield torch.full((3,), float(number)), torch.tensor(number % 3)
+
+
+def in_triples(pairs):
+    inputs, targets = zip(*pairs, strict=True)
+    return {"x": [torch.stack(inputs)], "extra": ("text", None), "labels": torch.stack(targets)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_endless_loader_trains_for_a_duration_in_batches(num_workers, make_trainer, make_task):
+    """An epoch never ends, the run does; workers or not."""
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=num_workers)
+    trainer = make_trainer(make_task(train_dataloader=loader), max_duration="5ba")
+
+    trainer.fit()
+
+    assert (trainer.state.clock.epoch, trainer.state.clock.batch) == (0, 5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_draw_what_a_plain_loop_draws(num_workers, make_trainer, make_task, make_plugin):
+    """Shuffling takes its seeds from the global generator, at the same moments."""
+    data = TensorDataset(torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3)
+    loader = DataLoader(data, 2, shuffle=True, num_workers=num_workers)
+    seen = []
+    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone()))
+    task = make_task(model=torch.nn.Linear(3, 3), train_dataloader=loader)
+
+    make_trainer(task, callbacks=[watch], max_duration="2ep", seed=5).fit()
+
+    torch.manual_seed(5)
+    expected = [inputs for _ in range(2) for inputs, _ in loader]
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_any_nest_trains_in_microbatches(make_trainer, make_task):
+    """Lists in mappings, words in tuples: what a collate function makes."""
+    loader = DataLoader(Numbers(), batch_size=4, collate_fn=in_triples)
+    task = make_task(
+        train_dataloader=loader,
+        forward=lambda model, batch: model(batch["x"][0]),
+    )
+    trainer = make_trainer(task, max_duration="3ba", microbatch_size=3)
+
+    trainer.fit()
+
+    assert trainer.state.clock.sample == 12

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -44,16 +43,6 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
-
-
-def mover_to(device: torch.device) -> Callable[[Any], Any]:
-    """Gives the function that copies a batch to a device, without waiting for the copy.
-
-    Batches come from the host, so that nothing is to be done where the device is the host.
-    """
-    if device.type == "cpu":
-        return lambda batch: batch
-    return lambda batch: map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def to_host(outputs: Any) -> Any:

@@ -22,7 +22,7 @@ from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
 from eventloop.compiling import compiled_of
 from eventloop.configuration import Configuration
-from eventloop.data import first_batch, mover_to
+from eventloop.data import first_batch
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device, join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
@@ -38,6 +38,7 @@ from eventloop.plugin.manager import assemble, unsuitable_reasons, without
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.records import Plugin, Selected, fold, listed
 from eventloop.precision import choose_precision
+from eventloop.prefetch import mover_to
 from eventloop.readiness import (
     check_eval_dataloaders,
     check_model,

@@ -1,0 +1,84 @@
+"""From host to device: each batch is copied on a stream of its own, beside what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eventloop.data import map_tensors
+
+Move = Callable[[Any], Any]
+
+
+class Streams(Protocol):
+    """What is needed of a device's streams; `torch.cuda` has it."""
+
+    def Stream(self, device: torch.device, /) -> Any:  # noqa: N802  torch's name
+        """Makes a stream."""
+
+    def current_stream(self, device: torch.device, /) -> Any:
+        """Gives the stream on which the device computes."""
+
+    def stream(self, stream: Any, /) -> AbstractContextManager[Any]:
+        """Makes a stream the current one."""
+
+
+def mover_to(device: torch.device) -> Move:
+    """Gives the function that copies a batch to a device, without waiting for the copy.
+
+    Batches come from the host, so that nothing is to be done where the device is the host.
+    """
+    if device.type == "cpu":
+        return lambda batch: batch
+    if device.type == "cuda":
+        return SideStream(device, torch.cuda)
+    return lambda batch: map_tensors(lambda one: one.to(device, non_blocking=True), batch)
+
+
+class SideStream:
+    """Copies batches on a side stream, from pinned memory.
+
+    The loop never waits for the device, so that it asks for a batch while the device still computes
+    on the one before: a copy that isn't queued behind that runs beside it. No batch has to be
+    fetched ahead, and random draws keep the order of a plain loop.
+
+    Tensors that are on the device stay as they are. An object with `.to` of its own is copied on
+    the current stream, since nobody knows which memory it holds.
+
+    Args:
+        device: where batches go.
+        streams: whose streams; `torch.cuda`.
+    """
+
+    def __init__(self, device: torch.device, streams: Any) -> None:
+        self._device = device
+        self._streams: Streams = streams
+        self._side = streams.Stream(device)
+
+    def __call__(self, batch: Any) -> Any:
+        """Gives the batch on the device, usable by what is queued from now on."""
+        copies: list[Tensor] = []
+
+        def move(one: Any) -> Any:
+            if not isinstance(one, Tensor):
+                return one.to(self._device, non_blocking=True)
+            if one.device == self._device:
+                return one
+            if one.device.type == "cpu" and not one.is_pinned():
+                one = one.pin_memory()
+            with self._streams.stream(self._side):
+                copies.append(one.to(self._device, non_blocking=True))
+            return copies[-1]
+
+        moved = map_tensors(move, batch)
+        if copies:
+            computing = self._streams.current_stream(self._device)
+            computing.wait_stream(self._side)
+            for copy in copies:
+                # The memory is the side stream's: it is given back when computing is done with it.
+                copy.record_stream(computing)
+        return moved
