@@ -92,7 +92,7 @@ class Compiled:
         return self._state.wrapped_model is not self._state.model
 
     def _forward(self, state: State) -> Any:
-        if self._is_wrapped:
+        if self._is_wrapped and state.microbatch is not None:
             if not self._is_compiled_inside:
                 self._compile_inside(state)
             return self._own["forward"].function(state)
