@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 from torchmetrics.classification import MulticlassAccuracy
 
-from eventloop import Task
+from eventloop import Task, schedules
 
 
 def make_model(width: int) -> nn.Module:
@@ -37,17 +37,13 @@ def task(lr: float = 0.1, batch_size: int = 64, width: int = 32) -> Task:
         torch.tensor(labels),
     )
     train, test = random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(0))
-    train_loader = DataLoader(train, batch_size, shuffle=True)
-    num_epochs = 15
     return Task(
         model=lambda: make_model(width),
         loss=nn.functional.cross_entropy,
-        train_dataloader=train_loader,
+        train_dataloader=DataLoader(train, batch_size, shuffle=True),
         eval_dataloaders={"test": DataLoader(test, 256)},
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr, momentum=0.9),
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, T_max=num_epochs * len(train_loader)
-        ),
+        scheduler=schedules.cosine(),
         metrics={"accuracy": MulticlassAccuracy(10, average="micro")},
-        settings={"max_duration": f"{num_epochs}ep"},
+        settings={"max_duration": "15ep"},
     )

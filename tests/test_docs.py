@@ -56,17 +56,28 @@ def test_the_pseudo_code_has_every_event_in_order(pseudo_code):
     assert events_in(pseudo_code) == [event for event in order if event not in NOT_YET]
 
 
+def run_page(name: str) -> dict[str, object]:
+    """Runs the blocks of a page, one after the other; gives what they define."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / name).read_text(), re.DOTALL)
+    namespace = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, name, "exec"), namespace)
+    return namespace
+
+
 def test_the_page_on_models_runs_from_top_to_bottom(clean):
     """Whoever copies a block expects it to work."""
-    page = (DOCS / "how-to" / "train-your-own-model.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    namespace = {"__name__": "page"}
-
-    for block in blocks:
-        exec(compile(block, "train-your-own-model.md", "exec"), namespace)
+    namespace = run_page("train-your-own-model.md")
 
     assert len(namespace["outputs"]) == 1
     assert namespace["trainer"].state.clock.epoch == 4
+
+
+def test_the_page_on_schedules_runs_from_top_to_bottom(clean):
+    """Here too."""
+    namespace = run_page("schedule-learning-rates.md")
+
+    assert len(namespace["rising_and_falling"]) == 3
 
 
 @pytest.mark.parametrize("name", [name for name in HOOKS if name not in NOT_YET])

@@ -11,6 +11,7 @@ from eventloop.events import Event
 from eventloop.hooks import hookimpl, hookspec
 
 if TYPE_CHECKING:
+    import eventloop.schedules as schedules
     from eventloop.data import Count
     from eventloop.settings import Settings
     from eventloop.state import State
@@ -36,6 +37,7 @@ __all__ = [
     "Trainer",
     "hookimpl",
     "hookspec",
+    "schedules",
 ]
 
 # What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
@@ -51,6 +53,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "schedules":
+        return importlib.import_module("eventloop.schedules")
     if name not in _LAZY:
         raise AttributeError(f"module 'eventloop' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

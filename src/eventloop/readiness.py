@@ -14,6 +14,7 @@ from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files import why_no_folder
 from eventloop.plugin.assembly import Assembly
+from eventloop.schedules import Schedule
 from eventloop.state import State
 
 
@@ -114,18 +115,29 @@ def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_token
             "no optimizer holds a parameter, so nothing would be trained",
             fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
         )
-    settings = state.settings
     silent = ("core",) if counts_tokens else ("core", "task")
-    for what, length in (
+    waiting = _waiting_for_tokens(state, end)
+    if waiting and assembly.owner("count_batch").role in silent:
+        raise SettingError(
+            f"{waiting[0]}, but nobody counts tokens",
+            fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
+        )
+
+
+def _waiting_for_tokens(state: State, end: Time) -> list[str]:
+    """Says what is counted in tokens."""
+    settings = state.settings
+    lengths = (
         ("the run ends at", end),
         ("eval_interval is", settings.eval_interval),
         ("log_interval is", settings.log_interval),
-    ):
-        if length and length.unit == "tok" and assembly.owner("count_batch").role in silent:
-            raise SettingError(
-                f"{what} {length}, but nobody counts tokens",
-                fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
-            )
+    )
+    schedulers = [one for pairs in state.schedulers.values() for one in pairs]
+    return [f"{what} {length}" for what, length in lengths if length and length.unit == "tok"] + [
+        f"the schedule of {name!r} is counted in tokens"
+        for name, scheduler in schedulers
+        if isinstance(scheduler, Schedule) and scheduler.course.unit == "tok"
+    ]
 
 
 def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None:

@@ -21,7 +21,8 @@ from eventloop.hooks import hookimpl
 from eventloop.metrics import MeanLoss, fresh_metrics
 from eventloop.plugin.records import listed
 from eventloop.state import State
-from eventloop.task_values import check_values, named_optimizers, usable_scheduler
+from eventloop.task_schedulers import schedulers_hook
+from eventloop.task_values import check_values, named_optimizers
 
 
 class Task:
@@ -39,8 +40,9 @@ class Task:
         eval_dataloaders: one iterable, or several by name, or a function that gives either.
         optimizer: takes the model, gives an optimizer or several by name; called after surgery
             and wrapping.
-        scheduler: takes an optimizer, gives a torch scheduler; by name where there are several
-            optimizers.
+        scheduler: takes an optimizer, gives a torch scheduler, or one of `eventloop.schedules`;
+            names what else it wants of max_duration, steps_per_epoch, total_steps, state; by name
+            where there are several optimizers.
         scheduler_interval: "ba": the scheduler moves once a batch; "ep": once an epoch.
         metrics: torchmetrics by name; each eval data loader gets a fresh copy. Where it is left
             out, the mean of the task's loss over the samples, as `loss`; {} means none.
@@ -115,7 +117,7 @@ class Task:
         if self.optimizer is not None:
             given["build_optimizers"] = _optimizers_hook(self.optimizer)
         if self.scheduler is not None:
-            given["build_schedulers"] = _schedulers_hook(self.scheduler, self.scheduler_interval)
+            given["build_schedulers"] = schedulers_hook(self.scheduler, self.scheduler_interval)
         if self.metrics is not None or self.train_metrics is not None or self.loss is not None:
             given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics, self.loss)
         if self.forward is not None:
@@ -172,22 +174,6 @@ def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any
         return named_optimizers(given(state.model))
 
     return build_optimizers
-
-
-def _schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
-    def build_schedulers(state: State) -> Mapping[str, Sequence[tuple[str, Any]]]:
-        named = given if isinstance(given, Mapping) else dict.fromkeys(state.optimizers, given)
-        for name in named:
-            if name not in state.optimizers:
-                raise TaskError(
-                    f"a scheduler is named {name!r}, but no optimizer is"
-                    f"{closest(name, state.optimizers)}",
-                    optimizers=", ".join(state.optimizers) or "none",
-                )
-        made = ((name, make(state.optimizers[name])) for name, make in named.items())
-        return {interval: [(name, usable_scheduler(one, name)) for name, one in made]}
-
-    return build_schedulers
 
 
 def _metrics_hook(
