@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from eventloop import schedules
 from eventloop.clock import Clock
 from eventloop.errors import SettingError, TaskError
+from eventloop.reads import HostReads
 from eventloop.schedules import Course, Schedule
-from eventloop.state import State
 
 STEPS_PER_EPOCH = 5
 NUM_STEPS = 20
@@ -213,6 +213,20 @@ def test_a_rate_that_is_a_tensor_is_written_in_place(build):
     torch.testing.assert_close(rate, torch.tensor(0.05))
 
 
+def test_a_step_of_the_schedule_reads_nothing_from_the_device(build):
+    """A rate that is a tensor is written, not read; to read it would be seen."""
+    rate, found = torch.tensor(0.1), []
+    trainer = build(schedules.linear(), optimizer=lambda model: SGD(model.parameters(), lr=rate))
+    ((_, scheduler),) = trainer.state.schedulers["ba"]
+
+    with HostReads(lambda tensor, how: found.append(how)):
+        scheduler.step()
+        reads_of_step = len(found)
+        float(rate)
+
+    assert (reads_of_step, len(found)) == (0, 1)
+
+
 @pytest.mark.parametrize("max_duration", ["20ba", "4ep"])
 def test_a_schedule_goes_on_where_it_was(max_duration, build):
     """Its state is JSON; a run of another length that takes it over keeps the first one's."""
@@ -364,12 +378,3 @@ def test_a_schedule_in_tokens_needs_somebody_who_counts_them(build):
 
     with pytest.raises(SettingError, match="the schedule of 'sgd' is counted in tokens, but nobod"):
         trainer.fit()
-
-
-def test_ranks_would_disagree_on_a_schedule_in_seconds(build, monkeypatch):
-    """Each has a clock of its own, and weights that drift apart."""
-    state = build(schedules.constant()).state
-    monkeypatch.setattr(State, "world_size", property(lambda state: 2))
-
-    with pytest.raises(SettingError, match="in seconds differs between the 2 ranks"):
-        schedules.cosine(duration="9sec")(state.optimizers["sgd"], state)

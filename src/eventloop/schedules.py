@@ -120,11 +120,6 @@ class Factory:
                 of a length that nobody knows.
         """
         unit = _unit(self.end or self.warmup or Time("1ba"), state)
-        if unit == "sec" and state.world_size > 1:
-            raise SettingError(
-                f"a schedule in seconds differs between the {state.world_size} ranks",
-                fix='count it in batches: duration="5000ba"',
-            )
         return Schedule(optimizer, self._course(unit, state), state.clock, state.num_batches)
 
     def _course(self, unit: str, state: State) -> Course:
@@ -139,7 +134,8 @@ class Factory:
             times = {"warmup": self.warmup, "cooldown": self.cooldown}
             given = [f"{name}={time}" for name, time in times.items() if time]
             raise SettingError(
-                f"{' and '.join(given)} {'leave' if len(given) > 1 else 'leaves'} nothing of a schedule that ends at {last:g}{unit}",
+                f"{' and '.join(given)} {'leave' if len(given) > 1 else 'leaves'} nothing of a "
+                f"schedule that ends at {last:g}{unit}",
                 fix='shorten it, to a fraction of the run for example: "0.05dur"',
             )
         return Course(self.curve, unit, rise, fall, end, self.final_frac)

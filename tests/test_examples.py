@@ -1,0 +1,128 @@
+"""The examples: each is run as its first lines say, only smaller."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from eventloop import TaskError, Trainer
+from eventloop.cli import main
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+# Options with which an example learns something within seconds, and for how long.
+TINY = {
+    "digits": ({"width": 4}, "2ep"),
+    "charlm": ({"width": 32, "depth": 1, "context": 32, "num_files": 17}, "50_000tok"),
+    "hf_text": ({"lr": 0.01, "width": 32, "depth": 1, "max_lines": 60}, "100ba"),
+}
+
+every_example = pytest.mark.parametrize("name", TINY)
+
+
+@pytest.fixture
+def example(clean):
+    """Imports a copy of an example, which is forgotten afterwards."""
+
+    def example(name):
+        path = Path(shutil.copy(EXAMPLES / f"{name}.py", clean))
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return example
+
+
+def test_every_example_is_run():
+    """One that is added is run the day it is added."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TINY.keys()
+
+
+@every_example
+def test_an_example_runs_as_it_says(name, clean, capsys):
+    """From the command, with options of its own; its first lines have the command to paste."""
+    text = (EXAMPLES / f"{name}.py").read_text()
+    options, _ = TINY[name]
+    flags = [f"--task.{option}={value}" for option, value in options.items()]
+    shutil.copy(EXAMPLES / f"{name}.py", clean)
+
+    status = main(["fit", f"{name}.py", "--device=cpu", "--max-duration=2ba", "--no-plugins",
+                   "--eval-interval=none", *flags])  # fmt: skip
+
+    assert status == 0
+    assert "2 batches in" in capsys.readouterr().out
+    assert f"\neventloop fit examples/{name}.py\n" in text
+
+
+@every_example
+def test_an_examples_loss_falls(name, example, make_plugin):
+    """In a fraction of its time, by more than chance would have it fall."""
+    options, duration = TINY[name]
+    losses = []
+    watch = make_plugin("watch", batch_end=lambda state: losses.append(state.loss.item()))
+
+    with Trainer(example(name).task(**options), max_duration=duration, device="cpu",
+                 autoload=False, callbacks=[watch], eval_interval=None) as trainer:  # fmt: skip
+        trainer.fit()
+
+    tenth = len(losses) // 10
+    assert sum(losses[-tenth:]) < 0.9 * sum(losses[:tenth])
+
+
+def test_bits_a_character_are_a_mean_over_all_of_them(example):
+    """Whatever the batches; a blind guess among 128 costs 7 bits."""
+    charlm = example("charlm")
+    logits_BTV = torch.randn(5, 4, 128, generator=torch.Generator().manual_seed(0))
+    targets_BT = torch.arange(20).reshape(5, 4)
+    metric, blind = charlm.BitsPerCharacter(), charlm.BitsPerCharacter()
+
+    metric.update(logits_BTV[:2], targets_BT[:2])
+    metric.update(logits_BTV[2:], targets_BT[2:])
+    blind.update(torch.zeros(5, 4, 128), targets_BT)
+
+    expected = cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()) / math.log(2)
+    assert metric.compute().item() == pytest.approx(expected.item(), rel=1e-6)
+    assert blind.compute().item() == pytest.approx(7.0)
+
+
+def test_the_small_gpt_does_not_see_what_comes(example):
+    """It would have to guess nothing: a change of a character changes no logits before it."""
+    torch.manual_seed(0)
+    model = example("charlm").GPT(width=32, depth=2, num_heads=2)
+    text_BT = torch.randint(128, (1, 8))
+    changed_BT = text_BT.clone()
+    changed_BT[0, 5] += 1
+
+    before, after = model(text_BT), model(changed_BT)
+
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_the_text_is_cut_without_loss_or_overlap(example):
+    """Each piece's targets are its inputs, one further; held-out files are no others'."""
+    charlm = example("charlm")
+    loader = charlm.task(num_files=17, context=16).train_dataloader
+    windows = loader.dataset
+
+    inputs, targets = zip(*(windows[idx] for idx in range(50)), strict=True)
+
+    assert torch.equal(torch.cat(inputs), windows.text[: 50 * 16])
+    assert torch.equal(torch.cat(targets), windows.text[1 : 50 * 16 + 1])
+    assert windows.text.max() < charlm.NUM_CHARACTERS
+
+
+def test_without_transformers_the_example_says_what_to_install(example, monkeypatch):
+    """It is nobody's dependency."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+    with pytest.raises(TaskError, match=r"isn't installed\n  fix  python -m pip install transf"):
+        example("hf_text")
