@@ -20,8 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from eventloop.errors import EventloopError
+from eventloop.averaging import average_gradients, take_from_first
+from eventloop.errors import EventloopError, SettingError
 from eventloop.exchange import Agreed, Exchange
 from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.rank_hooks import RankHooks
@@ -51,6 +53,7 @@ class DataParallel:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.exchange: Exchange = _Exchange(self)
         self._groups = groups
+        self._is_strategy = False
 
     @property
     def host(self) -> dist.ProcessGroup:
@@ -78,7 +81,18 @@ class DataParallel:
             for name, one in model.state_dict().items()
         ]
         require_same(self, "models", dict(enumerate(shapes)))
+        self._is_strategy = True
         if not any(param.requires_grad for param in model.parameters()):
+            return model
+        if settings.microbatch_size == "auto" and settings.sync_batch_norm:
+            raise SettingError(
+                "sync_batch_norm and microbatch_size='auto' can't both be: a rank that has run out "
+                "of memory would leave the others waiting for its statistics",
+                fix="give a number: `--microbatch-size 16`",
+            )
+        if settings.microbatch_size == "auto":
+            # A backward that exchanged gradients couldn't be repeated: this one doesn't.
+            take_from_first(model)
             return model
         if settings.sync_batch_norm:
             state.model = model = with_shared_batch_norm(model)
@@ -105,6 +119,11 @@ class DataParallel:
             return (total / self.world_size).float()
 
         return Parts(weights, mean)
+
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Averages gradients over the ranks; those of a plugin's strategy are its own."""
+        if self._is_strategy:
+            average_gradients(self, state, optimizers)
 
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; every rank waits for the others."""

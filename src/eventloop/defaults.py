@@ -91,7 +91,7 @@ class Defaults:
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
-        size = state.settings.microbatch_size
+        size = state.microbatch_size
         return [state.batch] if size is None else data.split(state.batch, size)
 
     @hookimpl

@@ -7,17 +7,17 @@ implementations are the core's default for the action of their name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.accumulation import Accumulation, named, passes_of
 from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
 from eventloop.data import to_host
-from eventloop.errors import PluginError
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.feed import Feed
 from eventloop.hooks import hookimpl
@@ -25,6 +25,18 @@ from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
 from eventloop.processes import Processes
 from eventloop.state import State
+
+Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]
+
+
+def forward_and_loss(state: State, hooks: Plans) -> None:
+    """Runs a microbatch from its forward pass to its loss."""
+    hooks.before_forward(state)
+    state.outputs = hooks.forward(state)
+    hooks.after_forward(state)
+    hooks.before_loss(state)
+    state.loss = hooks.loss(state)
+    hooks.after_loss(state)
 
 
 class Loop:
@@ -35,19 +47,24 @@ class Loop:
         quiet: the same plans, with nothing for the events of a microbatch.
         move: copies a batch to the device.
         processes: those that train together.
-
-    Attributes:
-        splitter: who owns `split_batch`, for messages.
+        accumulate: fills `.grad` for a batch.
     """
 
     def __init__(
-        self, hooks: Plans, quiet: Plans, move: Callable[[Any], Any], processes: Processes
+        self,
+        hooks: Plans,
+        quiet: Plans,
+        move: Callable[[Any], Any],
+        processes: Processes,
+        accumulate: Accumulation,
     ) -> None:
         self.hooks = hooks
         self.quiet = quiet
         self.move = move
         self.processes = processes
-        self.splitter = ""
+        self.accumulate = accumulate
+        self._fill = functools.partial(accumulate, passes=forward_and_loss)
+        self._has_begun = False
         self._feed: Feed | None = None
         self._in_training = False
         self._evaluated_at = -1
@@ -126,6 +143,7 @@ class Loop:
 
         hooks.batch_start(state)
         exchange.start(state)
+        self._has_begun = False
         stepped = not hooks.should_skip_batch(state) and hooks.train_batch(state)
 
         # The clock moves before `batch_end`, the learning rates after it.
@@ -145,57 +163,64 @@ class Loop:
     @hookimpl
     def train_batch(self, state: State) -> bool:
         """Trains on the batch at hand: the default of the action `train_batch`."""
-        hooks = self.hooks
-        optimizers = state.optimizers
+        self._begin(state)
+        return self._update(state, state.optimizers, self._fill)
 
-        hooks.before_train_batch(state)
-        state.loss, numbers = self._gradients(state, hooks, optimizers)
+    def update(
+        self,
+        state: State,
+        loss_fn: Callable[[State], Tensor],
+        names: Sequence[str],
+    ) -> bool:
+        """Makes one update of some of the optimizers: see `State.update`."""
+        optimizers = named(state.optimizers, names)
+        passes = passes_of(state.precision.under_autocast(loss_fn))
+
+        def fill(state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]) -> Tensor:
+            loss = self.accumulate(state, hooks, optimizers, passes)
+            self.processes.average(state, optimizers)
+            return loss
+
+        self._begin(state)
+        suffix = f".{'.'.join(optimizers)}"
+        stepped = self._update(state, optimizers, fill, suffix)
+        assert state.loss is not None
+        state.log(f"train/loss{suffix}", state.loss, "mean")
+        # The passes may have left gradients with the parameters of the others.
+        self.hooks.zero_grad(state, state.optimizers)
+        return stepped
+
+    def _begin(self, state: State) -> None:
+        """Tells of the batch once, however many updates it gets."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.hooks.before_train_batch(state)
+
+    def _update(
+        self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill, suffix: str = ""
+    ) -> bool:
+        """Makes one step of these optimizers, from gradients that `fill` gives."""
+        hooks = self.hooks
+        state.loss = fill(state, hooks, optimizers)
+        numbers = hooks.clip_gradients(state, optimizers)
         for name, value in numbers.items():
-            state.log(f"train/{name}", value)
+            state.log(f"train/{name}{suffix}", value)
         hooks.after_train_batch(state)
 
-        closure = functools.partial(self._repeat, state, optimizers)
+        closure = functools.partial(self._repeat, state, optimizers, fill)
         stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
             state, optimizers, closure
         )
         hooks.zero_grad(state, optimizers)
         return stepped
 
-    def _gradients(
-        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Fills `.grad` for the batch; gives its mean loss, detached, and numbers to log."""
-        microbatches = hooks.split_batch(state)
-        if not microbatches:
-            raise PluginError(
-                "split_batch gave no microbatch", by=self.splitter, fix="give at least one"
-            )
-        state.num_microbatches = len(microbatches)
-        shares = self.processes.shares(state, microbatches, hooks.count_batch)
-        mean_loss: Any = None
-        for idx, microbatch in enumerate(microbatches):
-            state.microbatch, state.microbatch_idx = microbatch, idx
-            hooks.before_forward(state)
-            state.outputs = hooks.forward(state)
-            hooks.after_forward(state)
-            hooks.before_loss(state)
-            state.loss = hooks.loss(state)
-            hooks.after_loss(state)
-            hooks.before_backward(state)
-            loss = shares.scaled(state.loss, idx)
-            hooks.backward(state, loss)
-            hooks.after_backward(state)
-            loss = loss.detach()
-            mean_loss = loss if mean_loss is None else mean_loss + loss
-            state.microbatch = state.outputs = state.loss = None
-        return mean_loss, hooks.clip_gradients(state, optimizers)
-
-    def _repeat(self, state: State, optimizers: Mapping[str, Optimizer]) -> Tensor:
+    def _repeat(self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill) -> Tensor:
         """Fills `.grad` for the batch once more, without events: the closure of a step."""
         kept = state.loss
         self.hooks.zero_grad(state, optimizers)
         with torch.enable_grad():
-            loss, _ = self._gradients(state, self.quiet, optimizers)
+            loss = fill(state, self.quiet, optimizers)
+            self.hooks.clip_gradients(state, optimizers)
         state.loss = kept
         return loss
 

@@ -5,11 +5,12 @@ One object stands for one process, `DataParallel` for several; both have the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from eventloop.errors import TaskError
 from eventloop.exchange import Alone, Exchange
@@ -52,6 +53,12 @@ class Processes(Protocol):
             count_batch: gives what a microbatch counts for; not called where nobody needs to know.
         """
 
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Averages the gradients of these optimizers' parameters over the ranks.
+
+        For gradients that the wrapped model's backward didn't exchange.
+        """
+
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; every rank waits for the others."""
 
@@ -87,6 +94,9 @@ class SingleProcess:
         weights = weights_of(state, microbatches, count_batch)
         total = total_weight(weights)
         return Parts(weights, lambda: total)
+
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Leaves the gradients as they are."""
 
     def gathered(self, value: Any) -> list[Any]:
         """Gives the value."""

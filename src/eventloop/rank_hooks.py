@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from eventloop.averaging import take_from_first
 from eventloop.hooks import hookimpl
 from eventloop.sharding import is_too_small, sharded_for_evaluation, sharded_for_training
 
@@ -51,9 +51,10 @@ class RankHooks:
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
-        if state.model is not state.wrapped_model:
-            for buffer in state.model.buffers():
-                dist.broadcast(buffer, 0)
+        if isinstance(state.wrapped_model, DistributedDataParallel) or (
+            state.settings.microbatch_size == "auto"
+        ):
+            take_from_first(state.model, buffers_alone=True)
 
 
 def _alone() -> bool:

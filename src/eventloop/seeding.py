@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -30,17 +30,39 @@ def seed_rank(seed: int, rank: int) -> None:
         seed_everything(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
+class KeptGenerators:
+    """Where the global random generators of Python, NumPy and torch stand, and others.
+
+    Args:
+        others: more of torch's generators.
+    """
+
+    def __init__(self, others: Iterable[torch.Generator] = ()) -> None:
+        numpy = sys.modules.get("numpy")
+        self._python = random.getstate()
+        self._numpy = numpy.random.get_state() if numpy else None
+        self._torch = torch.get_rng_state()
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._gpu = torch.cuda.get_rng_state() if on_gpu else None
+        self._others = [(one, one.get_state()) for one in others]
+
+    def put_back(self) -> None:
+        """Sets them to where they stood."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._gpu is not None:
+            torch.cuda.set_rng_state(self._gpu)
+        for generator, state in self._others:
+            generator.set_state(state)
+
+
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Leaves the global random generators of Python, NumPy and torch as it found them."""
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy else None
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy:
-                numpy.random.set_state(numpy_state)
+    kept = KeptGenerators()
+    try:
+        yield
+    finally:
+        kept.put_back()

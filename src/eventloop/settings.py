@@ -27,7 +27,8 @@ class Settings:
         device: cpu, cuda, cuda:1, or auto: a GPU where there is one.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
         microbatch_size: samples a forward and backward pass; the gradient of a batch stays the
-            same, the memory shrinks. Not set: the whole batch.
+            same, the memory shrinks. Not set: the whole batch. auto: the whole batch, halved as
+            often as the memory runs out.
         clip_norm: largest norm of all gradients together; larger ones are scaled down to it.
         clip_value: largest absolute value of any entry of a gradient; after clip_norm.
         eval_interval: how often to evaluate, as a time; once more at the end. none: never.
@@ -58,7 +59,7 @@ class Settings:
     precision: Precision = "auto"
     device: str = "auto"
     seed: int = 0
-    microbatch_size: int | None = None
+    microbatch_size: int | Literal["auto"] | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
     eval_interval: Time | None = Time("1ep")  # noqa: RUF009 - a Time can't change
@@ -86,7 +87,7 @@ class SettingValues(TypedDict, total=False):
     precision: Precision
     device: str
     seed: int
-    microbatch_size: int | None
+    microbatch_size: int | Literal["auto"] | None
     clip_norm: float | None
     clip_value: float | None
     eval_interval: str | Time | None
@@ -132,7 +133,7 @@ def _out_of_range(name: str, value: Any) -> str:
         return f"{value} passes at another batch on each rank; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:
         return f"{value} is outside 0 to {2**32 - 1}"
-    if name == "microbatch_size" and value < 1:
+    if name == "microbatch_size" and value != "auto" and value < 1:
         return f"{value} is less than one sample; none: the whole batch"
     if name in ("clip_norm", "clip_value") and not (value > 0 and math.isfinite(value)):
         return f"{value} isn't a positive number; none: no clipping"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +20,8 @@ from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
 from eventloop.processes import Processes
 from eventloop.settings import Settings
+
+Update = Callable[["State", Callable[["State"], Tensor], Sequence[str]], Any]
 
 
 class State:
@@ -43,6 +45,7 @@ class State:
             evaluation and prediction the batch there; None in between.
         microbatch: the slice of it under way, from `before_forward` to `after_backward`; else None.
         microbatch_idx: its number within the batch.
+        microbatch_size: how many samples it has at most; None for the whole batch.
         num_microbatches: how many the batch has on this rank.
         num_batches: how many an epoch has; None where the train data loader doesn't know.
         count: what the batch counts for: samples and tokens, on the host.
@@ -68,6 +71,7 @@ class State:
         "_own_hooks",
         "_plugins",
         "_processes",
+        "_update",
         "attempt",
         "batch",
         "checkpoint_requested",
@@ -82,6 +86,7 @@ class State:
         "metrics",
         "microbatch",
         "microbatch_idx",
+        "microbatch_size",
         "model",
         "num_batches",
         "num_microbatches",
@@ -120,6 +125,7 @@ class State:
         self._plugins: Mapping[str, Plugin] = {}
         self._own_hooks: Mapping[str, Callable[..., Any]] = {}
         self._again: Callable[[], Any] | None = None
+        self._update: Update | None = None
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
@@ -131,6 +137,8 @@ class State:
         self.microbatch: Any = None
         self.microbatch_idx = 0
         self.num_microbatches = 1
+        size = settings.microbatch_size
+        self.microbatch_size = None if size == "auto" else size
         self.num_batches: int | None = None
         self.count = data.Count(0, 0, 0)
         self.outputs: Any = None
@@ -152,15 +160,18 @@ class State:
         *,
         is_heard: bool,
         own_hooks: Mapping[str, Callable[..., Any]],
+        update: Update,
     ) -> None:
         """Makes the active plugins known, by folded name; the trainer calls it.
 
         Args:
             is_heard: whether anybody implements `log`.
             own_hooks: the plans of the hooks that plugins add.
+            update: makes one update of some optimizers.
         """
         self._plugins = plugins
         self._own_hooks = own_hooks
+        self._update = update
         if is_heard:
             over_ranks = self._processes.reducer(self.device)
             self.numbers = Numbers(self.settings.log_interval, over_ranks)
@@ -286,6 +297,36 @@ class State:
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]
+
+    def generators(self) -> Iterable[torch.Generator]:
+        """Gives all generators that were asked for by name."""
+        return self._generators.values()
+
+    def update(
+        self,
+        loss_fn: Callable[[State], Tensor],
+        optimizers: Sequence[str] | None = None,
+    ) -> bool:
+        """Makes one update of some optimizers; for owners of `train_batch` that make several.
+
+        It does what the default does once: for each microbatch the passes and backward, then
+        clipping and a step, with their events, in the run's precision, over all ranks. The actions
+        `forward` and `loss` aren't asked; `before_train_batch` is told at the first update of a
+        batch. Afterwards no parameter has a gradient. Logged as `train/loss.NAME`.
+
+        Args:
+            loss_fn: gives the loss of `state.microbatch`, shape (), a mean over its samples; calls
+                `state.model` or parts of it, and may leave `state.outputs`. Runs under autocast.
+            optimizers: their names; all unless given.
+
+        Returns:
+            What `optimizer_step` gave: True if they did step.
+
+        Raises:
+            PluginError: no optimizer has such a name.
+        """
+        assert self._update is not None
+        return self._update(self, loss_fn, tuple(optimizers or self.optimizers))  # type: ignore[no-any-return]
 
     def call(self, hook: str, *args: Any) -> Any:
         """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.

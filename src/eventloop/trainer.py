@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from eventloop.accumulation import Microbatches
 from eventloop.bookkeeping import Bookkeeping
 from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
@@ -29,6 +30,7 @@ from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.evaluation import try_evaluation
 from eventloop.failures import close_all, failures_of, keep
 from eventloop.features import features_of
+from eventloop.fitting import FittingMicrobatches
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
 from eventloop.plugin.assembly import HOOKS, Assembly
@@ -115,7 +117,11 @@ class Trainer:
             run_dir=run_dir,
         )
         self._hooks = new_plans(HOOKS)
-        self._loop = Loop(self._hooks, new_plans(HOOKS), mover_to(device), processes)
+        fits = chosen.microbatch_size == "auto"
+        self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
+        self._loop = Loop(
+            self._hooks, new_plans(HOOKS), mover_to(device), processes, self._accumulate
+        )
         self._bookkeeping = Bookkeeping(self._hooks, processes)
         self._features = tuple(features_of(chosen, device, self.state.precision))
         core = (
@@ -326,9 +332,10 @@ class Trainer:
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self._loop.quiet, name, nothing if is_told else plan)
         self.state.manifest = manifest_of(self._assembly, self.state.settings, self.state.device)
-        self._loop.splitter = self._assembly.owner("split_batch").origin
+        self._accumulate.splitter = self._assembly.owner("split_batch").origin
         self.state.connect(
             {fold(one.name): one for one in self.plugins},
+            update=self._loop.update,
             is_heard=len(self._assembly.implementations["log"]) > 0,
             own_hooks={
                 name: getattr(self._hooks, name)

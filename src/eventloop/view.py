@@ -68,6 +68,8 @@ class StateView(Protocol):
     @property
     def num_microbatches(self) -> int: ...
     @property
+    def microbatch_size(self) -> int | None: ...
+    @property
     def active_model(self) -> nn.Module: ...
     @property
     def inputs(self) -> Any: ...
@@ -131,7 +133,9 @@ class ReadOnlyState:
     """
 
     __slots__ = ("_state", "_who")
-    _HIDDEN = frozenset({"again", "call", "connect", "generator", "numbers"})
+    _HIDDEN = frozenset(
+        {"again", "call", "connect", "generator", "generators", "numbers", "update"}
+    )
 
     def __init__(self, state: State, who: str) -> None:
         object.__setattr__(self, "_state", state)
