@@ -34,6 +34,7 @@ class Moment(NamedTuple):
 
 
 FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token", "sec": "seconds"}
+_PLACES = {unit: Moment._fields.index(name) for unit, name in FIELDS.items()}
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ class Clock:
 
     def reached(self, time: Time) -> bool:
         """Tells whether `time` is over, counted from the start of the run."""
-        done: float = getattr(self._now, FIELDS[time.unit])
-        return done >= time.value
+        return self._now[_PLACES[time.unit]] >= time.value
 
     def crossed(self, interval: Time) -> bool:
         """Tells whether a multiple of `interval` lies between the previous batch and now.
@@ -170,10 +170,8 @@ class Clock:
         `previous` is where the clock stood before the last batch, the end of an epoch included:
         what the last batch of an epoch crossed still counts as crossed when the next one starts.
         """
-        field, length = FIELDS[interval.unit], interval.value
-        now: float = getattr(self._now, field)
-        before: float = getattr(self._previous, field)
-        return now // length > before // length
+        place, length = _PLACES[interval.unit], interval.value
+        return self._now[place] // length > self._previous[place] // length
 
 
 def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:
