@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from eventloop.data import Count
+    from eventloop.scaling import Stepped
     from eventloop.state import State
 
 
@@ -114,8 +115,8 @@ class Actions(Protocol):
         """
 
     @hookspec(per="batch", firstresult=True)
-    def train_batch(self, state: State) -> bool:
-        """Trains on `state.batch`; True if the optimizers made a step.
+    def train_batch(self, state: State) -> bool | Stepped:
+        """Trains on `state.batch`; True if the optimizers made a step, or what `optimizer_step` gave.
 
         Asked: once a batch, unless `should_skip_batch`.
 
@@ -151,6 +152,8 @@ class Actions(Protocol):
 
         Asked: once a microbatch, after `before_backward`.
 
+        An owner lets `state.precision.backward(loss)` do it, which scales the loss under fp16.
+
         Args:
             loss: shape (), weighted for the mean over the batch.
         """
@@ -172,10 +175,14 @@ class Actions(Protocol):
         state: State,
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
-    ) -> bool:
+    ) -> bool | Stepped:
         """Lets these optimizers step; True if they did.
 
         Asked: once a batch, unless `should_skip_step`.
+
+        Under fp16 a step is skipped where gradients overflowed. Whether it was is known later: the
+        result is a `Stepped`, which is true or false like a bool, and waits when it is asked. An
+        owner lets `state.precision.step(optimizer)` do it, and returns what that gives.
 
         Args:
             closure: repeats `split_batch` to `clip_gradients` without events, from empty
@@ -195,6 +202,9 @@ class Actions(Protocol):
         """Moves the schedulers that are counted in this interval; True when done.
 
         Asked: after every batch with an optimizer step, and after every complete epoch.
+
+        Under fp16 it follows a step once it is known that it wasn't skipped: before the next
+        `optimizer_step`, or before an evaluation, a checkpoint or the end of the epoch.
         """
 
     @hookspec(per="eval", firstresult=True)

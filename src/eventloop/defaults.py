@@ -20,10 +20,11 @@ from eventloop.errors import TaskError, a
 from eventloop.files import save_tensors
 from eventloop.hooks import hookimpl
 from eventloop.metrics import predictions
-from eventloop.readiness import wants_closure
+from eventloop.optimizers import wants_closure
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
+    from eventloop.scaling import Stepped
     from eventloop.state import State
 
 
@@ -168,13 +169,14 @@ class Defaults:
         state: State,
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
-    ) -> bool:
+    ) -> bool | Stepped:
+        stepped: bool | Stepped = True
         for name, optimizer in optimizers.items():
             if name in self._with_closure:
                 optimizer.step(closure)  # type: ignore[arg-type]  # torch's stub says float
             else:
-                optimizer.step()
-        return True
+                stepped = state.precision.step(optimizer)
+        return stepped
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:

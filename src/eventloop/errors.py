@@ -42,6 +42,10 @@ class TaskFileError(UsageError, TaskError):
     """A task file can't be found, can't be read, or holds no task."""
 
 
+class NonFiniteError(EventloopError):
+    """The loss or the gradients aren't numbers any more, so that nothing can be learned."""
+
+
 class PluginError(EventloopError):
     """A plugin can't take part, or broke the contract of a hook."""
 

@@ -24,6 +24,7 @@ from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
 from eventloop.processes import Processes
+from eventloop.scaling import Stepped
 from eventloop.state import State
 
 Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]
@@ -161,7 +162,7 @@ class Loop:
         self.deliver(state)
 
     @hookimpl
-    def train_batch(self, state: State) -> bool:
+    def train_batch(self, state: State) -> bool | Stepped:
         """Trains on the batch at hand: the default of the action `train_batch`."""
         self._begin(state)
         return self._update(state, state.optimizers, self._fill)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -88,15 +87,6 @@ def check_eval_dataloaders(state: State) -> None:
                 fix="give it data, or leave it out of Task(eval_dataloaders=...); drop_last=True "
                 "drops a set that is smaller than a batch",
             )
-
-
-def wants_closure(optimizer: Optimizer) -> bool:
-    """Tells whether an optimizer's step can't do without its closure, as that of LBFGS can't."""
-    # Of the class, since schedulers put another function in the instance's place (torch 2.13).
-    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
-    return any(
-        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
-    )
 
 
 def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_tokens: bool) -> None:

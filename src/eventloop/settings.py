@@ -12,7 +12,7 @@ from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.options import Option, convert_value, options_of
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnCallbackError = Literal["raise", "disable"]
 Uneven = Literal["pad", "drop", "error"]
 
@@ -23,7 +23,10 @@ class Settings:
 
     Args:
         max_duration: how long the run is, as a time: 10ep, 5000ba, 1e9tok, 3600sec.
-        precision: fp32, bf16 (autocast), or auto: bf16 where a GPU has it in hardware, else fp32.
+        precision: fp32; tf32 (products of float32 in TF32, on a GPU); bf16 (autocast); fp16
+            (autocast, the loss scaled); or auto: on a GPU bf16 if it has that in hardware, else
+            fp16; fp32 elsewhere. fp32 is all of float32, also on a GPU that could do TF32; bf16 and
+            fp16 allow TF32 for what stays in float32.
         device: cpu, cuda, cuda:1, or auto: a GPU where there is one.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
         microbatch_size: samples a forward and backward pass; the gradient of a batch stays the

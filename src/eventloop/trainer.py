@@ -322,12 +322,9 @@ class Trainer:
     def _freeze(self) -> None:
         self._compiled = compiled_of(self._assembly, self.state)
         for name, hook in self._assembly.hooks.items():
-            ordered = observe(
-                self._assembly.implementations[name], (*self._compiled, *self._observers)
-            )
-            plan = freeze(hook, ordered, self.state)
-            if name in _UNDER_AUTOCAST:
-                plan = self.state.precision.under_autocast(plan)
+            observers = (*self._compiled, *self._observers)
+            ordered = observe(self._assembly.implementations[name], observers)
+            plan = self.state.precision.enclose(name, freeze(hook, ordered, self.state))
             setattr(self._hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self._loop.quiet, name, nothing if is_told else plan)
@@ -352,6 +349,7 @@ class Trainer:
         state.wrapped_model = hooks.wrap_model(state)
         state.optimizers = hooks.build_optimizers(state)
         check_optimizers(state)
+        state.precision.check(state.model, state.optimizers)
         state.train_dataloader = hooks.build_train_dataloader(state)
         self._drop_unsuitable()
         self._loop.feed_from(state, state.train_dataloader)
@@ -394,7 +392,8 @@ class Trainer:
     def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
         """Tells every plugin of an exception that passes, which goes on with what they raise."""
         try:
-            yield
+            with self.state.precision.in_force():
+                yield
         except BaseException as error:
             late = failures_of(lambda: self._loop.deliver(self.state, everything=True, alone=True))
             failures = late + told(self._hooks.exception, self.state, error)
@@ -403,10 +402,6 @@ class Trainer:
             for failure in failures:
                 keep(error, failure)
             raise
-
-
-# Autocast encloses the plans of these actions, wrappers included.
-_UNDER_AUTOCAST = ("forward", "loss", "eval_forward", "predict_forward")
 
 
 def _new_run_dir(task_name: str) -> Path:

@@ -60,6 +60,18 @@ def test_an_installed_plugin_takes_part_and_stands_in_the_header(run, tiny, inst
     assert "alpha is" not in off
 
 
+@pytest.mark.parametrize("could_be", [True, False])
+def test_the_header_advises_a_fused_step_where_it_pays(could_be, run, tiny, monkeypatch):
+    """It is one argument; whoever has no GPU isn't bothered."""
+    if could_be:
+        monkeypatch.setattr("eventloop.cli.header.could_be_fused", lambda optimizer, device: True)
+
+    ran = run("fit", "tiny.py")
+
+    advice = "advice: the optimizer 'sgd' steps faster as SGD(..., fused=True)\n"
+    assert (advice in ran.out + ran.err) == could_be
+
+
 @pytest.mark.parametrize("form", ["--max-duration", "--max_duration"])
 def test_a_flag_overrides_what_the_task_brings(run, tiny, form):
     """A task file says how long it trains, for everybody who has nothing else to say."""

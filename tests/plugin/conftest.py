@@ -17,7 +17,7 @@ from eventloop.plugin.freeze import Plan, freeze
 from eventloop.plugin.order import order
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
-from eventloop.precision import FullPrecision
+from eventloop.precision import choose_precision
 from eventloop.settings import Settings
 from eventloop.state import State
 
@@ -30,7 +30,7 @@ def new_state() -> Callable[[], State]:
         return State(
             settings=Settings(),
             device=torch.device("cpu"),
-            precision=FullPrecision(),
+            precision=choose_precision("fp32", torch.device("cpu")),
             processes=SingleProcess(),
             run_dir=Path("runs"),
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import eventloop
+from eventloop.optimizers import could_be_fused
 from eventloop.plugin.records import Plugin, Role
 from eventloop.trainer import Trainer
 
@@ -36,6 +37,10 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     yield f"callbacks: {_plugins(trainer, 'callback')}"
     for action, plugin in trainer.assembly.replacements():
         yield f"{action}: {plugin.name}, instead of the task's"
+    for name, optimizer in state.optimizers.items():
+        if could_be_fused(optimizer, state.device):
+            kind = type(optimizer).__name__
+            yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
     if trainer.off:
         yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
 

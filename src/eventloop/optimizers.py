@@ -1,0 +1,36 @@
+"""What can be known of an optimizer by looking at it."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+# They have a fused implementation on CUDA (torch 2.13; Adagrad's is for the CPU alone).
+_FUSED = (SGD, Adam, AdamW)
+
+
+def wants_closure(optimizer: Optimizer) -> bool:
+    """Tells whether an optimizer's step can't do without its closure, as that of LBFGS can't."""
+    # Of the class, since schedulers put another function in the instance's place (torch 2.13).
+    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    return any(
+        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
+    )
+
+
+def could_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
+    """Tells whether `fused=True` would be faster, and nobody has decided about it.
+
+    Only on CUDA, where a step is then one kernel or a few, and fp16 waits less: on the CPU small
+    models gain nothing. `fused=False` and `foreach=True` are decisions.
+    """
+    return (
+        device.type == "cuda"
+        and type(optimizer) in _FUSED
+        and not any(
+            group["fused"] is not None or group["foreach"] or group["differentiable"]
+            for group in optimizer.param_groups
+        )
+    )

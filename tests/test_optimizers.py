@@ -1,0 +1,51 @@
+"""What can be known of an optimizer by looking at it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from eventloop.optimizers import could_be_fused, wants_closure
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture
+def params():
+    """One parameter."""
+    return [torch.nn.Parameter(torch.zeros(2))]
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_an_optimizer_that_nobody_decided_about_could_be_fused_on_a_gpu(kind, params):
+    """It is one argument, and a kernel instead of dozens."""
+    assert could_be_fused(kind(params, lr=0.1), GPU)
+    assert not could_be_fused(kind(params, lr=0.1), CPU)
+
+
+@pytest.mark.parametrize("given", [{"fused": True}, {"fused": False}, {"foreach": True},
+                                   {"differentiable": True}], ids=str)  # fmt: skip
+def test_who_decided_gets_no_advice(given, params):
+    """Nobody is told twice."""
+    assert not could_be_fused(SGD(params, lr=0.1, **given), GPU)
+
+
+class OwnAdam(Adam):
+    """Whose step torch knows nothing of."""
+
+
+@pytest.mark.parametrize("kind", [Adagrad, LBFGS, OwnAdam])
+def test_what_has_no_fused_step_on_a_gpu_gets_no_advice(kind, params):
+    """It would be an error."""
+    assert not could_be_fused(kind(params, lr=0.1), GPU)
+
+
+def test_only_a_step_that_cant_do_without_wants_a_closure(params):
+    """Also once a scheduler has put another function in its place."""
+    optimizers = [LBFGS(params), SGD(params, lr=0.1), Adam(params)]
+    for one in optimizers:
+        StepLR(one, step_size=1)
+
+    assert [wants_closure(one) for one in optimizers] == [True, False, False]
