@@ -24,6 +24,10 @@ class Bookkeeping:
     Args:
         plans: the plans of the run.
         processes: those that train together.
+
+    Attributes:
+        history: see `Result`.
+        last_loss: of the latest batch that had one, shape (), detached.
     """
 
     def __init__(self, plans: Plans, processes: Processes) -> None:
@@ -31,7 +35,7 @@ class Bookkeeping:
         self._processes = processes
         self._eval_interval: Time | None = None
         self.history: list[dict[str, float]] = []
-        self._last_loss: Tensor | None = None
+        self.last_loss: Tensor | None = None
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -65,7 +69,7 @@ class Bookkeeping:
     @hookimpl
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
-            self._last_loss = state.loss
+            self.last_loss = state.loss
             state.numbers.record("train/loss", state.loss, "mean")
         for name, optimizer in state.optimizers.items():
             rate = optimizer.param_groups[0]["lr"]
@@ -97,8 +101,8 @@ class Bookkeeping:
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
-        if self._last_loss is not None:
-            losses = self._processes.gathered(self._last_loss.item())
+        if self.last_loss is not None:
+            losses = self._processes.gathered(self.last_loss.item())
             row["train/loss"] = sum(losses) / len(losses)
         for dataset, results in state.eval_metrics.items():
             for name, value in results.items():

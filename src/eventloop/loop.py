@@ -172,7 +172,7 @@ class Loop:
         state: State,
         loss_fn: Callable[[State], Tensor],
         names: Sequence[str],
-    ) -> bool:
+    ) -> bool | Stepped:
         """Makes one update of some of the optimizers: see `State.update`."""
         optimizers = named(state.optimizers, names)
         passes = passes_of(state.precision.under_autocast(loss_fn))
@@ -199,7 +199,7 @@ class Loop:
 
     def _update(
         self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill, suffix: str = ""
-    ) -> bool:
+    ) -> bool | Stepped:
         """Makes one step of these optimizers, from gradients that `fill` gives."""
         hooks = self.hooks
         state.loss = fill(state, hooks, optimizers)

@@ -13,6 +13,7 @@ from eventloop.errors import SettingError
 from eventloop.options import Option, convert_value, options_of
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+OnBadLoss = Literal["raise", "ignore"]
 OnCallbackError = Literal["raise", "disable"]
 Uneven = Literal["pad", "drop", "error"]
 
@@ -50,6 +51,8 @@ class Settings:
         compile: whether torch.compile makes one region of forward and loss; a mapping of its
             options, {"mode": "max-autotune"}, is a yes too.
         run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
+        on_bad_loss: what becomes of a run whose loss, before it is scaled, is NaN or infinite.
+            raise: it stops, at the next log interval; ignore: it goes on.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
         autoload: whether installed plugins take part without being named.
@@ -74,6 +77,7 @@ class Settings:
     deterministic: bool = False
     compile: bool | dict[str, Any] = False
     run_dir: Path | None = None
+    on_bad_loss: OnBadLoss = "raise"
     on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
 
@@ -102,6 +106,7 @@ class SettingValues(TypedDict, total=False):
     deterministic: bool
     compile: bool | dict[str, Any]
     run_dir: str | Path | None
+    on_bad_loss: OnBadLoss
     on_callback_error: OnCallbackError
     autoload: bool
 

@@ -19,6 +19,7 @@ from eventloop.numbers import NoNumbers, Numbers
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
 from eventloop.processes import Processes
+from eventloop.scaling import Stepped
 from eventloop.settings import Settings
 
 Update = Callable[["State", Callable[["State"], Tensor], Sequence[str]], Any]
@@ -306,7 +307,7 @@ class State:
         self,
         loss_fn: Callable[[State], Tensor],
         optimizers: Sequence[str] | None = None,
-    ) -> bool:
+    ) -> bool | Stepped:
         """Makes one update of some optimizers; for owners of `train_batch` that make several.
 
         It does what the default does once: for each microbatch the passes and backward, then

@@ -33,6 +33,7 @@ from eventloop.features import features_of
 from eventloop.fitting import FittingMicrobatches
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
+from eventloop.nonfinite import LossWatch
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import freeze, new_plans, nothing, told
@@ -130,6 +131,7 @@ class Trainer:
             self._loop,
             *processes.hooks(chosen),
             *self._features,
+            *([LossWatch(self._bookkeeping)] if chosen.on_bad_loss == "raise" else []),
         )
         self._assembly = assemble(
             configuration,

@@ -1,0 +1,98 @@
+"""A loss that isn't a number any more: found without a wait, and a run that stops there."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from eventloop.clock import Moment
+from eventloop.errors import NonFiniteError
+from eventloop.hooks import hookimpl
+from eventloop.host_copy import HostCopy
+
+if TYPE_CHECKING:
+    from eventloop.bookkeeping import Bookkeeping
+    from eventloop.state import State
+
+MOST_KEPT = 1_000
+
+
+class LossWatch:
+    """Stops a run whose loss is NaN or infinite: a core plugin of `on_bad_loss="raise"`.
+
+    The losses are kept on the device, copied to the host at every log interval, or every thousand
+    where that is shorter, and looked at when they have arrived.
+
+    Args:
+        bookkeeping: whose `last_loss` is looked at.
+    """
+
+    def __init__(self, bookkeeping: Bookkeeping) -> None:
+        self._bookkeeping = bookkeeping
+        self._seen: Tensor | None = None
+        self._moments: list[Moment] = []
+        self._losses: list[Tensor] = []
+        self._copies: deque[tuple[list[Moment], HostCopy]] = deque()
+
+    @hookimpl
+    def batch_checkpoint(self, state: State) -> None:
+        clock, loss = state.clock, self._bookkeeping.last_loss
+        at = clock.moment()
+        if loss is not self._seen and loss is not None:
+            self._seen = loss
+            self._moments += [at]
+            self._losses += [loss]
+        if clock.crossed(state.numbers.interval) or at.batch % MOST_KEPT == 0:
+            self._start_copy()
+        while self._copies and self._copies[0][1].is_ready():
+            self._look(state)
+
+    @hookimpl(wrapper=True)
+    def save_checkpoint(self, state: State) -> Generator[None, Any, Any]:
+        self._look_at_all(state)
+        return (yield)
+
+    @hookimpl
+    def fit_end(self, state: State) -> None:
+        self._look_at_all(state)
+
+    def _look_at_all(self, state: State) -> None:
+        self._start_copy()
+        while self._copies:
+            self._look(state)
+
+    def _start_copy(self) -> None:
+        if self._losses:
+            self._copies.append((self._moments, HostCopy(self._losses)))
+            self._moments, self._losses = [], []
+
+    def _look(self, state: State) -> None:
+        moments, copy = self._copies.popleft()
+        losses = copy.numbers()
+        if math.isfinite(sum(losses)):
+            return  # as always but once; to ask for each would be ten calls
+        for at, loss in zip(moments, losses, strict=True):
+            if not math.isfinite(loss):
+                raise _bad_loss(loss, at, state)
+
+
+def _bad_loss(loss: float, at: Moment, state: State) -> NonFiniteError:
+    return NonFiniteError(
+        f"the loss is {loss} at epoch {at.epoch}, batch {at.batch}",
+        found=f"at batch {state.clock.batch}; everything since then is of no use",
+        parameters=_state_of(state.model.named_parameters()),
+        fix="lower the learning rate, set clip_norm=1.0, or look at that batch; with "
+        'on_bad_loss="ignore" the run goes on',
+    )
+
+
+def _state_of(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Says which parameter is the first that isn't finite now; waits for the device."""
+    for name, param in params:
+        if not param.detach().isfinite().all():
+            return f"{name!r} is the first that isn't finite"
+    return "all are finite: the loss or the data is to blame, or the step was skipped"

@@ -1,0 +1,170 @@
+"""A loss that is NaN or infinite stops the run, without a wait in the loop."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from eventloop.errors import NonFiniteError
+
+
+@pytest.fixture
+def make_spoilt(make_trainer, make_task, make_plugin):
+    """Builds trainers whose loss is `loss` in the third batch, counted from 1."""
+
+    def make_spoilt(loss: float = math.nan, *, spoils_weights: bool = False, **given):
+        def spoil(state):
+            if state.clock.batch == 2:
+                factor = loss if spoils_weights else 0
+                state.loss = state.loss * factor + loss
+
+        plugin = make_plugin("spoiler", after_loss=spoil)
+        values = {"algorithms": [plugin], "max_duration": "20ba"} | given
+        task = make_task(model=lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)))
+        return make_trainer(task, **values)
+
+    return make_spoilt
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
+    """At the next log interval, with its moment as loggers know it, and the ways out."""
+    trainer = make_spoilt(loss, precision=precision)
+
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.fit()
+
+    assert str(caught.value) == (
+        f"the loss is {loss} at epoch 0, batch 3\n"
+        "  found       at batch 10; everything since then is of no use\n"
+        "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
+        "  fix         lower the learning rate, set clip_norm=1.0, or look at that batch; with "
+        'on_bad_loss="ignore" the run goes on'
+    )
+    assert trainer.state.clock.batch == 10
+
+
+def test_the_first_parameter_that_isnt_finite_is_named(make_spoilt):
+    """It tells a model that broke from a batch that did."""
+    trainer = make_spoilt(spoils_weights=True)
+    trainer.state.model[0].requires_grad_(False)
+
+    with pytest.raises(NonFiniteError, match=r"parameters  '1\.weight' is the first that isn't"):
+        trainer.fit()
+
+
+def test_a_listener_hears_of_it_before_the_run_stops(make_spoilt, make_plugin):
+    """Whoever reads the log finds the loss there."""
+    heard = []
+    listener = make_plugin(log=lambda numbers: heard.append(numbers["train/loss"]))
+
+    with pytest.raises(NonFiniteError, match="batch 3"):
+        make_spoilt(callbacks=[listener]).fit()
+
+    assert len(heard) == 10
+    assert [idx for idx, loss in enumerate(heard, 1) if math.isnan(loss)] == [3]
+
+
+@pytest.mark.parametrize("until", ["3ba", "4ba"])
+def test_it_is_found_when_the_fit_ends_at_the_latest(until, make_spoilt):
+    """A log interval that is longer than the run hides nothing."""
+    trainer = make_spoilt(log_interval="1000ba")
+
+    with pytest.raises(NonFiniteError, match="at epoch 0, batch 3"):
+        trainer.fit(until=until)
+
+
+def test_it_is_found_before_a_checkpoint_is_saved(make_spoilt, make_plugin, tmp_path):
+    """A run that goes on from spoilt weights would be as lost."""
+    saved = []
+
+    def save_checkpoint(state):
+        saved.append(state.clock.batch)
+        return tmp_path
+
+    saver = make_plugin(
+        "saver",
+        save_checkpoint=save_checkpoint,
+        batch_end=lambda state: state.request_checkpoint(),
+    )
+    trainer = make_spoilt()
+    trainer = make_spoilt(algorithms=[*(one.target for one in trainer.plugins[1:]), saver])
+
+    with pytest.raises(NonFiniteError, match="batch 3"):
+        trainer.fit()
+
+    assert saved == [1, 2]
+
+
+def test_a_thousand_losses_are_kept_at_most(make_spoilt):
+    """An interval of an epoch of days holds no loss of each of its batches."""
+    trainer = make_spoilt(log_interval="1ep", max_duration="2000ba", algorithms=[])
+    endless = trainer.state.train_dataloader * 1000
+    trainer.state.train_dataloader = endless
+
+    def spoil(module, inputs):
+        return inputs[0] + (math.nan if trainer.state.clock.batch == 2 else 0)
+
+    trainer.state.model.register_forward_pre_hook(spoil)
+
+    with pytest.raises(NonFiniteError, match="found       at batch 1000"):
+        trainer.fit()
+
+
+def test_a_skipped_batch_has_no_loss_to_look_at(make_spoilt, make_plugin):
+    """What is named is a batch that was trained on."""
+    skipper = make_plugin("skipper", should_skip_batch=lambda state: state.clock.batch < 2)
+    spoiler = make_plugin("spoiler", after_loss=lambda state: setattr(state, "loss", nan(state)))
+
+    with pytest.raises(NonFiniteError, match="at epoch 0, batch 3"):
+        make_spoilt(algorithms=[skipper, spoiler]).fit()
+
+
+def nan(state) -> torch.Tensor:
+    return state.loss * math.nan
+
+
+def test_a_run_may_ignore_it(make_spoilt):
+    """Whoever skips such batches by a plugin, or knows better."""
+    trainer = make_spoilt(on_bad_loss="ignore")
+
+    trainer.fit()
+
+    assert trainer.state.clock.batch == 20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_finite_loss_is_left_alone(precision, make_spoilt):
+    """Control: a loss that overflows when it is scaled is finite, and its step is skipped."""
+    trainer = make_spoilt(1e38, precision=precision)
+
+    trainer.fit()
+
+    assert trainer.state.clock.batch == 20
+
+
+def test_a_trainer_that_is_dropped_is_still_closed(make_task, make_plugin, clean):
+    """Nothing that the core registers holds the trainer itself."""
+    from eventloop import Trainer
+
+    closed = []
+    trainer = Trainer(
+        make_task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)),
+        callbacks=[make_plugin(close=lambda: closed.append(True))],
+        autoload=False,
+        device="cpu",
+    )
+    dropped = weakref.ref(trainer)
+
+    del trainer
+    gc.collect()
+
+    assert dropped() is None
+    assert closed == [True]
