@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
+from eventloop.testing import run_ranks
 from eventloop_jsonl import Jsonl
 from eventloop_mixup import Mixup
 from eventloop_progress import Progress
@@ -163,6 +164,17 @@ def test_a_step_in_fp16_reads_once(fused, reads):
 def test_no_setting_brings_a_read(given, reads):
     """Numbers come to the host, and evaluations happen, between steps."""
     assert reads(**given).num_reads == 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_no_step_of_two_ranks_reads_a_tensor(precision, reads):
+    """What the ranks tell each other isn't read with an operation of torch."""
+
+    def count():
+        counter = reads(precision=precision)
+        return counter.num_reads, counter.num_windows
+
+    assert run_ranks(count) == [(0, NUM_STEPS)] * 2
 
 
 @pytest.mark.parametrize("hook", ["batch_start", "after_loss", "after_backward", "batch_end"])

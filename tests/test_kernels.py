@@ -10,7 +10,7 @@ from torch import nn
 
 from eventloop.features import features_of
 from eventloop.kernels import ChannelsLast, Deterministic, TunedConvolutions
-from eventloop.precision import Bfloat16, FullPrecision
+from eventloop.precision import Precision
 from eventloop.settings import Settings
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
@@ -183,7 +183,7 @@ def test_the_first_layer_of_a_3d_model_stays(make_trainer, make_task):
 def test_a_run_has_the_features_that_it_asks_for(given, device, expected):
     """What nobody asked for isn't there, and costs nothing."""
     device = torch.device(device)
-    precision = FullPrecision() if device.type == "cpu" else Bfloat16(device)
+    precision = Precision("fp32" if device.type == "cpu" else "bf16", device)
 
     features = features_of(Settings(**given), device, precision)
 

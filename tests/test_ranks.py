@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import Metric, SumMetric
 
-from eventloop import Task, hookimpl
+from eventloop import Task, hookimpl, rank_zero_first
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 from eventloop.testing.ranks import RankError
 
@@ -377,3 +377,26 @@ def test_a_parameter_unused_on_one_rank_is_named(tmp_path):
         run_ranks(run, timeout_s=30)
     one, other = run_ranks(run, find_unused_parameters=True, timeout_s=30)
     assert torch.equal(one, other)
+
+
+def test_the_first_rank_prepares_what_all_read(tmp_path):
+    """The others find it there."""
+
+    def prepare():
+        file, rank = tmp_path / "cache", os.environ["RANK"]
+        for _ in range(20):
+            with rank_zero_first():
+                found = file.exists()
+                assert found == (rank != "0")
+                if rank == "0":
+                    file.touch()
+            run_together()
+            if rank == "0":
+                file.unlink()
+            run_together()
+        return True
+
+    def run_together():
+        torch.distributed.barrier()
+
+    assert run_ranks(prepare, world_size=3) == [True] * 3

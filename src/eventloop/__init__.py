@@ -13,6 +13,7 @@ from eventloop.hooks import hookimpl, hookspec
 if TYPE_CHECKING:
     import eventloop.schedules as schedules
     from eventloop.data import Count
+    from eventloop.distributed import rank_zero_first
     from eventloop.settings import Settings
     from eventloop.state import State
     from eventloop.task import Task
@@ -37,6 +38,7 @@ __all__ = [
     "Trainer",
     "hookimpl",
     "hookspec",
+    "rank_zero_first",
     "schedules",
 ]
 
@@ -49,6 +51,7 @@ _LAZY = {
     "StateView": "eventloop.view",
     "Task": "eventloop.task",
     "Trainer": "eventloop.trainer",
+    "rank_zero_first": "eventloop.distributed",
 }
 
 

@@ -7,6 +7,7 @@ MASTER_ADDR and MASTER_PORT.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import sys
@@ -220,9 +221,15 @@ def join() -> DataParallel:
                 + ", ".join(names),
                 set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),
             ) from error
+    return DataParallel(_groups())
+
+
+@functools.cache
+def _groups() -> list[dist.ProcessGroup]:
+    """Makes the groups beside the default one, once for all trainers of this process."""
     groups = [dist.new_group(backend="gloo"), dist.new_group()]
     atexit.register(_leave, groups)
-    return DataParallel(groups)
+    return groups
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:

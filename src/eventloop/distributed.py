@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,6 +23,21 @@ def join_processes() -> Processes:
     from eventloop.data_parallel import join  # one process needs nothing of it
 
     return join()
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Lets the first rank of each machine run a block before the others run it.
+
+    For what one should prepare and all read: a download, a cache. To be entered on all ranks; in
+    one process it does nothing.
+    """
+    processes = join_processes()
+    if processes.local_rank:
+        processes.gathered(None)
+    yield
+    if not processes.local_rank:
+        processes.gathered(None)
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

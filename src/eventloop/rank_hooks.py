@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from eventloop.averaging import take_from_first
@@ -36,9 +39,11 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_metrics(self, state: State, dataset: str) -> Any:
         metrics = yield
-        if dataset in self._seen_whole:  # every rank counts every sample
-            for metric in metrics.values():
+        for metric in metrics.values():
+            if dataset in self._seen_whole:  # every rank counts every sample
                 metric.distributed_available_fn = _alone
+            elif not any(isinstance(one, list) for one in metric.metric_state.values()):
+                metric.dist_sync_fn = _gathered_alike
         return metrics
 
     @hookimpl
@@ -59,3 +64,10 @@ class RankHooks:
 
 def _alone() -> bool:
     return False
+
+
+def _gathered_alike(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gathers a state that has the same shape on all ranks, without the wait for its shapes."""
+    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, tensor.contiguous(), group=group)
+    return everybody
