@@ -17,31 +17,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from eventloop.accumulation import Microbatches
-from eventloop.bookkeeping import Bookkeeping
 from eventloop.brought import brought_by, task_plugin
 from eventloop.clock import Time, resolve
-from eventloop.compiling import compiled_of
 from eventloop.configuration import Configuration
+from eventloop.core import Core
 from eventloop.data import first_batch
-from eventloop.defaults import Defaults
-from eventloop.distributed import choose_device, join_processes
+from eventloop.distributed import join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.evaluation import try_evaluation
 from eventloop.failures import close_all, failures_of, keep
-from eventloop.features import features_of
-from eventloop.fitting import FittingMicrobatches
-from eventloop.loop import Loop
-from eventloop.manifest import manifest_of
-from eventloop.nonfinite import LossWatch
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
-from eventloop.plugin.freeze import freeze, new_plans, nothing, told
+from eventloop.plugin.freeze import told
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without
-from eventloop.plugin.observe import Observer, observe
-from eventloop.plugin.records import Plugin, Selected, fold, listed
-from eventloop.precision import choose_precision
-from eventloop.prefetch import mover_to
+from eventloop.plugin.observe import Observer
+from eventloop.plugin.records import Plugin, Selected, listed
 from eventloop.readiness import (
     check_eval_dataloaders,
     check_model,
@@ -52,7 +42,6 @@ from eventloop.readiness import (
 from eventloop.same import require_same_run
 from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.settings import SettingValues
-from eventloop.state import State
 
 
 @dataclass(frozen=True)
@@ -109,43 +98,21 @@ class Trainer:
         new_run_dir, *_ = processes.gathered(_new_run_dir(brought.name))
         run_dir = usable_run_dir(chosen.run_dir or new_run_dir)
         seed_everything(chosen.seed)
-        device = choose_device(chosen.device, processes.local_rank)
-        self.state = State(
-            settings=chosen,
-            device=device,
-            precision=choose_precision(chosen.precision, device),
-            processes=processes,
-            run_dir=run_dir,
-        )
-        self._hooks = new_plans(HOOKS)
-        fits = chosen.microbatch_size == "auto"
-        self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
-        self._loop = Loop(
-            self._hooks, new_plans(HOOKS), mover_to(device), processes, self._accumulate
-        )
-        self._bookkeeping = Bookkeeping(self._hooks, processes)
-        self._features = tuple(features_of(chosen, device, self.state.precision))
-        core = (
-            Defaults(self._hooks, processes.wrap),
-            self._bookkeeping,
-            self._loop,
-            *processes.hooks(chosen),
-            *self._features,
-            *([LossWatch(self._bookkeeping)] if chosen.on_bad_loss == "raise" else []),
-        )
+        core = self._core = Core(chosen, processes, run_dir)
+        self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         self._assembly = assemble(
             configuration,
             task=task_plugin(task),
-            core=[Plugin("core", "core", target) for target in core],
+            core=core.plugins,
             algorithms=[*brought.algorithms, *listed(algorithms, "algorithms")],
             callbacks=[*brought.callbacks, *listed(callbacks, "callbacks")],
         )
         self._insists_on = configuration.insists_on
         self._observers = (*observers_of(chosen), *observers)
-        self._freeze()
+        core.freeze(self._assembly, self._observers)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
-        require_same_run(processes, self.state.manifest)
         with self._told_of_failure(closing=True):
+            require_same_run(processes, self.state.manifest)
             self._build()
 
     @property
@@ -166,7 +133,7 @@ class Trainer:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the header says of the core's features: what they switched on and off."""
-        return tuple(one.note for one in (*self._features, *self._compiled) if one.note)
+        return self._core.notes
 
     def owner(self, action: str) -> Plugin:
         """Gives the plugin that answers an action: a plugin, else the task, else the core.
@@ -210,7 +177,7 @@ class Trainer:
                 self._loop.fit(state, duration)
         return Result(
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
-            history=list(self._bookkeeping.history),
+            history=list(self._core.bookkeeping.history),
             run_dir=state.run_dir,
         )
 
@@ -321,28 +288,6 @@ class Trainer:
         for failure in failures_of(self.close):
             keep(error, failure)
 
-    def _freeze(self) -> None:
-        self._compiled = compiled_of(self._assembly, self.state)
-        for name, hook in self._assembly.hooks.items():
-            observers = (*self._compiled, *self._observers)
-            ordered = observe(self._assembly.implementations[name], observers)
-            plan = self.state.precision.enclose(name, freeze(hook, ordered, self.state))
-            setattr(self._hooks, name, plan)
-            is_told = hook.kind == "event" and hook.per == "microbatch"
-            setattr(self._loop.quiet, name, nothing if is_told else plan)
-        self.state.manifest = manifest_of(self._assembly, self.state.settings, self.state.device)
-        self._accumulate.splitter = self._assembly.owner("split_batch").origin
-        self.state.connect(
-            {fold(one.name): one for one in self.plugins},
-            update=self._loop.update,
-            is_heard=len(self._assembly.implementations["log"]) > 0,
-            own_hooks={
-                name: getattr(self._hooks, name)
-                for name in self._assembly.hooks
-                if name not in HOOKS
-            },
-        )
-
     def _build(self) -> None:
         state, hooks = self.state, self._hooks
         state.model = hooks.build_model(state)
@@ -380,7 +325,7 @@ class Trainer:
         reasons = {name: why for one in self._processes.gathered(mine) for name, why in one.items()}
         if reasons:
             self._assembly = without(self._assembly, reasons)
-            self._freeze()
+            self._core.freeze(self._assembly, self._observers)
 
     def _resolved(self, name: str, time: Time | None) -> Time | None:
         if time is None:

@@ -1,0 +1,105 @@
+"""The core of one run: its own plugins, always the last in order, and the plans of all plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.accumulation import Microbatches
+from eventloop.bookkeeping import Bookkeeping
+from eventloop.compiling import Compiled, compiled_of
+from eventloop.defaults import Defaults
+from eventloop.distributed import choose_device
+from eventloop.features import features_of
+from eventloop.fitting import FittingMicrobatches
+from eventloop.loop import Loop
+from eventloop.manifest import manifest_of
+from eventloop.nonfinite import LossWatch
+from eventloop.plugin.assembly import HOOKS, Assembly
+from eventloop.plugin.freeze import freeze, new_plans, nothing
+from eventloop.plugin.observe import Observer, observe
+from eventloop.plugin.records import Plugin, fold
+from eventloop.precision import choose_precision
+from eventloop.prefetch import mover_to
+from eventloop.processes import Processes
+from eventloop.settings import Settings
+from eventloop.state import State
+
+
+class Core:
+    """The State, the loop, and what else the core brings to a run.
+
+    Args:
+        settings: what of it there is: features, precision, the kind of accumulation.
+        processes: those that train together.
+        run_dir: where the run's files go.
+
+    Attributes:
+        hooks: the plans of all hooks; empty before `freeze`.
+    """
+
+    def __init__(self, settings: Settings, processes: Processes, run_dir: Path) -> None:
+        device = choose_device(settings.device, processes.local_rank)
+        precision = choose_precision(settings.precision, device)
+        self.state = State(
+            settings=settings,
+            device=device,
+            precision=precision,
+            processes=processes,
+            run_dir=run_dir,
+        )
+        self.hooks = new_plans(HOOKS)
+        fits = settings.microbatch_size == "auto"
+        self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
+        self.loop = Loop(
+            self.hooks, new_plans(HOOKS), mover_to(device), processes, self._accumulate
+        )
+        self.bookkeeping = Bookkeeping(self.hooks, processes)
+        self._features = tuple(features_of(settings, device, precision))
+        self._watches = [LossWatch(self.bookkeeping)] if settings.on_bad_loss == "raise" else []
+        self._rank_hooks = processes.hooks(settings)
+        self._defaults = Defaults(self.hooks, processes.wrap)
+        self._compiled: tuple[Compiled, ...] = ()
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        """The core's own plugins."""
+        targets = (
+            self._defaults,
+            self.bookkeeping,
+            self.loop,
+            *self._rank_hooks,
+            *self._features,
+            *self._watches,
+        )
+        return [Plugin("core", "core", target) for target in targets]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the header says of the features: what they switched on and off."""
+        return tuple(one.note for one in (*self._features, *self._compiled) if one.note)
+
+    def freeze(self, assembly: Assembly, observers: Sequence[Observer]) -> None:
+        """Makes the plans of all hooks; once more where a plugin has dropped out.
+
+        Args:
+            observers: what is put around the implementations.
+        """
+        state = self.state
+        self._compiled = compiled_of(assembly, state)
+        for name, hook in assembly.hooks.items():
+            ordered = observe(assembly.implementations[name], (*self._compiled, *observers))
+            plan = state.precision.enclose(name, freeze(hook, ordered, state))
+            setattr(self.hooks, name, plan)
+            is_told = hook.kind == "event" and hook.per == "microbatch"
+            setattr(self.loop.quiet, name, nothing if is_told else plan)
+        state.manifest = manifest_of(assembly, state.settings, state.device)
+        self._accumulate.splitter = assembly.owner("split_batch").origin
+        state.connect(
+            {fold(one.name): one for one in assembly.plugins if one.role != "core"},
+            update=self.loop.update,
+            is_heard=len(assembly.implementations["log"]) > 0,
+            own_hooks={
+                name: getattr(self.hooks, name) for name in assembly.hooks if name not in HOOKS
+            },
+        )
