@@ -85,7 +85,7 @@ def test_check_finds_a_circle_and_who_drew_it(run, install, clean, only):
     ran = run("plugins", "check", *only)
 
     assert ran.status == 1
-    assert "aa_test → bb_test → aa_test" in ran.out
+    assert "aa-test → bb-test → aa-test" in ran.out
 
 
 def test_check_finds_a_shadowed_distribution(run, install, clean, only, tmp_path):

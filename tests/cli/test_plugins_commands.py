@@ -71,7 +71,7 @@ def test_show_tells_values_and_where_each_came_from(run, two, monkeypatch):
         "loss": "wrapper",
     }
     assert shown["edges"] == [
-        "aa_test before bb_test, declared by bb-test (eventloop-bb-test 1.0), batch_end"
+        "aa-test before bb-test, declared by bb-test (eventloop-bb-test 1.0), batch_end"
     ]
     assert shown["import_s"] > 0
     assert shown["imports_torch"] is False

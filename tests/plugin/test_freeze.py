@@ -376,7 +376,7 @@ def test_everybody_is_told_whatever_anybody_raises(plan_of, plugin, state, hook)
 
 
 def test_close_reverses_everything(plan_of, plugin, state):
-    """Callbacks first, so that a logger hears what algorithms do when they close; the core last."""
+    """The core, callbacks, algorithms, the task; a phase on `close` itself is literal."""
     heard = []
     roles = ["core", "callback", "task", "algorithm"]
     plugins = [plugin(one, one, close=lambda one=one: heard.append(one)) for one in roles]
@@ -384,7 +384,7 @@ def test_close_reverses_everything(plan_of, plugin, state):
 
     plan_of("close", *plugins, phased)(state)
 
-    assert heard == ["core", "callback", "algorithm", "first", "task"]
+    assert heard == ["core", "callback", "first", "algorithm", "task"]
 
 
 def test_exception_passes_the_error_to_everybody(plan_of, plugin, state):

@@ -193,3 +193,48 @@ def test_every_neighbour_has_a_reason(plugin, ordered):
         "name",
         "edge: declared by a, batch_start",
     ]
+
+
+def test_close_is_the_reverse_of_everything(plugin, ordered):
+    """What was set up first is taken down last, and a logger hears what the others end with."""
+    plugins = [
+        plugin(name, role, close=hears)
+        for name, role in [("task", "task"), ("a", "algorithm"), ("b", "algorithm"),
+                           ("x", "callback"), ("y", "callback")]
+    ]  # fmt: skip
+    result = ordered("close", *plugins)
+
+    assert names(result) == ["y", "x", "b", "a", "task"]
+    assert [result.reason(*pair) for pair in itertools.pairwise(result)] == [
+        "name, in reverse",
+        "role: callback before algorithm",
+        "name, in reverse",
+        "role: algorithm before task",
+    ]
+
+
+@pytest.mark.parametrize("options", [{"after": "b"}, {"trylast": True}])
+def test_edges_and_phases_on_close_are_literal(plugin, ordered, options):
+    """Who says "after" on it means it."""
+    a, b = plugin("a", close=hears), plugin("b", close=hears)
+    delta = plugin("delta", close=(hears, options))
+
+    assert names(ordered("close", a, b, plugin("delta", close=hears))) == ["delta", "b", "a"]
+    assert names(ordered("close", a, b, delta)).index("delta") > 0
+
+
+def test_an_edge_against_the_roles_of_close_is_an_error(plugin, ordered):
+    """They run the other way round there."""
+    watch = plugin("watch", "callback", close=(hears, {"after": "mix"}))
+
+    with pytest.raises(PluginError, match="mix can't run before watch: callbacks run before"):
+        ordered("close", watch, plugin("mix", close=hears))
+
+
+def test_names_in_messages_are_as_they_are_typed(plugin, ordered):
+    """`-p no:label_smoothing` and `Label-Smoothing` are one, but a person knows one of them."""
+    a = plugin("Label-Smoothing", batch_start=(hears, {"before": "weight_ema"}))
+    b = plugin("weight-ema", batch_start=(hears, {"before": "label_smoothing"}))
+
+    with pytest.raises(PluginError, match="Label-Smoothing → weight-ema → Label-Smoothing"):
+        ordered("batch_start", a, b)

@@ -45,7 +45,7 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     plain = [one for one in ordered if not one.wrapper]
     wrappers = [one for one in ordered if one.wrapper]
     if hook.name in TELL_ALL:
-        return _tell_all(plain[::-1] if hook.name == "close" else plain, state)
+        return _tell_all(plain, state)
     if len(ordered) == 1 and _is_direct(ordered[0]):
         return ordered[0].function
     if hook.kind == "action":

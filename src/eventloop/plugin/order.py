@@ -2,14 +2,15 @@
 
 Within one hook: the task, algorithms, callbacks, those callbacks that implement `log`, the core.
 Within each of these: declared edges, the user's before a plugin's; then phase; then name. The
-closing event of a pair runs its algorithms in the reverse of the opening one's order.
+closing event of a pair runs its algorithms in the reverse of the opening one's order. `close`
+reverses roles and names; phases and edges on it are literal.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eventloop.clock import Time
@@ -67,15 +68,23 @@ class Edge:
         first, then: folded names.
         declared_by: who wished it, as messages say it.
         by_user: whether a person did, in the configuration; that wins over a plugin's.
+        typed: both names as a person types them.
     """
 
     first: str
     then: str
     declared_by: str
     by_user: bool = False
+    typed: tuple[str, str] = field(default=("", ""), compare=False)
 
     def __str__(self) -> str:
-        return f"{self.first} before {self.then}, declared by {self.declared_by}"
+        first, then = self.typed
+        return f"{first or self.first} before {then or self.then}, declared by {self.declared_by}"
+
+    def named(self, names: Mapping[str, str]) -> Edge:
+        """Gives the edge with names as they are typed, where these are known by folded name."""
+        first, then = names.get(self.first, self.first), names.get(self.then, self.then)
+        return replace(self, typed=(first, then))
 
 
 @dataclass(frozen=True)
@@ -106,11 +115,11 @@ class Ordered:
                 return f"edge: declared by {edge.declared_by}"
         if self.reversed_from is not None and _tier(first) == _ALGORITHM:
             return f"pair: the reverse of {self.reversed_from}"
-        if _key(first) > _key(then):
+        if _by_default([then, first])[0] is then:
             return "edge: through another plugin's"
         if first.phase != then.phase:
             return f"phase: {_PHASES[first.phase]} before {_PHASES[then.phase]}"
-        return "name"
+        return "name, in reverse" if _is_close(first) else "name"
 
 
 def order(
@@ -129,13 +138,13 @@ def order(
     Raises:
         PluginError: declared edges contradict each other or the roles; names who declared each.
     """
-    given = sorted(implementations, key=_key)
+    given = _by_default(implementations)
     tiers: dict[int, list[Implementation]] = {}
     for one in given:
         tiers.setdefault(_tier(one), []).append(one)
     edges = _edges(given, user_edges)
     _refuse_across_roles(edges, given)
-    ordered = [one for tier in sorted(tiers) for one in _sorted(tiers[tier], edges)]
+    ordered = [one for tier in tiers.values() for one in _sorted(tier, edges)]
     opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
     if opener:
         closers = [one for one in ordered if _tier(one) <= _ALGORITHM and not one.wrapper]
@@ -173,6 +182,19 @@ def _key(one: Implementation) -> tuple[int, int, str, str]:
     return _tier(one), one.phase, _name(one), getattr(one.function, "__name__", "")
 
 
+def _by_default(implementations: Iterable[Implementation]) -> list[Implementation]:
+    """Puts implementations of one hook in the order that holds where no edge says otherwise."""
+    given = sorted(implementations, key=_key)
+    if given and _is_close(given[0]):
+        given.reverse()
+        given.sort(key=lambda one: (-_tier(one), one.phase))
+    return given
+
+
+def _is_close(one: Implementation) -> bool:
+    return one.hook.name == "close"
+
+
 def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
     """Gives the user's edges, and those of plugins that don't contradict the user's."""
     edges = list(user_edges)
@@ -187,17 +209,21 @@ def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[
     for edge in sorted(wishes, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
         if _path(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
             edges.append(edge)
-    return edges
+    names = {_name(one): one.plugin.name for one in given}
+    return [edge.named(names) for edge in edges]
 
 
 def _refuse_across_roles(edges: Iterable[Edge], given: Sequence[Implementation]) -> None:
     tiers = {_name(one): _tier(one) for one in given}
+    places = list(dict.fromkeys(tiers.values()))
     for edge in edges:
         first, then = tiers.get(edge.first), tiers.get(edge.then)
-        if first is not None and then is not None and first > then:
+        if first is None or then is None:
+            continue
+        if places.index(first) > places.index(then):
             raise PluginError(
-                f"{edge.first} can't run before {edge.then}: {_TIER_NAMES[then]}s run before "
-                f"{_TIER_NAMES[first]}s",
+                f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[then]}s run "
+                f"before {_TIER_NAMES[first]}s",
                 edge=str(edge),
                 hook=given[0].hook.name,
                 fix="leave the edge out",
@@ -266,7 +292,7 @@ def _cycle(waiting: Sequence[Implementation], edges: Sequence[Edge]) -> PluginEr
     names = sorted({_name(one) for one in waiting})
     inside = [edge for edge in edges if edge.first in names and edge.then in names]
     cycle = next(path for name in names if (path := _path(name, name, inside)) is not None)
-    around = " → ".join([cycle[0].first, *(edge.then for edge in cycle)])
+    around = " → ".join([cycle[0].typed[0], *(edge.typed[1] for edge in cycle)])
     return PluginError(
         f"the order of {waiting[0].hook.name} goes round in a circle: {around}",
         **{f"edge {idx}": str(edge) for idx, edge in enumerate(cycle, 1)},

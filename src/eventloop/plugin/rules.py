@@ -125,23 +125,26 @@ class Rules:
                 return f"not in allow, {allowed.source}"
         return ""
 
-    def requires(self, name: str) -> bool:
-        """Tells whether a plugin has to take part."""
-        return fold(name) in {fold(one.name) for one in self.required}
+    def requires(self, name: str) -> str:
+        """Says where a plugin is required; "" where it isn't."""
+        wanted = (one.source for one in self.required if fold(one.name) == fold(name))
+        return next((f"required, {source}" for source in wanted), "")
 
     def edges(self, hook: str) -> tuple[Edge, ...]:
         """Gives what was asked for on one hook; each name runs before all that follow it.
 
         An entry for the hook is stronger than one for every hook, and the site's than both: what
         contradicts the stronger is left out. A closing event has its order from the event that it
-        closes; an entry for every hook isn't one for it.
+        closes; an entry for every hook isn't one for it. `close` reverses such an entry.
         """
         edges: list[Edge] = []
         keys = (hook,) if hook in HOOKS and HOOKS[hook].closes else (hook, EVERY_HOOK)
         for order in self.orders:
             for key in keys:
                 if value := order.get(key):
-                    pairs = itertools.combinations(map(fold, value.value), 2)
+                    in_reverse = hook == "close" and key == EVERY_HOOK
+                    names = value.value[::-1] if in_reverse else value.value
+                    pairs = itertools.combinations(map(fold, names), 2)
                     by = f"order.{key} in {value.source}"
                     edges += [
                         Edge(*pair, declared_by=by, by_user=True)
