@@ -130,6 +130,9 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             del sys.modules[name]
 
 
+HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def close(self): pass\n"
+
+
 @pytest.fixture
 def install(clean: Path, tmp_path: Path) -> Install:
     """Installs a plugin as pip leaves it: metadata and one module, on `sys.path`."""
@@ -139,7 +142,7 @@ def install(clean: Path, tmp_path: Path) -> Install:
 
     def install(
         name: str,
-        code: str = "class Plugin: pass",
+        code: str = HEARS,
         *,
         target: str = ":Plugin",
         group: str = "eventloop.algorithms",

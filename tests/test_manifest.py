@@ -23,7 +23,12 @@ def task():
     )
 """
 PICKY = """
+from eventloop import hookimpl
+
 class Plugin:
+    @hookimpl
+    def close(self): pass
+
     def unsuitable(self, state):
         return "the batch has no float tensor"
 """
@@ -61,6 +66,19 @@ def test_naming_an_unsuitable_plugin_makes_it_an_error(clean, install, capsys):
 
     assert status == 1
     assert "aa-picky was asked for, but doesn't suit this task" in capsys.readouterr().err
+
+
+def test_requiring_an_unsuitable_plugin_names_the_line(clean, install, capsys):
+    """It stands in a file that somebody else may have written."""
+    install("aa-picky", PICKY)
+    (clean / "tokens.py").write_text(TOKENS)
+    (clean / "pyproject.toml").write_text('[tool.eventloop]\nrequired = ["aa-picky"]\n')
+
+    assert main(["fit", "tokens.py"]) == 1
+    message = capsys.readouterr().err
+
+    assert "by      required, pyproject.toml" in message
+    assert "fix     take 'aa-picky' out of `required = [...]`" in message
 
 
 def test_a_manifest_says_what_the_run_is_made_of(make_trainer, make_plugin, tmp_path):

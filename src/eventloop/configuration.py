@@ -23,7 +23,7 @@ from eventloop.layers import (
 )
 from eventloop.options import Value, typed
 from eventloop.plugin.records import Found, fold
-from eventloop.plugin.rules import Rules
+from eventloop.plugin.rules import KEYS, Rules
 from eventloop.plugin.select import Choice
 from eventloop.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 
@@ -89,8 +89,15 @@ class Configuration:
 
     def insists_on(self, found: Found) -> bool:
         """Tells whether a plugin was asked for by name, and so may not stand aside in silence."""
-        wanted = fold(found.name) in map(fold, self.choice.insist)
-        return wanted or found.path is not None or self.rules.requires(found.name)
+        return bool(self.who_insists(found))
+
+    def who_insists(self, found: Found) -> str:
+        """Says who asked for a plugin by name: a flag, or `required` and where; "" for nobody."""
+        if fold(found.name) in map(fold, self.choice.insist):
+            return f"-p {found.name}"
+        if found.path is not None:
+            return f"-p {found.entry_point.value}"
+        return self.rules.requires(found.name)
 
     def section(self, name: str) -> dict[str, Value]:
         """Gives the options that were set for a plugin, or for "task", by folded name."""
@@ -147,32 +154,48 @@ class Configuration:
         plugins: Mapping[str, Collection[str] | None],
         task_options: Collection[str] | None = None,
     ) -> None:
-        """Refuses keys that nobody knows, and flags that would have no effect.
-
-        Args:
-            plugins: the names of every installed plugin's options; None where it is switched off.
-            task_options: the names of the task's; None where the task was made in Python.
+        """Refuses what `problems` gives.
 
         Raises:
             SettingError: each such key, where it stands, and the closest that exists; all at once.
         """
+        _raise_all([problem for _, problem in self.problems(plugins, task_options)])
+
+    def problems(
+        self,
+        plugins: Mapping[str, Collection[str] | None],
+        task_options: Collection[str] | None = None,
+        given: Collection[str] | None = (),
+    ) -> Iterator[tuple[str, SettingError]]:
+        """Gives keys that nobody knows, and flags that would have no effect, each with its section.
+
+        Args:
+            plugins: the names of every installed plugin's options; None where it is switched off.
+            task_options: the names of the task's; None where the task was made in Python.
+            given: the plugins that were handed over as instances; None where these aren't known
+                yet, and may have names that are like none that is installed.
+        """
         options = {fold(name): names for name, names in plugins.items()}
         known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
         known += [f"task.{fold(name)}" for name in task_options or ()]
-        problems = [*self._unknown_settings(known)]
+        instances = set(map(fold, given or ()))
+        yield from (("", problem) for problem in self._unknown_settings(known))
         for kind, key, value in self._keys():
             section = key.partition(".")[0]
             if "." not in key or key in known or (section == "task" and task_options is None):
                 continue
-            if section == "task":
-                problems.append(_unknown(kind, key, value, known))
+            if section in instances:
+                if kind == "flag":
+                    yield section, _of_an_instance(kind, key, value)
+            elif section == "task":
+                yield section, _unknown(kind, key, value, known)
             elif section not in options:
-                problems.append(_not_installed(kind, key, value, options))
+                if given is not None or closest(section, options):
+                    yield section, _not_installed(kind, key, value, options)
             elif options[section] is not None:
-                problems.append(_unknown(kind, key, value, known))
+                yield section, _unknown(kind, key, value, known)
             elif kind == "flag":
-                problems.append(_switched_off(key, section))
-        _raise_all(problems)
+                yield section, _switched_off(key, section)
 
     def _keys(self) -> Iterator[tuple[Kind, str, Value]]:
         for layer in self.layers:
@@ -183,7 +206,8 @@ class Configuration:
         """Gives a problem for each unknown setting; one of `options` may have been meant."""
         for kind, key, value in self._keys():
             if "." not in key and key not in SETTING_NAMES:
-                yield _unknown(kind, key, value, [*SETTING_NAMES, *options])
+                rules = KEYS if kind == "file" else ()
+                yield _unknown(kind, key, value, [*SETTING_NAMES, *options, *rules])
 
 
 def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
@@ -245,6 +269,17 @@ def _not_installed(kind: Kind, key: str, value: Value, plugins: Collection[str])
         f"{closest(section, [*plugins, 'task'])}",
         source=value.source,
         fix="list what is installed with `eventloop plugins`",
+    )
+
+
+def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
+    section, _, option = key.partition(".")
+    return SettingError(
+        f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
+        "Python",
+        source=value.source,
+        fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
+        "the task file",
     )
 
 

@@ -67,14 +67,17 @@ def a(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"
 
 
-def raise_all(problems: Sequence[PluginError]) -> None:
+def raise_all(problems: Sequence[EventloopError]) -> None:
     """Raises all problems at once: the only one as it is, several in one numbered message.
 
     Raises:
-        PluginError: `problems` isn't empty.
+        UsageError: `problems` is about the command and its configuration alone.
+        PluginError: it is about plugins, too.
     """
     if len(problems) == 1:
         raise problems[0]
     if problems:
         listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
-        raise PluginError(f"{len(problems)} problems with plugins\n{listed}")
+        is_usage = all(isinstance(one, UsageError) for one in problems)
+        kind = UsageError if is_usage else PluginError
+        raise kind(f"{len(problems)} problems with plugins\n{listed}")

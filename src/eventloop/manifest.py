@@ -45,7 +45,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
             {"name": one.found.name, "version": one.found.version, "reason": one.reason}
             for one in assembly.off
         ],
-        "owners": {action: plugin.name for action, plugin in assembly.replacements()},
+        "owners": {one.action: one.owner.name for one in assembly.decisions()},
         "order": order_digest(assembly.implementations),
         "settings": {name: _plain(value) for name, value in vars(settings).items()},
         "device": str(device),

@@ -104,10 +104,11 @@ class Trainer:
             configuration,
             task=task_plugin(task),
             core=core.plugins,
-            algorithms=[*brought.algorithms, *listed(algorithms, "algorithms")],
-            callbacks=[*brought.callbacks, *listed(callbacks, "callbacks")],
+            algorithms=listed(algorithms, "algorithms"),
+            callbacks=listed(callbacks, "callbacks"),
+            of_task=(brought.algorithms, brought.callbacks),
         )
-        self._insists_on = configuration.insists_on
+        self._who_insists = configuration.who_insists
         self._observers = (*observers_of(chosen), *observers)
         core.freeze(self._assembly, self._observers)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
@@ -319,7 +320,7 @@ class Trainer:
         mine: dict[str, str] = {}
         if first is not None:
             state.batch = self._loop.move(first)
-            mine = unsuitable_reasons(asked, state, self._insists_on)
+            mine = unsuitable_reasons(asked, state, self._who_insists)
             state.batch = None
         # What doesn't suit one rank is off on all.
         reasons = {name: why for one in self._processes.gathered(mine) for name, why in one.items()}

@@ -146,3 +146,121 @@ def test_the_header_says_what_a_plugin_does_instead_of_the_task(run, install, ti
 
     assert ran.status == 0, ran.err
     assert "build_optimizers: aa-test, instead of the task's" in ran.out
+
+
+def test_the_header_says_when_owners_decided_and_over_whom(run, two):
+    """What would have trained otherwise is what one compares with."""
+    (two / "pyproject.toml").write_text('[tool.eventloop.owners]\nbuild_optimizers = "bb-test"\n')
+
+    ran = run("fit", "tiny.py", *QUICK)
+    shown = run("plugins", "order", "build_optimizers", *QUICK[2:])
+
+    assert "build_optimizers: bb-test, by owners, instead of aa-test and the task's" in ran.out
+    (loser,) = [line for line in shown.out.splitlines() if "aa-test" in line]
+    assert "not asked" in loser
+    assert loser.endswith("owners gives build_optimizers to bb-test")
+
+
+def test_a_fit_tells_every_problem_of_every_plugin_at_once(run, install, tiny):
+    """Mending one a run is slow."""
+    install("aa-test", "1 / 0")
+    install("bb-test", f"{HEAD}class Plugin:\n    @hookimpl\n    def batch_edn(self): 0\n")
+    install("cc-test", "class Plugin: requires = 'nosuch'\n")
+    install("dd-test", OPTIMIZER)
+    (tiny / "pyproject.toml").write_text(
+        '[tool.eventloop]\ndisable = ["nobody"]\norder = {epoch_edn = ["dd-test"]}\n'
+        "plugins.dd-test.lr = 'big'\n"
+    )
+
+    ran = run("fit", "tiny.py", "-p", "zz-test")
+
+    assert (ran.status, ran.out) == (1, "")
+    parts = ("can't be imported", "'batch_edn'", "cc-test implements no hook", "dd-test.lr: 'big'")
+    for part in (*parts, "'nobody'", "'epoch_edn'", "'zz-test'"):
+        assert part in ran.err
+
+
+WATCH = """
+class Watch:
+    def __init__(self, *, y=1): self.y = y
+
+    @hookimpl
+    def fit_end(self, state): print("seen")
+"""
+
+
+@pytest.fixture
+def brings(tiny):
+    """A task file that brings a callback and an algorithm."""
+    code = (tiny / "tiny.py").read_text()
+    code = code.replace("from eventloop import Task", "from eventloop import Task, hookimpl")
+    code = code.replace(
+        "    return Task(", "    return Task(callbacks=[Watch()], algorithms=[Clamp()],"
+    )
+    clamp = WATCH.replace("Watch", "Clamp").replace("seen", "clamped")
+    (tiny / "tiny.py").write_text(f"{code}\n{WATCH}\n{clamp}")
+    return tiny
+
+
+def test_what_a_task_brings_can_be_switched_off(run, brings):
+    """Algorithms, too: that is what a comparison needs."""
+    argv = ("fit", "tiny.py", "--max-duration", "1ba", "--no-plugins")
+
+    with_both = run(*argv)
+    without = run(*argv, "-p", "no:watch", "-p", "no:Clamp")
+
+    assert "callbacks: watch Task(callbacks=...)" in with_both.out
+    assert "seen" in with_both.out
+    assert without.status == 0, without.err
+    assert "seen" not in without.out
+    assert "clamped" not in without.out
+    assert "watch (-p no:watch)" in without.out
+
+
+def test_a_misspelt_switch_for_what_a_task_brings_is_refused(run, brings):
+    """It would leave the plugin as it was."""
+    ran = run("fit", "tiny.py", "--max-duration", "1ba", "--no-plugins", "-p", "no:wacth")
+
+    assert ran.status == 2
+    assert "no plugin is named 'wacth'; the closest is 'watch'" in ran.err
+
+
+def test_an_option_of_an_instance_says_that_it_is_one(run, brings):
+    """It was built in the task file, where the option stands."""
+    ran = run("fit", "tiny.py", "--max-duration", "1ba", "--no-plugins", "--watch.y", "4")
+
+    assert ran.status == 2
+    assert "'--watch.y' would have no effect: watch is an instance" in ran.err
+    assert "Watch(y=...)" in ran.err
+
+
+def test_a_file_that_is_named_and_switched_off_is_a_contradiction(run, tiny):
+    """As it is for what is installed."""
+    (tiny / "watch.py").write_text(f"{HEAD}{WATCH}")
+
+    ran = run("fit", "tiny.py", "-p", "./watch.py:Watch", "-p", "no:watch")
+
+    assert ran.status == 2
+    assert "-p ./watch.py:Watch and -p no:watch contradict each other" in ran.err
+
+
+def test_what_is_required_and_not_allowed_has_two_ways_out(run, install, tiny):
+    """The line to paste must be one that helps."""
+    install("aa-test", OPTIMIZER)
+    (tiny / "pyproject.toml").write_text('[tool.eventloop]\nrequired = ["aa-test"]\nallow = []\n')
+
+    ran = run("fit", "tiny.py")
+
+    assert "add 'aa-test' to allow, or take aa-test out of required" in ran.err
+
+
+def test_a_misspelt_rule_is_refused_with_the_closest(run, tiny):
+    """A rule that nobody reads switches nothing off."""
+    (tiny / "pyproject.toml").write_text('[tool.eventloop]\ndisabled = ["mixup"]\n')
+
+    assert "the closest is 'disable'" in run("fit", "tiny.py").err
+
+
+def test_an_option_at_its_default_is_no_difference_from_the_lock(run, locked):
+    """Whoever types the default trains what was locked."""
+    assert run("fit", "tiny.py", *QUICK[:-2], "--aa-test.lr", "0.1").status == 0

@@ -115,3 +115,40 @@ def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path, 
 
     assert (done.returncode, done.stderr) == (0, "")
     assert ("aa-test" if subcommand == "list" else "before_forward") in done.stdout
+
+
+def test_a_module_is_a_row(run, install):
+    """An entry point may name one."""
+    install("aa-test", "from eventloop import hookimpl\n", target="")
+
+    rows = {row["name"]: row for row in json.loads(run("plugins", "--json").out)}
+
+    assert rows["aa-test"]["status"] == "active"
+
+
+@pytest.mark.parametrize("parameters", ["*, teacher: str, x: int = 1", "teacher"])
+def test_a_dormant_plugin_is_off_in_the_list(run, install, parameters):
+    """As far as its file tells; nothing is imported."""
+    install("aa-test", f"1 / 0\nclass Plugin:\n    def __init__(self, {parameters}): pass\n")
+
+    def seen(*argv):
+        rows = json.loads(run("plugins", "--json", *argv).out)
+        return next((row["status"], row["reason"]) for row in rows if row["name"] == "aa-test")
+
+    assert seen() == ("off", "waiting for --aa-test.teacher")
+    assert seen("-p", "aa-test") == ("problem", "needs --aa-test.teacher")
+
+
+def test_the_list_shows_a_shadowed_distribution(run, install, tmp_path):
+    """Which of two versions trains depends on a path."""
+    install("aa-test")
+    stale = tmp_path / "stale" / "eventloop_aa_test-0.9.dist-info"
+    stale.mkdir(parents=True)
+    (stale / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: eventloop-aa-test\nVersion: 0.9\n"
+    )
+    sys.path.append(str(stale.parent))
+
+    rows = {row["name"]: row for row in json.loads(run("plugins", "--json").out)}
+
+    assert "is installed in 2 versions" in rows["aa-test"]["reason"]

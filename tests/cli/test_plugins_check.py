@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from eventloop.cli import main
+
 HEAD = "from eventloop import hookimpl\n"
+HOOK = "@hookimpl\n    def close(self): pass"
 DEFECTS = {
     "an unknown hook": ("@hookimpl\n    def batch_edn(self, state): pass", "'batch_edn'"),
     "an unmarked function": ("def batch_end(self, state): pass", "isn't marked"),
@@ -28,8 +31,28 @@ DEFECTS = {
         "@hookimpl(before='bb-tset')\n    def batch_end(self, state): 0",
         "bb-tset",
     ),
-    "a requirement": ("requires = ('nosuch',)", "requires nosuch"),
-    "a conflict": ("conflicts = ('bb-test',)", "can't work together"),
+    "a requirement": (f"requires = ('nosuch',)\n    {HOOK}", "requires nosuch"),
+    "a conflict": (f"conflicts = ('bb-test',)\n    {HOOK}", "can't work together"),
+    "no hook": ("pass", "implements no hook"),
+    "a missing self": ("@hookimpl\n    def batch_end(state): 0", "`self` is missing"),
+    "a property": ("@property\n    def batch_end(self): 0", "is a property, not a method"),
+    "a marked property": (
+        "@property\n    @hookimpl(specname='batch_end')\n    def x(self): 0",
+        "x is a property",
+    ),
+    "an edge to itself": (
+        "@hookimpl(before='AA_test')\n    def batch_end(self, state): 0",
+        "before='AA_test' names the plugin itself",
+    ),
+    "two phases": (
+        "@hookimpl(tryfirst=True, trylast=True)\n    def batch_end(self, state): 0",
+        "to run first and last",
+    ),
+    "a phase without effect": (
+        "@hookimpl\n    def batch_start(self, state): 0\n"
+        "    @hookimpl(tryfirst=True)\n    def batch_end(self, state): 0",
+        "tryfirst=True has no effect on batch_end",
+    ),
     "a constructor that raises": ("def __init__(self): 1 / 0", "can't be built"),
 }
 
@@ -117,7 +140,7 @@ def test_check_is_content_with_what_would_run(run, two, only, monkeypatch):
 
 def test_check_tells_who_imports_torch(run, install, clean, only):
     """`eventloop plugins` should stay quick in an editor's completion."""
-    install("aa-test", "import torch\nclass Plugin: pass\n")
+    install("aa-test", f"import torch\n{HEAD}class Plugin:\n    {HOOK}\n")
     install("bb-test")
 
     content = as_json(run("plugins", "check", "--json", *only))
@@ -181,3 +204,107 @@ def test_no_subcommand_fails_because_of_a_plugin(run, install, clean, argv):
 
     assert ran.status == (1 if argv == ["check"] else 0)
     assert ran.err == ""
+
+
+LOUD = "import os, sys\nprint('hello')\nsys.stdout.write('there')\nos.write(1, b'you')\n"
+
+
+@pytest.mark.parametrize("argv", [["check"], ["order"], ["show", "aa-test"], ["lock"]])
+def test_json_is_json_whatever_a_plugin_prints(install, clean, only, capfd, argv):
+    """A program reads it; what plugins say while they are imported goes to stderr."""
+    install("aa-test", f"{LOUD}{HEAD}class Plugin:\n    {HOOK}\n")
+    install("bb-test")
+
+    main(["plugins", *argv, "--json", *only])
+    written = capfd.readouterr()
+
+    json.loads(written.out)
+    assert "hello" in written.err
+    assert "you" in written.err
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "BaseException('odd')", "SystemExit(0)"])
+@pytest.mark.parametrize("where", ["import", "constructor"])
+def test_whatever_a_plugin_raises_is_its_row(run, install, clean, only, raised, where):
+    """It can't end a command that is asked what is wrong with it."""
+    body = f"class Plugin:\n    def __init__(self): raise {raised}\n    {HOOK}\n"
+    install("aa-test", f"{HEAD}raise {raised}\n" if where == "import" else HEAD + body)
+    install("bb-test")
+
+    content = json.loads(run("plugins", "check", "--json", *only).out)
+
+    (row,) = [row for row in content["plugins"] if row["name"] == "aa-test"]
+    assert (row["status"], len(content["problems"])) == ("problem", 1)
+    assert raised.partition("(")[0] in row["reason"]
+
+
+def test_check_shows_its_table_although_the_choice_names_what_is_not_there(run, two, only):
+    """All that is wrong is told at once."""
+    (two / "pyproject.toml").write_text(
+        '[tool.eventloop]\ndisable = ["nosuch"]\nrequired = ["nobody"]\nowners = {losss = "aa"}\n'
+    )
+
+    ran = run("plugins", "check", "-p", "zz-test", "-p", "./no.py:X", *only)
+
+    assert ran.status == 1
+    assert ran.out.count("aa-test  active") == 1
+    for part in ("'zz-test'", "./no.py:X", "'nosuch'", "nobody is required", "'losss'", "5 prob"):
+        assert part in ran.out
+
+
+def test_two_distributions_of_one_name_are_two_rows_with_the_problem(run, install, clean):
+    """Either of them may be the one to remove."""
+    install("TWIN", distribution="one")
+    install("twin", distribution="two")
+
+    content = json.loads(run("plugins", "check", "--json").out)
+
+    rows = [row for row in content["plugins"] if row["name"].lower() == "twin"]
+    assert [row["status"] for row in rows] == ["problem", "problem"]
+    assert len([one for one in content["problems"] if "2 plugins are named" in one]) == 1
+
+
+def test_an_edge_to_what_is_not_installed_is_a_remark(run, install, clean, only):
+    """It is no mistake, but whoever wonders about the order should see it."""
+    install(
+        "aa-test",
+        f"{HEAD}class Plugin:\n    @hookimpl(after='cutmix')\n    def batch_end(self, state): 0\n",
+    )
+    install("bb-test")
+
+    checked, ordered = run("plugins", "check", *only), run("plugins", "order", *only)
+
+    said = "remark: aa-test (eventloop-aa-test 1.0), batch_end: an edge to cutmix"
+    assert (checked.status, ordered.status) == (0, 0)
+    assert said in checked.out
+    assert said in ordered.out
+
+
+FILES = {
+    "a function": (":plugin", "def plugin(): pass\n", "it is the function 'plugin'"),
+    "a number": (":plugin", "plugin = 3\n", "it is an int"),
+    "a module": ("", f"{HEAD}class Watch:\n    {HOOK}\n", ":Watch"),
+}
+
+
+@pytest.mark.parametrize(("target", "code", "part"), FILES.values(), ids=FILES)
+def test_an_entry_point_to_what_has_no_hooks_is_a_problem(
+    run, install, clean, only, target, code, part
+):
+    """It would be listed as active, and do nothing."""
+    install("aa-test", code, target=target)
+    install("bb-test")
+
+    ran = run("plugins", "check", *only)
+
+    assert "aa-test implements no hook" in ran.out
+    assert part in ran.out
+
+
+def test_a_file_without_hooks_says_which_of_its_classes_has_some(run, clean, only):
+    """`-p ./watch.py` names the module."""
+    (clean / "watch.py").write_text(f"{HEAD}class Watch:\n    {HOOK}\n")
+
+    ran = run("plugins", "check", "-p", "./watch.py", "--no-plugins")
+
+    assert "name a class in it: `-p ./watch.py:Watch`" in ran.out

@@ -144,6 +144,7 @@ def test_hooks_writes_the_contract_of_one(run, clean):
     assert EVENTS["after_backward"].doc in out
     assert "closes before_backward" in out
     assert run("plugins", "hooks", "after_bakward").err.count("'after_backward'") == 1
+    assert "event, at any time" in run("plugins", "hooks", "exception").out
 
 
 def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.plugin.assembly import Wishes, arrange
+from eventloop.plugin.records import Plugin
 
 
 def acts(state):
@@ -41,9 +44,23 @@ def test_the_task_may_be_chosen_over_a_plugin(plugin):
     replaced, _ = arrange([task, muon], [], Wishes())
     chosen, _ = arrange([task, muon], [], Wishes(owners={"build_optimizers": "task"}))
 
-    assert [*replaced.replacements()] == [("build_optimizers", muon)]
+    assert [*map(str, replaced.decisions())] == ["build_optimizers: muon, instead of the task's"]
     assert chosen.owner("build_optimizers") is task
-    assert [*chosen.replacements()] == []
+    assert [*map(str, chosen.decisions())] == [
+        "build_optimizers: the task's, by owners, instead of muon"
+    ]
+
+
+def test_a_choice_among_plugins_names_all_whom_it_passed_over(plugin):
+    """Who reads the header shall see what would have trained otherwise."""
+    names = ("muon", "lion")
+    plugins = [plugin(name, build_optimizers=acts) for name in names]
+    task = plugin("task", "task", build_optimizers=acts)
+    chosen, _ = arrange([task, *plugins], [], Wishes(owners={"build_optimizers": "muon"}))
+
+    assert [*map(str, chosen.decisions())] == [
+        "build_optimizers: muon, by owners, instead of lion and the task's"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -84,20 +101,22 @@ def test_plugins_that_conflict_are_refused(plugin, problems_of):
 
 def test_plugins_that_compare_equal_are_refused(problems_of):
     """Pluggy would register one of them, and drop the other in silence."""
+    pair = [Plugin(name, "algorithm", SimpleNamespace(x=1)) for name in ("a", "b")]
 
-    class Same:
-        def __eq__(self, other):
-            return True
+    assert problems_of(*pair) == [
+        "the plugins a and b compare equal, so that they can't be told apart"
+    ]
 
-        __hash__ = None
 
-    from eventloop.plugin.records import Plugin
+@pytest.mark.parametrize("answer", [lambda self, other: True, lambda self, other: 1 / 0])
+def test_a_plugin_that_equals_anything_is_named_alone(plugin, problems_of, answer):
+    """It isn't the others' fault, and least the task's."""
+    odd = Plugin("odd", "algorithm", type("Odd", (), {"__eq__": answer, "__hash__": None})())
+    others = [plugin(name, batch_end=acts) for name in ("a", "z")]
 
-    pair = [Plugin(name, "algorithm", Same()) for name in ("a", "b")]
+    (problem,) = problems_of(plugin("task", "task"), others[0], odd, others[1])
 
-    assert "the plugins a and b compare equal, so that they can't be told apart" in problems_of(
-        *pair
-    )
+    assert problem.startswith("odd compares equal to anything, or can't be compared")
 
 
 def test_a_misspelt_edge_is_refused_and_one_to_a_stranger_is_not(plugin, problems_of):

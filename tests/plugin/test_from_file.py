@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from eventloop.configuration import Configuration
-from eventloop.errors import PluginError, UsageError
+from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.options import Value
 from eventloop.plugin.configure import configure
 from eventloop.plugin.discover import discover
 from eventloop.plugin.from_file import found_in_file
 from eventloop.plugin.load import load
-from eventloop.plugin.select import Choice, select
+from eventloop.plugin.select import Choice, problems_of, select
 
 WATCH = """
 import sys
@@ -87,7 +87,7 @@ def test_two_files_may_not_have_one_name(watch):
     found = [found_in_file("watch.py:Watch"), found_in_file("more.py:Watch")]
 
     with pytest.raises(PluginError, match="2 plugins are named 'watch'"):
-        select(found, Choice())
+        raise_all(problems_of(select(found, Choice()), Choice()))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def test_what_the_entry_point_names_is_loaded(install):
         ("def (:", "SyntaxError"),
         ("1 / 0", "ZeroDivisionError"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise BaseException('odd')", "BaseException: odd"),
         ("Plug = 1", "AttributeError"),
     ],
 )
@@ -76,7 +78,7 @@ def test_a_plugin_that_is_off_is_not_imported(install):
 
 def test_an_interrupt_passes(install):
     """Whoever presses Ctrl-C wants to stop, not to see a problem with a plugin."""
-    install("aa-test", "raise KeyboardInterrupt")
+    install("aa-test", "import signal; signal.raise_signal(signal.SIGINT)")
 
     with pytest.raises(KeyboardInterrupt):
         load_tested()

@@ -101,3 +101,15 @@ def test_a_difference_is_shown_as_a_diff(three, tmp_path):
 
     for part in ("--- locked", "+++ installed", '+name = "b"', "eventloop plugins lock"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"[[plugins", b"\xff\xfe"])
+def test_a_lock_that_is_none_is_said_to_be_unreadable(three, tmp_path, content):
+    """A diff of garbage would hide that somebody must write it anew."""
+    path = tmp_path / "eventloop.lock"
+    path.write_bytes(content)
+
+    with pytest.raises(PluginError, match=r"eventloop\.lock can't be read") as caught:
+        check_lock(path, three, {})
+
+    assert "eventloop plugins lock" in str(caught.value)

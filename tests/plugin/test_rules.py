@@ -8,9 +8,9 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop.configuration import Configuration
-from eventloop.errors import PluginError, SettingError, UsageError
+from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.plugin.records import Found, Plugin, fold
-from eventloop.plugin.select import Choice, select
+from eventloop.plugin.select import Choice, problems_of, select
 
 
 def found(name: str, version: str = "1.0") -> Found:
@@ -48,10 +48,16 @@ def statuses(read):
 
     def statuses(*args, **kwargs) -> dict[str, str]:
         configuration = read(*args, **kwargs)
-        selected = select(INSTALLED, configuration.choice, configuration.rules)
+        selected = chosen(INSTALLED, configuration.choice, configuration.rules)
         return {one.found.name: one.reason or one.status for one in selected}
 
     return statuses
+
+
+def chosen(found, choice, rules):
+    selected = select(found, choice, rules)
+    raise_all(problems_of(selected, choice, rules))
+    return selected
 
 
 def refusal(kind, function, *args, **kwargs) -> str:
@@ -141,7 +147,7 @@ def test_what_is_required_can_not_be_switched_off(read, given):
     configuration = read(**given)
     choice = Choice.parse(["no:ema"])
 
-    message = refusal(PluginError, select, INSTALLED, choice, configuration.rules)
+    message = refusal(PluginError, chosen, INSTALLED, choice, configuration.rules)
 
     assert "ema is required, but off: -p no:ema" in message
 
@@ -204,6 +210,16 @@ def test_an_order_of_what_does_not_exist_is_a_problem(read):
     assert "no hook has this name; the closest is 'before_forward'" in str(first)
     assert "order.all names 'mixpu'" in str(second)
     assert "the closest is 'mixup'" in str(second)
+
+
+def test_an_order_for_every_hook_is_reversed_on_close_and_one_for_close_is_literal(read):
+    """`close` takes down in reverse; who names it means what stands there."""
+    every = read('order = {all = ["ema", "mixup"]}').rules
+    literal = read('order = {close = ["ema", "mixup"]}').rules
+
+    assert [(edge.first, edge.then) for edge in every.edges("close")] == [("mixup", "ema")]
+    assert [(edge.first, edge.then) for edge in every.edges("batch_start")] == [("ema", "mixup")]
+    assert [(edge.first, edge.then) for edge in literal.edges("close")] == [("ema", "mixup")]
 
 
 def test_owners_are_merged_and_the_site_has_the_last_word(read):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.errors import PluginError, UsageError
+from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import Choice, decide, name_problems, select
+from eventloop.plugin.select import Choice, name_problems, problems_of, select
 
 
 def found(name: str, distribution: str = "", version: str = "1.0") -> Found:
@@ -20,6 +20,10 @@ MIXUP, EMA = found("mixup"), found("Weight-EMA")
 
 def statuses(choice: Choice) -> list[tuple[str, str]]:
     return [(one.status, one.reason) for one in select([MIXUP, EMA], choice)]
+
+
+def refuse(plugins: list[Found], choice: Choice) -> None:
+    raise_all(problems_of(select(plugins, choice), choice))
 
 
 def test_installed_means_active():
@@ -45,7 +49,7 @@ def test_without_autoload_only_the_named_take_part():
 def test_a_name_that_matches_nothing_is_refused_with_the_closest(value):
     """A misspelt switch would leave the plugin as it was."""
     with pytest.raises(UsageError, match="no plugin is named 'mixpu'; the closest is 'mixup'"):
-        select([MIXUP, EMA], Choice.parse([value]))
+        refuse([MIXUP, EMA], Choice.parse([value]))
 
 
 @pytest.mark.parametrize("values", [["mixup", "no:mixup"], ["no:Mix-Up", "mix_up"]])
@@ -67,7 +71,7 @@ def test_two_distributions_with_one_name_are_refused_with_both():
     twins = [found("Mix-Up", "one", "1.0"), found("mix_up", "two", "2.0")]
 
     with pytest.raises(PluginError) as caught:
-        select(twins, Choice())
+        refuse(twins, Choice())
 
     assert "one 1.0 and two 2.0" in str(caught.value)
     assert "pip uninstall one" in str(caught.value)
@@ -87,7 +91,7 @@ def test_two_distributions_with_one_name_may_be_off():
 def test_a_name_that_can_not_be_typed_is_refused(name):
     """`--task.lr` is the task's, and `--a.b.c` has no one meaning."""
     with pytest.raises(PluginError, match="can't be named"):
-        select([found(name)], Choice())
+        refuse([found(name)], Choice())
 
 
 def test_all_problems_with_names_are_told_at_once():
@@ -95,13 +99,13 @@ def test_all_problems_with_names_are_told_at_once():
     wrong = [found("task"), found("mixup", "one"), found("mixup", "two")]
 
     with pytest.raises(PluginError, match="2 problems"):
-        select(wrong, Choice())
+        refuse(wrong, Choice())
 
 
 def test_a_list_can_be_made_in_spite_of_problems():
     """`eventloop plugins` shows them as rows."""
     twins = [found("mixup", "one"), found("mixup", "two"), EMA]
 
-    selected = decide(twins, Choice())
+    selected = select(twins, Choice())
 
     assert set(name_problems(selected)) == set(twins[:2])

@@ -67,7 +67,8 @@ def test_a_wrong_argument_is_refused_with_the_closest(plugin):
     assert problem_of(one) == (
         "log has no argument 'number'; the closest is 'numbers'\n"
         "  plugin  ema, method SimpleNamespace.log\n"
-        "  fix     take what the hook passes: state, numbers, at"
+        "  fix     take what the hook passes: state, numbers, at, or leave the plugin out of "
+        "`algorithms=[...]`"
     )
 
 
@@ -81,7 +82,8 @@ def test_a_callback_can_not_take_part_in_an_action(plugin, forward):
     assert problem_of(plugin("watch", "callback", forward=forward)) == (
         "a callback can't take part in the action forward; it may only watch\n"
         "  plugin  watch, method SimpleNamespace.forward\n"
-        "  fix     register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
+        "  fix     register it in eventloop.algorithms, or pass it to Trainer(algorithms=...), or "
+        "leave the plugin out of `callbacks=[...]`"
     )
 
 
@@ -212,7 +214,7 @@ def test_what_looks_like_a_hook_but_is_not_marked_is_refused():
         "batch_end is the name of a hook, but this function isn't marked, so that nobody would "
         "call it\n"
         "  plugin  ema (eventloop-ema 0.2.1), method Forgot.batch_end\n"
-        "  fix     put @hookimpl above it, or rename it"
+        "  fix     put @hookimpl above it, or rename it, or switch the plugin off with `-p no:ema`"
     )
 
 

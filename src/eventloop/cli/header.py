@@ -35,8 +35,8 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     yield f"run dir: {state.run_dir}"
     yield f"algorithms: {_plugins(trainer, 'algorithm')}"
     yield f"callbacks: {_plugins(trainer, 'callback')}"
-    for action, plugin in trainer.assembly.replacements():
-        yield f"{action}: {plugin.name}, instead of the task's"
+    for decision in trainer.assembly.decisions():
+        yield str(decision)
     for name, optimizer in state.optimizers.items():
         if could_be_fused(optimizer, state.device):
             kind = type(optimizer).__name__

@@ -15,10 +15,10 @@ from eventloop.errors import UsageError, closest, raise_all
 from eventloop.files import why_no_file
 from eventloop.options import flag
 from eventloop.plugin.configure import dormant_reason, plugin_options, typed_options
-from eventloop.plugin.discover import discover
 from eventloop.plugin.load import Loaded, load
-from eventloop.plugin.records import Selected
-from eventloop.plugin.select import decide, name_problems, select
+from eventloop.plugin.rows import choose, unexpected
+from eventloop.plugin.select import name_problems
+from eventloop.plugin.survey import survey
 from eventloop.seeding import seed_everything
 from eventloop.settings import setting_options
 from eventloop.task import Task
@@ -63,18 +63,38 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
     configuration = _configuration(arguments)
-    found = discover(files=configuration.choice.files)
-    selected = select(found, configuration.choice, configuration.rules)
-    plugins, problems = load(selected)
-    raise_all(problems)
+    awake, options = _plugins(configuration)
     seed_everything(configuration.setting("seed"))
-    awake = tuple(one for one in plugins if not _sleeps(configuration, one))
     job = Job(configuration, load_task_file(arguments.task), awake)
-    configuration.check(_option_names(selected, plugins), job.task_file.options)
+    problems = configuration.problems(options, job.task_file.options, given=None)
+    raise_all([problem for _, problem in problems])
     job.task_options()
-    for plugin in awake:
-        job.plugin_options(plugin)
     return job
+
+
+def _plugins(
+    configuration: Configuration,
+) -> tuple[tuple[Loaded, ...], dict[str, list[str] | None]]:
+    """Imports what takes part, before the task is; if anything is wrong, all is told that is.
+
+    Returns:
+        The plugins that don't sleep; and the names of the options of all that were found.
+    """
+    selected, problems = choose(configuration, given=None)
+    plugins, failures = load(one for one in selected if not problems)
+    options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
+    awake = []
+    for one in plugins:
+        try:
+            options[one.found.name] = list(plugin_options(one.target))
+            if not _sleeps(configuration, one):
+                typed_options(one.found, one.target, configuration.section(one.found.name))
+                awake.append(one)
+        except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
+            failures = (*failures, unexpected(one.found.origin, error))
+    if problems or failures:
+        raise_all(survey(configuration, given=None).problems)
+    return tuple(awake), options
 
 
 def task_settings(task: object) -> dict[str, Any]:
@@ -149,17 +169,9 @@ def _configuration(arguments: Arguments) -> Configuration:
     )
 
 
-def _option_names(
-    selected: tuple[Selected, ...], plugins: tuple[Loaded, ...]
-) -> dict[str, list[str] | None]:
-    names: dict[str, list[str] | None] = {one.found.name: None for one in selected}
-    return names | {one.found.name: list(plugin_options(one.target)) for one in plugins}
-
-
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     """Gives a section for each plugin; one with a problem has it for its text."""
-    found = discover(files=configuration.choice.files)
-    selected = decide(found, configuration.choice, configuration.rules)
+    selected, _ = choose(configuration, given=None)
     unusable = name_problems(selected)
     plugins, problems = load(one for one in selected if one.found not in unusable)
     for plugin in plugins:

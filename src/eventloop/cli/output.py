@@ -7,11 +7,55 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import eventloop
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_OURS = str(Path(eventloop.__file__).parent) + os.sep
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Sends to stderr what others write to stdout, programs that don't go through Python too."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def short_warnings() -> Iterator[None]:
+    """Shows eventloop's own warnings without the line of eventloop that gave them."""
+    usual = warnings.formatwarning
+
+    def short(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if filename.startswith(_OURS):
+            return f"{category.__name__}: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def write_text(text: str) -> None:
@@ -38,7 +82,7 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table; where stdout is no terminal, no cell is folded."""
+    """Writes a table; on a terminal cells are folded, and columns without a word left out."""
     if not _is_heard():
         return
     console = _terminal()
@@ -51,9 +95,13 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     from rich.table import Table
 
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
+    filled = [*rows]
+    kept = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
+    table = Table(box=None, pad_edge=False)
+    for idx in kept:
+        table.add_column(columns[idx], overflow="fold")
+    for row in filled:
+        table.add_row(*(row[idx] for idx in kept))
     console.print(table, markup=False, highlight=False)
 
 

@@ -13,7 +13,12 @@ from eventloop.hooks import Hook, declared_hooks
 from eventloop.plugin.order import Edge, Implementation, Ordered, order, order_of_owners
 from eventloop.plugin.records import Plugin, Selected, fold
 from eventloop.plugin.select import RESERVED
-from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
+from eventloop.plugin.validate import (
+    edges_to_nobody,
+    equal_plugins,
+    implementations,
+    unknown_names,
+)
 
 HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
 
@@ -34,6 +39,28 @@ class Wishes:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """An action that several could answer, or a plugin instead of the task.
+
+    Args:
+        owner: who answers it.
+        others: plugins and task that don't.
+        by_owners: whether a person chose, with `owners`.
+    """
+
+    action: str
+    owner: Plugin
+    others: tuple[Plugin, ...]
+    by_owners: bool
+
+    def __str__(self) -> str:
+        others = [_as_owner(one) for one in self.others]
+        chosen = ", by owners" if self.by_owners else ""
+        listed = ", ".join(others[:-1]) + " and " if len(others) > 1 else ""
+        return f"{self.action}: {_as_owner(self.owner)}{chosen}, instead of {listed}{others[-1]}"
+
+
+@dataclass(frozen=True)
 class Assembly:
     """The plugins of a run, and what they implement.
 
@@ -43,6 +70,7 @@ class Assembly:
         hooks: all hooks by name, those that plugins add included.
         implementations: by hook; every hook is there.
         wishes: what a person asked for.
+        losers: by action: who would answer it, had a person not chosen another.
     """
 
     plugins: tuple[Plugin, ...]
@@ -50,6 +78,7 @@ class Assembly:
     hooks: Mapping[str, Hook]
     implementations: Mapping[str, Ordered]
     wishes: Wishes
+    losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def owner(self, action: str) -> Plugin:
         """Gives the plugin that answers an action.
@@ -72,14 +101,26 @@ class Assembly:
         idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
         return plain[: next(idxs, len(plain)) + 1]
 
-    def replacements(self) -> Iterator[tuple[str, Plugin]]:
-        """Gives the actions in which a plugin replaces what the task says, with that plugin."""
+    def remarks(self, ordered: Ordered) -> Iterator[str]:
+        """Gives what needn't be wrong with the order of a hook: edges to what isn't installed."""
+        known = [*self.wishes.installed, *(one.name for one in self.plugins)]
+        for one, name in edges_to_nobody(ordered, known):
+            yield f"{one.origin}: an edge to {name}, which isn't installed"
+
+    def decisions(self) -> Iterator[Decision]:
+        """Gives the actions in which a plugin replaces the task, or a person chose among several."""
         for name, hook in self.hooks.items():
-            if hook.kind == "action":
-                ordered = self.implementations[name]
-                by_task = any(one.plugin.role == "task" and not one.wrapper for one in ordered)
-                if by_task and self.owner(name).role == "algorithm":
-                    yield name, self.owner(name)
+            if hook.kind != "action":
+                continue
+            claims = [one.plugin for one in self.implementations[name] if _claims(one)]
+            losers = [one.plugin for one in self.losers.get(name, ())]
+            if not claims:
+                continue
+            owner = self.owner(name)
+            others = [one for one in [*losers, *claims] if one is not owner and one.role != "core"]
+            if others:
+                others.sort(key=lambda one: (one.role == "task", fold(one.name)))
+                yield Decision(name, owner, tuple(others), bool(losers))
 
 
 def arrange(
@@ -90,6 +131,8 @@ def arrange(
     Returns:
         The assembly, without what is wrong; and every problem with every plugin.
     """
+    place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
+    plugins = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
     problems = [*_name_problems(plugins), *equal_plugins(plugins), *_relations(plugins, off)]
     hooks, clashes = _hooks_of(plugins)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
@@ -98,7 +141,8 @@ def arrange(
         problems += [*misfits, *unknown_names(found, wishes.installed)]
         for one in found:
             by_hook[one.hook.name].append(one)
-    problems += [*clashes, *_choose_owners(by_hook, wishes), *_several_owners(by_hook)]
+    losers, misfits = _choose_owners(by_hook, wishes)
+    problems += [*clashes, *misfits, *_several_owners(by_hook)]
 
     ordered = {}
     for name, hook in hooks.items():
@@ -110,9 +154,7 @@ def arrange(
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=())
                                    for one in by_hook[name]])  # fmt: skip
-    place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
-    in_order = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
-    return Assembly(tuple(in_order), tuple(off), hooks, ordered, wishes), problems
+    return Assembly(tuple(plugins), tuple(off), hooks, ordered, wishes, losers), problems
 
 
 def _hooks_of(plugins: Iterable[Plugin]) -> tuple[dict[str, Hook], list[PluginError]]:
@@ -186,26 +228,40 @@ def _names(plugin: Plugin, attribute: str) -> tuple[str, ...]:
 
 def _choose_owners(
     by_hook: Mapping[str, list[Implementation]], wishes: Wishes
-) -> Iterator[PluginError]:
-    """Leaves out those who would own an action for which a person chose another."""
+) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
+    """Takes out those who would own an action for which a person chose another.
+
+    Returns:
+        Who was taken out, by action; and what is wrong with the choice.
+    """
+    taken_out: dict[str, tuple[Implementation, ...]] = {}
+    problems = []
     for action, name in wishes.owners.items():
         claims = [one for one in by_hook.get(action, ()) if _claims(one)]
         chosen = [one for one in claims if fold(one.plugin.name) == fold(name)]
         if action not in HOOKS or HOOKS[action].kind != "action":
-            yield PluginError(
-                f"owners names {action!r}, but no action has this name{closest(action, HOOKS)}",
-                fix="mend it in [tool.eventloop.owners]",
+            problems.append(
+                PluginError(
+                    f"owners names {action!r}, but no action has this name{closest(action, HOOKS)}",
+                    fix="mend it in [tool.eventloop.owners]",
+                )
             )
         elif not chosen:
             known = [one.plugin.name for one in claims if one.plugin.role != "core"]
-            yield PluginError(
-                f"owners gives {action} to {name!r}, which doesn't implement it"
-                f"{closest(name, known)}",
-                fix=f"one of {', '.join(known) or 'no plugin'}, in [tool.eventloop.owners]",
+            problems.append(
+                PluginError(
+                    f"owners gives {action} to {name!r}, which doesn't implement it"
+                    f"{closest(name, known)}",
+                    fix=f"one of {', '.join(known)}, in [tool.eventloop.owners]"
+                    if known
+                    else "leave it out of [tool.eventloop.owners]; nobody else implements it",
+                )
             )
         else:
             losers = [one for one in claims if one not in chosen and one.plugin.role != "core"]
             by_hook[action][:] = [one for one in by_hook[action] if one not in losers]
+            taken_out[action] = tuple(losers)
+    return taken_out, problems
 
 
 def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator[PluginError]:
@@ -221,6 +277,10 @@ def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator
                 fix=f"choose one in pyproject.toml, or {owners[-1].way_out}:\n"
                 f'[tool.eventloop.owners]\n{name} = "{owners[0].name}"',
             )
+
+
+def _as_owner(plugin: Plugin) -> str:
+    return "the task's" if plugin.role == "task" else plugin.name
 
 
 def _claims(one: Implementation) -> bool:

@@ -28,6 +28,7 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         PluginError: an option without a default isn't set, or the constructor raises.
     """
     options = typed_options(found, target, values)
+    defaults = {option.name: option.default for option in plugin_options(target).values()}
     if inspect.isclass(target):
         target = _build(found, target, options)
     return Plugin(
@@ -37,7 +38,7 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         distribution=found.distribution,
         version=found.version,
         source=found.entry_point.value if found.path else FROM_ENTRY_POINT,
-        options=options,
+        options={name: value for name, value in options.items() if value != defaults[name]},
         found=found,
     )
 
@@ -64,7 +65,7 @@ def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> 
         PluginError: an option without a default isn't set.
     """
     options = plugin_options(target)
-    for key in values.keys() - options.keys():
+    for key in sorted(values.keys() - options.keys()):
         raise _unknown(found, key, options, values[key])
     for key, option in options.items():
         if option.required and key not in values:

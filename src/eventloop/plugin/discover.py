@@ -11,6 +11,7 @@ from typing import cast
 import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
 
+from eventloop.errors import EventloopError
 from eventloop.plugin.from_file import found_in_file
 from eventloop.plugin.records import GROUPS, Found, Role, fold
 
@@ -34,6 +35,23 @@ def discover(
         entry_points = importlib_metadata.entry_points()
     found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
     return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
+
+
+def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[EventloopError]]:
+    """Finds what is installed and what files hold, as far as it can be read.
+
+    Returns:
+        What was found, and a problem for each of the other files.
+    """
+    readable, problems = [], []
+    for file in files:
+        try:
+            found_in_file(file)
+        except EventloopError as error:
+            problems.append(error)
+        else:
+            readable.append(file)
+    return discover(files=readable), problems
 
 
 def _found(point: EntryPoint, role: Role) -> Found:

@@ -6,6 +6,8 @@ import ast
 import functools
 import importlib.util
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -19,53 +21,65 @@ _HOOKS = {**EVENTS, **ACTIONS}
 _MAX_REDIRECTIONS = 4
 
 
-def glance(found: Found) -> str:
+@dataclass(frozen=True)
+class Seen:
+    """What a glance tells.
+
+    Args:
+        problem: one line; "" where nothing was seen.
+        needs: options without a default.
+    """
+
+    problem: str = ""
+    needs: tuple[str, ...] = ()
+
+
+def glance(found: Found) -> Seen:
     """Says what keeps a plugin from taking part, as far as its files tell.
 
     It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
     shows itself only when the code runs, `eventloop plugins check` finds.
-
-    Returns:
-        One line; "" where nothing was seen.
     """
     if found.path is not None:
         return _look(str(found.path), found.path, found.entry_point.value.partition(".py:")[2])
     try:
-        module, attribute = found.entry_point.module, found.entry_point.attr
+        module, attribute = found.entry_point.module, found.entry_point.attr or ""
     except (ValueError, AttributeError):
-        return f"the entry point {found.entry_point.value!r} is no `module:name`"
+        return Seen(f"the entry point {found.entry_point.value!r} is no `module:name`")
     path, problem = _locate(module)
-    return problem or ("" if path is None else _look(module, path, attribute.partition(".")[0]))
+    if problem or path is None:
+        return Seen(problem)
+    return _look(module, path, attribute.partition(".")[0])
 
 
-def _look(module: str, path: Path, attribute: str) -> str:
+def _look(module: str, path: Path, attribute: str) -> Seen:
     """Follows a name from the module that the entry point names to where it is defined."""
     for _ in range(_MAX_REDIRECTIONS):
         try:
             body = ast.parse(path.read_bytes()).body
         except (SyntaxError, ValueError) as error:
-            return f"can't be imported: {type(error).__name__}: {error}, {path}"
+            return Seen(f"can't be imported: {type(error).__name__}: {error}, {path}")
         except OSError as error:
-            return f"can't be imported: {error}"
+            return Seen(f"can't be imported: {error}")
         if problem := _import_problem(body, path):
-            return problem
+            return Seen(problem)
         names = dict(bound_names(body))
         if not attribute or "*" in names or "__getattr__" in names:
-            return ""
+            return Seen()
         if attribute not in names:
-            return f"{module} has no {attribute!r}{closest(attribute, names)}"
+            return Seen(f"{module} has no {attribute!r}{closest(attribute, names)}")
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
-            return _hook_problem(node)
+            return Seen(_hook_problem(node), tuple(_needs(node)))
         following = _origin(node, attribute, module, path)
         if following is None:
-            return ""
+            return Seen()
         module, attribute = following
         found, problem = _locate(module)
         if problem or found is None:
-            return problem
+            return Seen(problem)
         path = found
-    return ""
+    return Seen()
 
 
 def _import_problem(body: list[ast.stmt], path: Path) -> str:
@@ -98,6 +112,17 @@ def _hook_problem(node: ast.ClassDef) -> str:
             if is_mark and hint and not keywords & {"specname", "optionalhook"}:
                 return f"no hook is named {method.name!r}{hint}"
     return ""
+
+
+def _needs(node: ast.ClassDef) -> Iterator[str]:
+    """Gives the parameters of the constructor that have no default."""
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            positional = [*method.args.posonlyargs, *method.args.args][1:]
+            num_needed = len(positional) - len(method.args.defaults)
+            yield from (one.arg for one in positional[: max(num_needed, 0)])
+            pairs = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
+            yield from (one.arg for one, default in pairs if default is None)
 
 
 def _origin(node: ast.stmt, attribute: str, module: str, path: Path) -> tuple[str, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def check_lock(
     """
     if not path.is_file():
         return
-    locked = path.read_text(encoding="utf-8")
+    locked = _read(path)
     actual = lock_text(plugins, implementations)
     if _content(locked) != _content(actual):
         diff = difflib.unified_diff(
@@ -75,6 +76,20 @@ def check_lock(
             fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
             "without this time with `--unlocked`",
         )
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tomllib.loads(text)
+    except (OSError, ValueError) as error:  # what is no text or no TOML
+        raise PluginError(
+            f"{path.name} can't be read: {' '.join(str(error).split())}",
+            lock=path,
+            fix="write a new one with `eventloop plugins lock`, or go without this time with "
+            "`--unlocked`",
+        ) from error
+    return text
 
 
 def _table(plugin: Plugin) -> str:

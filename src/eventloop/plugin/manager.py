@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
 import pluggy
+from importlib_metadata import EntryPoint
 
 from eventloop.actions import Actions
 from eventloop.configuration import Configuration
@@ -15,70 +16,27 @@ from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
-from eventloop.plugin.configure import configure, dormant_reason, plugin_options
-from eventloop.plugin.discover import discover
-from eventloop.plugin.load import load
-from eventloop.plugin.records import Found, Plugin, Selected, fold
-from eventloop.plugin.select import select
-from eventloop.plugin.shadow import shadowed
+from eventloop.plugin.discover import discover_all
+from eventloop.plugin.records import GROUPS, Found, Plugin, Selected, fold
+from eventloop.plugin.rows import choose, take_up
 from eventloop.plugin.validate import takes_part
 from eventloop.state import State
 
 
-def installed(
-    configuration: Configuration, replaced: Iterable[str] = ()
-) -> tuple[list[Plugin], list[Selected], list[PluginError]]:
-    """Discovers, selects, loads and configures the installed plugins.
-
-    Args:
-        replaced: names whose place an object takes that was handed over.
-
-    Returns:
-        The plugins, those that are off, and the problems with the others.
-    """
-    taken = set(map(fold, replaced))
-    choice, rules = configuration.choice, configuration.rules
-    selected = select(discover(files=choice.files), choice, rules)
-    wanted = [one for one in selected if fold(one.found.name) not in taken]
-    loaded, failures = load(wanted)
-    problems = [*failures, *shadowed(wanted)]
-    plugins = []
-    off = [one for one in wanted if one.status == "off"]
-    options: dict[str, Collection[str] | None] = {one.found.name: None for one in selected}
-    options |= {one.found.name: plugin_options(one.target) for one in loaded}
-    configuration.check(options)
-    for one in loaded:
-        try:
-            values = configuration.section(one.found.name)
-            reason = dormant_reason(one.found, one.target, values)
-            if reason and not configuration.insists_on(one.found):
-                off.append(Selected(one.found, "off", reason))
-            else:
-                plugins.append(configure(one.found, one.target, values))
-        except PluginError as error:
-            problems.append(error)
-    return plugins, off, problems
-
-
 def handed_over(
-    objects: Sequence[object], role: Literal["algorithm", "callback"], found: Sequence[Found]
+    objects: Sequence[object],
+    role: Literal["algorithm", "callback"],
+    found: Sequence[Found],
+    by: Literal["Task", "Trainer"] = "Trainer",
 ) -> list[Plugin]:
     """Makes plugins of the objects that were passed to `Trainer` or that the task brings.
 
     Each has the name of the entry point that its class is, else its `name`, else its class's in
     kebab-case.
-
-    Raises:
-        PluginError: a class was passed where an instance belongs.
     """
     plugins = []
-    source = f"Trainer({role}s=...)"
+    source = f"{by}({role}s=...)"
     for target in objects:
-        if isinstance(target, type):
-            raise PluginError(
-                f"{source} was given the class {target.__name__}, not an instance of it",
-                fix=f"write {target.__name__}(...)",
-            )
         known = _found_as(target, found)
         if known is not None:
             plugins.append(
@@ -96,25 +54,43 @@ def assemble(
     core: Sequence[Plugin],
     algorithms: Sequence[object],
     callbacks: Sequence[object],
+    of_task: tuple[Sequence[object], Sequence[object]] = ((), ()),
 ) -> Assembly:
     """Puts together the plugins of a run.
 
+    Args:
+        algorithms, callbacks: handed over to `Trainer`.
+        of_task: the algorithms and the callbacks that the task brings.
+
     Raises:
-        PluginError: the problems of all plugins in one message.
+        EventloopError: the problems of all plugins, and of the choice of them, in one message.
     """
     rules = configuration.rules
-    found = discover(files=configuration.choice.files)
+    found, _ = discover_all(configuration.choice.files)
+    brought = [
+        *handed_over(of_task[0], "algorithm", found, "Task"),
+        *handed_over(of_task[1], "callback", found, "Task"),
+    ]
     given = [
+        *brought,
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
-    raise_all([_no_plugin(one) for one in given if not takes_part(one, HOOKS)])
-    plugins, off, problems = installed(configuration, [one.name for one in given])
-    everybody = [task, *plugins, *given, *core]
-    known = (*(one.name for one in found), *(one.name for one in given))
+    names = [one.name for one in given]
+    selected, problems = choose(configuration, names)
+    left_out = {id(one) for one in brought if configuration.choice.switches_off(one.name)}
+    off = [_switched_off(one) for one in given if id(one) in left_out]
+    given = [one for one in given if id(one) not in left_out]
+    plugins = [one for one in given if not isinstance(one.target, type) and takes_part(one, HOOKS)]
+    usable = set(map(id, plugins))
+    problems += [_without_hooks(one) for one in given if id(one) not in usable]
+    rows, failures = take_up(configuration, selected, names)
+    off += [row.selected for row in rows if row.selected.status == "off"]
+    everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins, *core]
+    known = (*(one.name for one in found), *names)
     owners = {action: value.value for action, value in rules.owners.items()}
     assembly, misfits = arrange(everybody, off, Wishes(rules.edges, owners, known))
-    problems += [*rules.object_problems(given), *misfits]
+    problems += [*failures, *rules.object_problems(given), *misfits]
     raise_all([*problems, *rules.order_problems(assembly.hooks, known)])
     _register(assembly)
     return assembly
@@ -142,7 +118,7 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
 
 
 def unsuitable_reasons(
-    asked: Iterable[Plugin], state: State, insists_on: Callable[[Found], bool]
+    asked: Iterable[Plugin], state: State, who_insists: Callable[[Found], str]
 ) -> dict[str, str]:
     """Asks plugins whether they suit the first batch, which is `state.batch`.
 
@@ -156,15 +132,30 @@ def unsuitable_reasons(
     for plugin in asked:
         target: Any = plugin.target
         reason = target.unsuitable(state)
-        if reason and (plugin.found is None or insists_on(plugin.found)):
+        asked_by = plugin.source if plugin.found is None else who_insists(plugin.found)
+        if reason and asked_by:
+            is_rule = asked_by.startswith("required")
             raise PluginError(
                 f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
                 plugin=plugin.origin,
-                fix="leave it out",
+                by=asked_by,
+                fix=f"take {plugin.name!r} out of `required = [...]`"
+                if is_rule
+                else f"leave `{asked_by}` out"
+                if plugin.found is not None
+                else plugin.way_out,
             )
         if reason:
             reasons[fold(plugin.name)] = reason
     return reasons
+
+
+def _switched_off(plugin: Plugin) -> Selected:
+    """Gives what a task brings, and a flag switches off, as those are told of that are installed."""
+    group = next(group for group, role in GROUPS.items() if role == plugin.role)
+    point = EntryPoint(plugin.name, plugin.source, group)
+    found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
+    return Selected(found, "off", f"-p no:{plugin.name}")
 
 
 def _register(assembly: Assembly) -> None:
@@ -202,9 +193,13 @@ def _found_as(target: object, found: Sequence[Found]) -> Found | None:
     return None
 
 
-def _no_plugin(plugin: Plugin) -> PluginError:
+def _without_hooks(plugin: Plugin) -> PluginError:
     target, role = plugin.target, plugin.role
-    kind = a(type(target).__name__)
+    if isinstance(target, type):
+        return PluginError(
+            f"{plugin.source} was given the class {target.__name__}, not an instance of it",
+            fix=f"write {target.__name__}(...)",
+        )
     if isinstance(target, str):
         camel = "".join(word.capitalize() for word in fold(target).split("_"))
         fix = f"write {camel}(...), or `-p {target}` on the command line"
@@ -212,6 +207,7 @@ def _no_plugin(plugin: Plugin) -> PluginError:
         fix = (
             "hand over an object with methods under @hookimpl; `eventloop plugins hooks` lists them"
         )
+    kind = a(type(target).__name__)
     return PluginError(f"{role}s=[{target!r}] holds {kind}, not a plugin", fix=fix)
 
 

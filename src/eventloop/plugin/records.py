@@ -132,6 +132,8 @@ class Plugin:
             return f"switch the plugin off with `-p no:{self.name}`"
         if self.found is not None and self.found.path is not None:
             return f"leave `-p {self.source}` out"
+        if self.source.startswith("Task("):
+            return f"run with `-p no:{self.name}`, or leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, mend: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from eventloop.errors import PluginError, UsageError, closest, raise_all
+from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rules import Requirement, Rules
 
@@ -31,6 +31,10 @@ class Choice:
     files: tuple[str, ...] = ()
     autoload: bool = True
     autoload_reason: str = ""
+
+    def switches_off(self, name: str) -> bool:
+        """Tells whether `-p no:NAME` was given."""
+        return fold(name) in map(fold, self.off)
 
     @classmethod
     def parse(cls, values: Iterable[str]) -> Choice:
@@ -67,52 +71,68 @@ class Choice:
 def select(
     found: Sequence[Found], choice: Choice, rules: Rules | None = None
 ) -> tuple[Selected, ...]:
-    """Decides for every found plugin whether it takes part.
+    """Decides for every found plugin whether it takes part, whatever is wrong with the choice.
 
     Args:
         rules: what the configuration says; nothing unless given.
-
-    Raises:
-        UsageError: the choice or a rule names a plugin that isn't installed.
-        PluginError: two plugins that would take part have one name, one has a name that can't be
-            used, or one that is asked for can't be had; all such problems at once.
     """
     rules = rules or Rules()
-    selected = decide(found, choice, rules)
-    problems = dict.fromkeys(name_problems(selected).values())
-    raise_all([*problems, *rule_problems(selected, choice, rules)])
-    return selected
-
-
-def decide(
-    found: Sequence[Found], choice: Choice, rules: Rules | None = None
-) -> tuple[Selected, ...]:
-    """Decides as `select` does, whatever the plugins are called.
-
-    Raises:
-        UsageError: the choice or a rule names a plugin that isn't installed.
-    """
-    rules = rules or Rules()
-    names = {fold(one.name): one.name for one in found}
-    for name in (*choice.insist, *choice.off):
-        if fold(name) not in names:
-            raise UsageError(
-                f"no plugin is named {name!r}{closest(name, sorted(names.values()))}",
-                fix="list what is installed with `eventloop plugins`",
-            )
-    for problem in rules.unknown_names(names.values()):
-        raise problem
     files = {fold(one.name): one for one in found if one.path is not None}
     return tuple(_decide(one, choice, rules, files.get(fold(one.name))) for one in found)
 
 
+def problems_of(
+    selected: Sequence[Selected],
+    choice: Choice,
+    rules: Rules | None = None,
+    given: Collection[str] | None = (),
+) -> list[EventloopError]:
+    """Gives what is wrong with a choice: names that nothing has, or two; what can't be had.
+
+    Args:
+        given: names of what is handed over in Python; None where that isn't known yet.
+    """
+    rules = rules or Rules()
+    return [
+        *_unknown_choices(selected, choice, given),
+        *rules.unknown_names([*(one.found.name for one in selected), *(given or ())]),
+        *dict.fromkeys(name_problems(selected).values()),
+        *rule_problems(selected, choice, rules, given or ()),
+    ]
+
+
+def _unknown_choices(
+    selected: Sequence[Selected], choice: Choice, given: Collection[str] | None
+) -> Iterator[UsageError]:
+    names = sorted([*(one.found.name for one in selected), *(given or ())])
+    known = set(map(fold, names))
+    # What a task brings can be switched off; before it is built, nobody knows it.
+    judged = sorted(choice.insist) + (sorted(choice.off) if given is not None else [])
+    for name in judged:
+        if fold(name) not in known:
+            yield UsageError(
+                f"no plugin is named {name!r}{closest(name, names)}",
+                fix="list what is installed with `eventloop plugins`",
+            )
+    off = {fold(name): name for name in choice.off}
+    for one in selected:
+        if one.found.path is not None and fold(one.found.name) in off:
+            yield UsageError(
+                f"-p {one.found.entry_point.value} and -p no:{off[fold(one.found.name)]} "
+                "contradict each other",
+                fix="leave one of them out",
+            )
+
+
 def rule_problems(
-    selected: Sequence[Selected], choice: Choice, rules: Rules
+    selected: Sequence[Selected], choice: Choice, rules: Rules, given: Collection[str] = ()
 ) -> Iterator[PluginError]:
     """Finds what is required and isn't there, and what is asked for against the site's rules."""
     for required in rules.required:
         having = [one for one in selected if fold(one.found.name) == fold(required.name)]
         active = [one for one in having if one.status == "active"]
+        if not having and fold(required.name) in map(fold, given):
+            continue
         if not having:
             yield _missing(required, [one.found.name for one in selected])
         elif not active:
@@ -162,7 +182,7 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
         return Selected(found, "off", reason)
     if found.path is not None:
         return Selected(found, "active", f"-p {found.entry_point.value}")
-    if name in map(fold, choice.off):
+    if choice.switches_off(name):
         return Selected(found, "off", f"-p no:{found.name}")
     if from_file is not None:
         return Selected(found, "off", f"-p {from_file.entry_point.value} takes its place")
@@ -196,8 +216,17 @@ def _required_but_off(required: Requirement, one: Selected) -> PluginError:
         f"{required.name} is required, but off: {one.reason}",
         plugin=one.found.origin,
         source=required.source,
-        fix=f"leave {one.reason.partition(',')[0]!r} out, or take {required.name} out of required",
+        fix=f"{_opposite(one)}, or take {required.name} out of required",
     )
+
+
+def _opposite(one: Selected) -> str:
+    """Says how to take back what switches a plugin off."""
+    if one.reason.startswith("not in allow"):
+        return f"add {one.found.name!r} to allow"
+    if one.reason.startswith("disable"):
+        return f"take {one.found.name!r} out of disable"
+    return f"leave `{one.reason.partition(' takes its place')[0]}` out"
 
 
 def _wrong_version(required: Requirement, found: Found) -> PluginError:

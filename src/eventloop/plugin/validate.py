@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -13,6 +12,7 @@ import pluggy
 from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.plugin.order import Implementation
+from eventloop.plugin.overlooked import computed, hidden, method_of, unmarked
 from eventloop.plugin.records import Plugin, fold
 
 
@@ -21,7 +21,7 @@ def implementations(
 ) -> tuple[list[Implementation], list[PluginError]]:
     """Reads a plugin's hook implementations, and every problem with them."""
     found: list[Implementation] = []
-    problems = [*_unmarked(plugin, hooks), *_hidden(plugin, hooks)]
+    problems = [*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)]
     marked = list(_marked(plugin))
     logs = any((impl.opts["specname"] or name) == "log" for name, impl in marked)
     for name, impl in marked:
@@ -36,26 +36,38 @@ def implementations(
         problems += misfits
         if not misfits:
             found.append(_implementation(plugin, impl, hook, options, logs=logs))
-    return found, problems
+    return found, [*problems, *_phases_without_effect(found)]
 
 
 def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
     """Tells whether a plugin has a hook implementation, meant to have one, or adds hooks."""
     adds_hooks = getattr(plugin.target, "hookspecs", None) is not None
-    return adds_hooks or any(_marked(plugin)) or any(_unmarked(plugin, hooks))
+    meant = (*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks))
+    return adds_hooks or bool(meant) or any(_marked(plugin))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
     """Finds different plugins that compare equal, of which pluggy would register one."""
-    for idx, one in enumerate(plugins):
-        for other in plugins[:idx]:
-            if one.target is not other.target and one.target == other.target:
+    fix = "take __eq__ out of the class, or use @dataclass(eq=False)"
+    told_apart: list[Plugin] = []
+    for one in plugins:
+        if _equals(one, _Nothing()):
+            yield PluginError(
+                f"{one.name} compares equal to anything, or can't be compared, so that it can't be "
+                "told from other plugins",
+                plugin=one.origin,
+                fix=one.fix(fix),
+            )
+            continue
+        for other in told_apart:
+            if one.target is not other.target and _equals(one, other.target):
                 yield PluginError(
                     f"the plugins {other.name} and {one.name} compare equal, so that they can't "
                     "be told apart",
                     plugins=f"{other.origin}, {one.origin}",
-                    fix="take __eq__ out of the class, or use @dataclass(eq=False)",
+                    fix=fix,
                 )
+        told_apart.append(one)
 
 
 def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iterator[PluginError]:
@@ -63,16 +75,37 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
 
     A name that is like none is that of a plugin that isn't installed, which is no mistake.
     """
-    folded = [fold(name) for name in known]
+    for one, name in edges_to_nobody(found, known):
+        if hint := closest(name, known):
+            yield PluginError(
+                f"no plugin is named {name!r}{hint}",
+                plugin=one.origin,
+                at=one.where,
+                fix=one.plugin.fix("mend the name in before= or after="),
+            )
+
+
+def edges_to_nobody(
+    found: Iterable[Implementation], known: Sequence[str]
+) -> Iterator[tuple[Implementation, str]]:
+    """Gives edges to a name that nothing has, each with its implementation."""
+    folded = {fold(name) for name in (*known, "task", "core")}
     for one in found:
         for name in (*one.before, *one.after):
-            if fold(name) not in folded and (hint := closest(fold(name), folded)):
-                yield PluginError(
-                    f"no plugin is named {name!r}{hint}",
-                    plugin=one.origin,
-                    at=one.where,
-                    fix="mend the name in before= or after=",
-                )
+            if fold(name) not in folded:
+                yield one, name
+
+
+class _Nothing:
+    """Equal to no plugin."""
+
+
+def _equals(one: Plugin, other: object) -> bool:
+    """Compares as pluggy does; what can't be compared can't be told apart."""
+    try:
+        return bool(one.target == other)
+    except Exception:  # noqa: BLE001 - whatever its author does there
+        return True
 
 
 def _implementation(
@@ -111,92 +144,131 @@ def _misfits(
     plugin: Plugin, method: str, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Iterator[PluginError]:
     """Finds what makes an implementation unfit for its hook."""
-    who = {"plugin": f"{plugin.origin}, {_method(plugin, method)}"}
-    yield from _signature_misfits(impl, hook, who)
-    yield from _generator_misfits(impl, hook, who)
+    misfits = (
+        *_signature_misfits(impl, hook),
+        *_generator_misfits(impl, hook),
+        *_role_misfits(plugin, impl, hook, options),
+        *_option_misfits(plugin, impl, hook, options),
+    )
+    for what, mend in misfits:
+        who = f"{plugin.origin}, {method_of(plugin, method)}"
+        yield PluginError(what, plugin=who, fix=plugin.fix(mend))
+
+
+# What is wrong, and how to mend it.
+Misfits = Iterator[tuple[str, str]]
+
+
+def _role_misfits(
+    plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
+) -> Misfits:
     if plugin.role == "callback" and hook.for_algorithms:
-        yield PluginError(
+        mend = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
+        if plugin.found is not None and plugin.found.path is not None:
+            mend = 'write role = "algorithm" in the class, or at the top of a module'
+        yield (
             f"a callback can't take part in the {hook.kind} {hook.name}; it may only watch",
-            **who,
-            fix="register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)",
-        )
-    if impl.wrapper and hook.name in TELL_ALL:
-        yield PluginError(
-            f"{hook.name} can't be wrapped: everybody is told, whatever the others do",
-            **who,
-            fix="implement it without wrapper=True",
-        )
-    if options.every is not None and hook.kind != "event":
-        yield PluginError(
-            f"every={str(options.every)!r} is for events, but {hook.name} is {a(hook.kind)}",
-            **who,
-            fix="compare the clock in the implementation: state.clock.crossed(Time(...))",
-        )
-    if options.conditional and hook.kind != "action":
-        yield PluginError(
-            f"conditional=True has no effect on {hook.name}, which asks everybody",
-            **who,
-            fix="leave it out; None is an answer here",
+            mend,
         )
     if options.rank_zero and (plugin.role != "callback" or hook.kind != "event"):
-        yield PluginError(
+        yield (
             f"rank_zero=True is for events of callbacks, but this is {a(hook.kind)} of "
             f"{a(plugin.role)}: ranks that do different things drift apart",
-            **who,
-            fix="leave it out",
+            "leave it out",
         )
 
 
-def _signature_misfits(
-    impl: pluggy.HookImpl, hook: Hook, who: dict[str, str]
-) -> Iterator[PluginError]:
+def _option_misfits(
+    plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
+) -> Misfits:
+    if impl.wrapper and hook.name in TELL_ALL:
+        yield (
+            f"{hook.name} can't be wrapped: everybody is told, whatever the others do",
+            "implement it without wrapper=True",
+        )
+    if impl.tryfirst and impl.trylast:
+        yield (
+            f"{hook.name} is to run first and last: tryfirst=True and trylast=True",
+            "leave one of them out",
+        )
+    for option in ("before", "after"):
+        for name in getattr(options, option):
+            if fold(name) == fold(plugin.name):
+                yield f"{option}={name!r} names the plugin itself", "leave it out"
+    if options.every is not None and hook.kind != "event":
+        yield (
+            f"every={str(options.every)!r} is for events, but {hook.name} is {a(hook.kind)}",
+            "compare the clock in the implementation: state.clock.crossed(Time(...))",
+        )
+    if options.conditional and hook.kind != "action":
+        yield (
+            f"conditional=True has no effect on {hook.name}, which asks everybody",
+            "leave it out; None is an answer here",
+        )
+
+
+def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginError]:
+    """Finds phases on events that run in the reverse of the opening one's order."""
+    opened = {one.hook.name for one in found if not one.wrapper}
+    for one in found:
+        is_reversed = one.plugin.role in ("task", "algorithm") and one.hook.closes in opened
+        if is_reversed and one.phase != 1 and not one.wrapper:
+            phase = "tryfirst" if one.phase == 0 else "trylast"
+            yield PluginError(
+                f"{phase}=True has no effect on {one.hook.name}, which runs in the reverse order "
+                f"of {one.hook.closes}",
+                plugin=one.origin,
+                at=one.where,
+                fix=one.plugin.fix(
+                    f"write it on {one.hook.closes}, or before= or after= on {one.hook.name}"
+                ),
+            )
+
+
+def _signature_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
     takes = f"take what the hook passes: {', '.join(hook.argnames)}"
+    if inspect.ismethod(impl.function):
+        first = next(iter(inspect.signature(impl.function.__func__).parameters), "")
+        if first in hook.argnames:
+            yield (
+                f"this method's first parameter is {first!r}, which would be the plugin itself: "
+                "`self` is missing",
+                f"write `def {impl.function.__name__}(self, {first})`",
+            )
     filled = _argnames(impl, hook)
     for name, parameter in inspect.signature(impl.function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            yield PluginError(
-                f"{hook.name} passes nothing to {parameter}: arguments are matched by name",
-                **who,
-                fix=takes,
-            )
+            yield f"{hook.name} passes nothing to {parameter}: arguments are matched by name", takes
         elif parameter.kind == parameter.KEYWORD_ONLY:
-            yield PluginError(
-                f"{hook.name} passes no keyword-only argument {name!r}", **who, fix=takes
-            )
+            yield f"{hook.name} passes no keyword-only argument {name!r}", takes
         elif name in filled and name not in hook.argnames:
             hint = closest(name, hook.argnames)
-            yield PluginError(f"{hook.name} has no argument {name!r}{hint}", **who, fix=takes)
+            yield f"{hook.name} has no argument {name!r}{hint}", takes
 
 
-def _generator_misfits(
-    impl: pluggy.HookImpl, hook: Hook, who: dict[str, str]
-) -> Iterator[PluginError]:
+def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
     function = inspect.unwrap(impl.function)
     is_generator = inspect.isgeneratorfunction(function)
     is_silent = impl.wrapper and is_generator and not _returns_something(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        yield PluginError(
+        yield (
             f"{hook.name} can't be implemented by an `async def`: nobody would await it",
-            **who,
-            fix="write `def`",
+            "write `def`",
         )
     elif is_generator and not impl.wrapper:
-        yield PluginError(
+        yield (
             f"this implementation of {hook.name} yields, so that its body would never run",
-            **who,
-            fix="mark it with @hookimpl(wrapper=True), or take the yield out",
+            "mark it with @hookimpl(wrapper=True), or take the yield out",
         )
     elif impl.wrapper and not is_generator:
-        yield PluginError(
+        yield (
             f"this wrapper of {hook.name} doesn't yield, so that nothing would run inside it",
-            **who,
-            fix="yield once and return the result, or take wrapper=True out",
+            "yield once and return the result, or take wrapper=True out",
         )
     elif is_silent and hook.kind != "event" and not impl_options(function).conditional:
-        yield PluginError(
+        yield (
             f"this wrapper of the {hook.kind} {hook.name} never returns a result",
-            **who,
-            fix="write `result = yield` and `return result`",
+            "write `result = yield` and `return result`",
         )
 
 
@@ -213,50 +285,12 @@ def _returns_something(function: Callable[..., Any]) -> bool:
     return any(returns) or not returns
 
 
-def _unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds functions that have a hook's name and look like it, but lack the mark."""
-    target = plugin.target
-    own = target if isinstance(target, ModuleType) else type(target)
-    # An nn.Module's forward is its own affair.
-    is_module = any(base.__module__.startswith("torch.nn.") for base in type(target).__mro__)
-    for name, function in vars(own).items():
-        if name not in hooks or not inspect.isfunction(function) or plugin.role == "core":
-            continue
-        if function.__module__ != getattr(own, "__name__" if own is target else "__module__"):
-            continue
-        if hasattr(function, f"{PROJECT}_impl") or (is_module and name == "forward"):
-            continue
-        parameters = [one for one in inspect.signature(function).parameters if one != "self"]
-        if not parameters or parameters[0] == "state":
-            yield PluginError(
-                f"{name} is the name of a hook, but this function isn't marked, so that nobody "
-                "would call it",
-                plugin=f"{plugin.origin}, {_method(plugin, name)}",
-                fix="put @hookimpl above it, or rename it",
-            )
-
-
-def _hidden(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds attributes of an instance that hide a hook method of its class."""
-    target = plugin.target
-    if isinstance(target, ModuleType):
-        return
-    for name in getattr(target, "__dict__", {}):
-        method = getattr(type(target), name, None)
-        if name in hooks and hasattr(method, f"{PROJECT}_impl"):
-            yield PluginError(
-                f"the attribute {name} hides the hook method of the same name",
-                plugin=f"{plugin.origin}, {_method(plugin, name)}",
-                fix="give the attribute another name",
-            )
-
-
 def _unknown_hook(
     plugin: Plugin, method: str, hook_name: str, hooks: Mapping[str, Hook]
 ) -> PluginError:
     return PluginError(
         f"no hook is named {hook_name!r}{closest(hook_name, hooks)}",
-        plugin=f"{plugin.origin}, {_method(plugin, method)}",
+        plugin=f"{plugin.origin}, {method_of(plugin, method)}",
         fix=plugin.fix("rename the method, list the hooks with `eventloop plugins hooks`"),
     )
 
@@ -266,9 +300,3 @@ def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
     names = (*impl.argnames, *impl.kwargnames)
     passed = [idx for idx, name in enumerate(names) if name in hook.argnames]
     return names[: max([len(impl.argnames), *(idx + 1 for idx in passed)])]
-
-
-def _method(plugin: Plugin, method: str) -> str:
-    target = plugin.target
-    kind = getattr(target, "__name__", None) or type(target).__name__
-    return f"method {kind}.{method}"

@@ -8,9 +8,10 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.cli.plugins.request import JSON, surveyed
 from eventloop.plugin.measure import Measured, measure_imports
-from eventloop.plugin.survey import Row, Survey, survey
+from eventloop.plugin.rows import Row
+from eventloop.plugin.survey import Survey
 
 COMMAND = Command(
     "plugins check",
@@ -28,14 +29,20 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    found = survey(configuration_of(arguments))
+    _, found = surveyed(arguments)
     rows = list(_rows(found))
+    assembly = found.assembly
+    remarks = [
+        one for ordered in assembly.implementations.values() for one in assembly.remarks(ordered)
+    ]
     if "json" in arguments.given:
-        write_json({"plugins": rows, "problems": [str(problem) for problem in found.problems]})
+        problems = [str(problem) for problem in found.problems]
+        write_json({"plugins": rows, "problems": problems, "remarks": remarks})
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
         for idx, problem in enumerate(found.problems, 1):
             write_text(f"\n{idx}. {problem}")
+        write_lines(["", *(f"remark: {remark}" for remark in remarks)] if remarks else [])
         count = len(found.problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
     return 1 if found.problems else 0

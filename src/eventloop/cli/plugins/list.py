@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from eventloop.cli.arguments import Command, read_arguments
@@ -10,11 +10,12 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.request import JSON, configuration_of, refuse_flags
 from eventloop.configuration import Configuration
-from eventloop.errors import PluginError
-from eventloop.plugin.discover import discover
+from eventloop.errors import EventloopError, UsageError, raise_all
+from eventloop.options import flag
 from eventloop.plugin.glance import glance
-from eventloop.plugin.records import Selected
-from eventloop.plugin.select import decide, name_problems, rule_problems
+from eventloop.plugin.records import Found, Selected, fold
+from eventloop.plugin.rows import choose
+from eventloop.plugin.select import name_problems
 
 COMMAND = Command(
     "plugins list",
@@ -32,35 +33,59 @@ def run(argv: Sequence[str]) -> int:
         write_text(command_help(COMMAND))
         return 0
     refuse_flags(arguments, COMMAND)
-    rows = list(_rows(configuration_of(arguments)))
+    configuration = configuration_of(arguments)
+    selected, problems = choose(configuration)
+    wrong_usage = [one for one in problems if isinstance(one, UsageError)]
+    others = [one for one in problems if one not in wrong_usage]
+    rows = list(_rows(configuration, selected, others))
     if "json" in arguments.given:
         write_json(rows)
     elif rows:
         write_table(_COLUMNS, [_cells(row) for row in rows])
     else:
         write_lines(["no plugins are installed"])
+    raise_all(wrong_usage)
     return 0
 
 
-def _rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
-    choice, rules = configuration.choice, configuration.rules
-    selected = decide(discover(files=choice.files), choice, rules)
-    problems: dict[Any, PluginError] = dict(name_problems(selected))
+def _rows(
+    configuration: Configuration, selected: Sequence[Selected], found: Iterable[EventloopError]
+) -> Iterator[dict[str, Any]]:
+    problems: dict[Found, EventloopError] = {}
     unplaced = []
-    for problem in rule_problems(selected, choice, rules):
-        own = [one.found for one in selected if one.found.origin in str(problem)]
-        problems.update(dict.fromkeys(own, problem))
+    named = name_problems(selected)
+    for problem in found:
+        own = [
+            one.found
+            for one in selected
+            if one.found.origin in str(problem) or str(named.get(one.found)) == str(problem)
+        ]
+        for each in own:
+            problems.setdefault(each, problem)
         unplaced += [] if own else [problem]
     for one in selected:
-        yield _row(one, problems[one.found].what if one.found in problems else _seen(one))
+        if one.found in problems:
+            yield _row(one, problems[one.found].what)
+        else:
+            yield _row(*_seen(one, configuration))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
         name = problem.what.partition(" ")[0]
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
-def _seen(one: Selected) -> str:
-    return glance(one.found) if one.status == "active" else ""
+def _seen(one: Selected, configuration: Configuration) -> tuple[Selected, str]:
+    """Adds what a glance tells of a plugin: a problem, or that it sleeps."""
+    if one.status == "off":
+        return one, ""
+    seen = glance(one.found)
+    given = configuration.section(one.found.name)
+    lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
+    if seen.problem or not lacking:
+        return one, seen.problem
+    if configuration.insists_on(one.found):
+        return one, f"needs {' and '.join(lacking)}"
+    return Selected(one.found, "off", f"waiting for {' and '.join(lacking)}"), ""
 
 
 def _row(one: Selected, problem: str) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
-from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.cli.plugins.request import JSON, surveyed
 from eventloop.errors import PluginError
 from eventloop.plugin.lock import NAME, lock_path, lock_text, order_digest
-from eventloop.plugin.survey import survey
 
 COMMAND = Command(
     "plugins lock",
@@ -28,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    found = survey(configuration_of(arguments))
+    _, found = surveyed(arguments)
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")

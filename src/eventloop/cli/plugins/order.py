@@ -8,12 +8,12 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError, closest
 from eventloop.hooks import Hook
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
-from eventloop.plugin.survey import implemented, survey
+from eventloop.plugin.survey import implemented
 
 COMMAND = Command(
     "plugins order",
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    found = survey(configuration_of(arguments))
+    _, found = surveyed(arguments)
     assembly, name = found.assembly, arguments.task
     if name and name not in assembly.hooks:
         raise UsageError(
@@ -44,15 +44,18 @@ def run(argv: Sequence[str]) -> int:
     plans = [_plan(assembly, hook) for hook in hooks]
     if "json" in arguments.given:
         write_json(plans)
+        refuse_choice(found)
         return 0
     rows = [row for plan in plans for row in _cells(plan)]
     if rows:
         write_table(_COLUMNS, rows)
     else:
         write_lines([f"no plugin implements {name}" if name else "no plugin implements a hook"])
+    write_lines(f"remark: {remark}" for plan in plans for remark in plan["remarks"])
     left_out = [row.found.name for row in found.rows if row.problems]
     if left_out:
         write_lines([f"with problems: {', '.join(left_out)}; see `eventloop plugins check`"])
+    refuse_choice(found)
     return 0
 
 
@@ -67,7 +70,9 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
         _call(hook, ordered, [*wrappers, *plain], idx, is_asked=one.wrapper or one in asked)
         for idx, one in enumerate([*wrappers, *plain])
     ]
+    calls += [_loser(assembly, one, len(wrappers)) for one in assembly.losers.get(hook.name, ())]
     plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
+    plan["remarks"] = list(assembly.remarks(ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
         plan["owner"] = asked[-1].plugin.name if is_owned else _NOBODY
@@ -85,6 +90,18 @@ def _call(
         "depth": depth,
         "how": ", ".join(_how(hook, one, is_asked=is_asked)),
         "reason": _reason(hook, ordered, calls[idx - 1], one) if idx else "",
+    }
+
+
+def _loser(assembly: Assembly, one: Implementation, depth: int) -> dict[str, Any]:
+    """Gives the row of one that would own an action, had a person not chosen another."""
+    chosen = assembly.wishes.owners[one.hook.name]
+    return {
+        "plugin": one.plugin.name,
+        "role": one.plugin.role,
+        "depth": depth,
+        "how": "not asked",
+        "reason": f"owners gives {one.hook.name} to {chosen}",
     }
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.output import stdout_to_stderr
 from eventloop.configuration import Configuration
-from eventloop.errors import UsageError, closest
+from eventloop.errors import UsageError, closest, raise_all
+
+if TYPE_CHECKING:
+    from eventloop.plugin.survey import Survey
 
 JSON = CommandOption("json", "", "write JSON instead of a table")
 
@@ -17,6 +23,26 @@ def configuration_of(arguments: Arguments) -> Configuration:
         choice=arguments.choice,
         config_file=arguments.path("config"),
     )
+
+
+def surveyed(arguments: Arguments) -> tuple[Configuration, Survey]:
+    """Looks at all plugins, which may print meanwhile: on stdout stands what the command says."""
+    from eventloop.plugin.survey import survey  # kept out of subcommands that import no plugin
+
+    configuration = configuration_of(arguments)
+    with stdout_to_stderr():
+        return configuration, survey(configuration)
+
+
+def refuse_choice(found: Survey) -> None:
+    """Refuses a choice of plugins that aren't there, when everything else has been written.
+
+    Raises:
+        UsageError: there is something wrong with the choice, and with no plugin.
+    """
+    of_plugins = {id(problem) for row in found.rows for problem in row.problems}
+    others = [one for one in found.problems if id(one) not in of_plugins]
+    raise_all([one for one in others if isinstance(one, UsageError)])
 
 
 def refuse_flags(arguments: Arguments, command: Command) -> None:

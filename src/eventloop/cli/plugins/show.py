@@ -8,7 +8,7 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest
 from eventloop.options import Value, flag
@@ -16,7 +16,7 @@ from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.measure import measure_import
 from eventloop.plugin.records import fold
-from eventloop.plugin.survey import Row, survey
+from eventloop.plugin.rows import Row
 
 COMMAND = Command(
     "plugins show",
@@ -38,8 +38,7 @@ def run(argv: Sequence[str]) -> int:
             "`eventloop plugins show` needs the NAME of a plugin",
             fix="list what is installed with `eventloop plugins`",
         )
-    configuration = configuration_of(arguments)
-    found = survey(configuration)
+    configuration, found = surveyed(arguments)
     row = found.row(arguments.task)
     if row is None:
         names = sorted(one.found.name for one in found.rows)
@@ -52,6 +51,7 @@ def run(argv: Sequence[str]) -> int:
         write_json(content)
     else:
         _write(content)
+    refuse_choice(found)
     return 0
 
 
