@@ -140,3 +140,13 @@ def test_a_hook_that_raises_has_its_span(make_trainer, make_plugin):
         trainer.fit()
 
     assert ("bad", "batch_end") in {(span.plugin, span.hook) for span in trace.spans}
+
+
+def test_what_takes_next_to_no_time_is_one_row(traced):
+    """A long table hides whose time it is."""
+    *named, last, outside = traced.rows
+
+    assert "others, below 0.1 % each" in last[1]
+    assert float(last[-1].rstrip("%")) >= 0
+    assert all(float(row[-1].rstrip("%")) >= 0.1 for row in named)
+    assert outside[1] == "outside of hooks"

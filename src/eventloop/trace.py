@@ -103,11 +103,20 @@ class Trace:
         return sorted(self._shares.values(), key=lambda one: (-one.own_ns, one.plugin, one.hook))
 
     def rows(self) -> Iterator[Sequence[str]]:
-        """Gives the table's rows; the shares of all rows add up to the run so far."""
+        """Gives the table's rows; the shares of all rows add up to the run so far.
+
+        What is below a thousandth of the run is added up in one row.
+        """
         whole_ns = time.perf_counter_ns() - self._began_ns
         outside_ns = whole_ns - self._enclosed_ns[0]
         num_batches = max(self._batches[1] - self._batches[0], 1)
-        for one in [*self.shares(), Share("", "outside of hooks", 0, outside_ns)]:
+        shares = self.shares()
+        small = [one for one in shares if one.own_ns < whole_ns / 1000]
+        if len(small) > 1:
+            calls, own_ns = sum(one.calls for one in small), sum(one.own_ns for one in small)
+            others = Share("", f"{len(small)} others, below 0.1 % each", calls, own_ns)
+            shares = [*shares[: len(shares) - len(small)], others]
+        for one in [*shares, Share("", "outside of hooks", 0, outside_ns)]:
             yield (
                 one.plugin,
                 one.hook,

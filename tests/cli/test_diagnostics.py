@@ -22,7 +22,8 @@ def code(body: str) -> str:
 
 def test_a_trace_is_written_with_its_table(run, tiny, install):
     """Who takes the time stands on the screen; when, in the file."""
-    install("watch", code("pass"), group="eventloop.callbacks")
+    work = "sum(range(10**6))"  # more than a thousandth of the run
+    install("watch", code(work), group="eventloop.callbacks")
 
     ran = run("fit", "tiny.py", "--trace", "trace.json", "--no-plugins", "-p", "watch")
 
@@ -115,3 +116,49 @@ def test_wrong_usage_is_no_crash(run, tiny):
     assert ran.status == 2
     assert "nobody says how long to train" in ran.err
     assert "active plugins" not in ran.err
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_plugin_that_exits_has_failed(run, install, tiny, status):
+    """A run that ends in silence with status 0 looks as if it were done."""
+    hook = f"    @hookimpl\n    def batch_end(self): sys.exit({status})\n"
+    install("aa-test", f"import sys\nfrom eventloop import hookimpl\nclass Plugin:\n{hook}")
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "aa-test")
+
+    assert ran.status == 1
+    assert ran.err.startswith(f"SystemExit: {status}; raised by plugin aa-test")
+    assert "active plugins" in ran.err
+
+
+def test_the_table_ends_the_report_also_where_close_alone_failed(run, install, tiny):
+    """What is asked first about a crash is who was there."""
+    hook = "    @hookimpl\n    def close(self): 1 / 0\n"
+    install("aa-test", f"from eventloop import hookimpl\nclass Plugin:\n{hook}")
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "aa-test", "--max-duration", "1ba")
+
+    assert ran.status == 1
+    assert ran.err.rstrip().splitlines()[-1].split()[:2] == ["aa-test", "algorithm"]
+
+
+def test_a_warning_of_ours_has_no_line_of_ours(tiny, install, run_python, tmp_path):
+    """It is about a plugin, whose line stands in it."""
+    hook = "    @hookimpl\n    def batch_end(self): 1 / 0\n"
+    install(
+        "aa-test",
+        f"from eventloop import hookimpl\nclass Plugin:\n{hook}",
+        group="eventloop.callbacks",
+    )
+    argv = ["fit", "tiny.py", "--no-plugins", "-p", "aa-test", "--on-callback-error", "disable"]
+    site = str(tmp_path / "site")
+
+    done = run_python(
+        f"import sys; sys.path.insert(0, {site!r})\n"
+        f"from eventloop.cli import main; sys.exit(main({argv!r}))"
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("UserWarning: aa-test (eventloop-aa-test 1.0) is switched off")
+    assert "disable.py" not in done.stderr
+    assert "warnings.warn(" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 from eventloop.cli.output import write_json, write_lines, write_table
@@ -35,3 +36,18 @@ def test_json_is_always_parseable(capsys):
 
     parsed = json.loads(capsys.readouterr().out, parse_constant=lambda name: 1 / 0)
     assert parsed == {"loss": None, "all": [None, 1.0]}
+
+
+def test_on_a_narrow_terminal_nothing_is_cut_and_empty_columns_take_no_room(monkeypatch):
+    """Half a reason is none."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    reason = "off because somebody said so in pyproject.toml"
+
+    write_table(["name", "marks", "reason"], [["aa-test", "", reason]])
+
+    words = terminal.getvalue().split()
+    assert "marks" not in words
+    assert "".join(words).endswith(reason.replace(" ", ""))

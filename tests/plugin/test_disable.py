@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -116,6 +118,26 @@ def test_somebody_elses_exception_is_not_the_callbacks(make_trainer, make_plugin
 
     with pytest.raises(ZeroDivisionError):
         make_trainer(algorithms=[bad], callbacks=[failing], on_callback_error="disable").fit()
+
+
+def test_a_callback_that_exits_is_switched_off_like_one_that_raises(weights, make_plugin):
+    """`sys.exit(0)` in a library that it calls mustn't end the run as if it were done."""
+    bad = make_plugin("bad", batch_start=lambda: sys.exit(0))
+
+    with pytest.warns(UserWarning, match="it raised SystemExit in batch_start"):
+        weights(bad)
+
+
+def test_one_that_fails_again_at_close_is_not_switched_off_again(weights, make_plugin):
+    """It is off for good; but what is lost at the end is worth a word."""
+    bad = make_plugin("bad", batch_start=lambda: 1 / 0, close=lambda: 1 / 0)
+
+    with pytest.warns(UserWarning, match="ZeroDivisionError") as caught:
+        weights(bad)
+
+    first, second = (str(one.message) for one in caught)
+    assert "is switched off for the rest of this run" in first
+    assert "is off, and raised again: ZeroDivisionError in close" in second
 
 
 def test_an_interrupt_is_no_failure(make_trainer, make_plugin):

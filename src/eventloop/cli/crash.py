@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from eventloop.errors import TaskError, UsageError
 from eventloop.plugin.records import Plugin
-from eventloop.trainer import Trainer
 
 
 @contextmanager
-def crash_report(trainer: Trainer) -> Iterator[None]:
+def crash_report() -> Iterator[list[Plugin]]:
     """Notes the active plugins on an exception that passes; the note is printed below it.
 
-    What the message of a `UsageError` or `TaskError` says is enough to mend it.
+    It encloses the trainer, so that what fails while that is closed has the note, too. What the
+    message of a `UsageError` or `TaskError` says is enough to mend it.
+
+    Yields:
+        A list to put the active plugins into, once they are known.
     """
+    active: list[Plugin] = []
     try:
-        yield
+        yield active
     except (UsageError, TaskError):
         raise
-    except Exception as error:
-        error.add_note("\n".join(["active plugins", *_table(trainer.plugins)]))
+    except (Exception, SystemExit) as error:
+        if active:
+            error.add_note("\n".join(["active plugins", *_table(active)]))
         raise
 
 
-def _table(plugins: tuple[Plugin, ...]) -> Iterator[str]:
+def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
     """Gives a line a plugin: name, role, what it came from, options."""
     rows = [
         (

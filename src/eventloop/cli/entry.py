@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import eventloop
 from eventloop.cli.failure import in_ranks, report
+from eventloop.cli.output import short_warnings
 from eventloop.errors import UsageError, closest
 
 SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
@@ -35,13 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         nobody reads the output.
     """
     try:
-        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        with short_warnings():
+            status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             sys.stderr.write("interrupted\n")
         return _end(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - the last to see it; reported in full
+    # A plugin or task that calls sys.exit has failed, whatever status it gives.
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return _end(BROKEN_PIPE)
         report(error)

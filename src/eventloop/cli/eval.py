@@ -39,9 +39,10 @@ def run(argv: Sequence[str]) -> int:
     weights = input_path(arguments, "weights")
     job = prepare(arguments, COMMAND)
     with (
+        crash_report() as active,
         Trainer(job.build_task(), configuration=job.configuration) as trainer,
-        crash_report(trainer),
     ):
+        active += trainer.plugins
         require_eval_data(trainer, arguments.task)
         if weights is not None:
             trainer.load_weights(weights)

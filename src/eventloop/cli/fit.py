@@ -73,6 +73,7 @@ def _train(
     _require_duration(configuration, task)
     with (
         diagnostics,
+        crash_report() as active,
         Trainer(
             task,
             algorithms=modes.algorithms,
@@ -80,8 +81,8 @@ def _train(
             configuration=configuration,
             observers=[*modes.observers, *diagnostics.observers],
         ) as trainer,
-        crash_report(trainer),
     ):
+        active += trainer.plugins
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines(modes.lines())
         unlocked = {"unlocked": "unlocked" in arguments.given}

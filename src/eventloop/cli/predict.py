@@ -47,9 +47,10 @@ def run(argv: Sequence[str]) -> int:
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)
     with (
+        crash_report() as active,
         Trainer(job.build_task(), configuration=job.configuration) as trainer,
-        crash_report(trainer),
     ):
+        active += trainer.plugins
         require_eval_data(trainer, arguments.task)
         loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
         if weights is not None:

@@ -23,7 +23,10 @@ def observers_of(settings: Settings) -> tuple[Observer, ...]:
 
 
 class DisableFailing:
-    """Leaves a callback out of all hooks but `close` from its first exception on."""
+    """Leaves a callback out of all hooks but `close` from its first exception on.
+
+    `sys.exit` counts as one; KeyboardInterrupt, which is a person's, ends the run.
+    """
 
     def __init__(self) -> None:
         self._off: set[str] = set()
@@ -42,7 +45,7 @@ class DisableFailing:
                 return None
             try:
                 return call(state, *rest)
-            except Exception as error:  # noqa: BLE001  the warning tells of it
+            except (Exception, SystemExit) as error:  # noqa: BLE001  the warning tells of it
                 self._switch_off(one, state, error)
                 return None
 
@@ -57,7 +60,7 @@ class DisableFailing:
             generator = call(state, *rest)
             try:
                 next(generator)
-            except Exception as error:  # noqa: BLE001
+            except (Exception, SystemExit) as error:  # noqa: BLE001
                 self._switch_off(one, state, error)
                 return (yield)
             try:
@@ -88,7 +91,7 @@ class DisableFailing:
             if passing is None:
                 return True, stop.value
             self._switch_off(one, state, PluginError("a callback swallowed an exception"))
-        except Exception as error:  # noqa: BLE001
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             if error is not passing:
                 self._switch_off(one, state, error)
         except BaseException as error:
@@ -99,12 +102,14 @@ class DisableFailing:
         return False, None
 
     def _switch_off(self, one: Implementation, state: Any, error: BaseException) -> None:
+        switched_off = "is switched off for the rest of this run, for it raised"
+        if one.plugin.name in self._off:
+            switched_off = "is off, and raised again:"
         self._off.add(one.plugin.name)
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else one.where
         warnings.warn(
-            f"{one.plugin.origin} is switched off for the rest of this run, for it raised "
-            f"{type(error).__name__} in {one.hook.name}, epoch {state.clock.epoch}, "
+            f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, epoch {state.clock.epoch}, "
             f"batch {state.clock.batch}, rank {state.rank}: {error}\n"
             f"  at   {where}\n"
             f"  fix  mend it, or {one.plugin.way_out}",

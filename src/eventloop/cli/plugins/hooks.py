@@ -66,7 +66,7 @@ def _content(hook: Hook) -> dict[str, str | None]:
 
 
 def _contract(hook: Hook) -> str:
-    facts = [f"{hook.kind}, per {hook.per}"]
+    facts = [f"{hook.kind}, {'at any time' if hook.per == 'any' else f'per {hook.per}'}"]
     if hook.closes:
         facts.append(f"closes {hook.closes}: algorithms run it in the reverse order")
     return f"{_signature(hook)}\n    {', '.join(facts)}\n\n{hook.doc}"
