@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -61,6 +64,44 @@ def test_a_gradient_that_a_callback_takes_away_is_named(checked, make_plugin):
         f"replaced or took away state's gradient {name}; a callback may only watch"
         for name in ("weight", "bias")
     }
+
+
+def change_lr(state):
+    state.optimizers["sgd"].param_groups[0]["lr"] *= 0.5
+
+
+def replace_data(state):
+    parameter = next(state.model.parameters())
+    parameter.data = parameter.data.clone()
+
+
+CHANGES = {
+    "an option of an optimizer": (change_lr, "changed state's optimizer 'sgd' group 0 lr"),
+    "data": (replace_data, "replaced the data of state's model weight"),
+    "the mode": (lambda state: state.model.eval(), "changed state's model training"),
+    "Python's generator": (lambda state: random.random(), "Python's random numbers"),
+    "NumPy's generator": (lambda state: numpy.random.rand(), "NumPy's random numbers"),
+    "torch's generator": (lambda state: torch.rand(1), "torch's random numbers"),
+    "momentum": (
+        lambda state: next(iter(state.optimizers["sgd"].state.values()))["momentum_buffer"].zero_(),
+        "wrote in place into state's optimizer 'sgd' state 0 ['momentum_buffer']",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "what"), CHANGES.values(), ids=CHANGES)
+def test_whatever_a_callback_changes_is_named(change, what, checked, make_plugin, make_task):
+    """None of it is assigned to the State, and each makes another run."""
+    meddler = make_plugin("meddler", batch_end=lambda state: (change(state), None)[1])
+
+    def optimizer(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    findings = checked(meddler, task=make_task(optimizer=optimizer)).findings
+
+    assert [finding.who for finding in findings] == ["meddler (Trainer(callbacks=...)), batch_end"]
+    assert what in findings[0].what
+    assert checked(task=make_task(optimizer=optimizer)).findings == []
 
 
 def test_either_half_of_a_wrapper_is_seen_and_what_it_encloses_is_not(checked):
@@ -126,6 +167,8 @@ def test_writers_are_listed_by_attribute_and_hook(checked):
         ("item", lambda tensor: bool(tensor > 0)),
         ("tolist", lambda tensor: tensor.tolist()),
         ("numpy", lambda tensor: tensor.numpy()),
+        ("print", lambda tensor: repr(tensor)),
+        ("print", lambda tensor: f"{tensor[None]}"),
     ],
 )
 @pytest.mark.parametrize("role", ["callbacks", "algorithms"])

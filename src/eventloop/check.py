@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from eventloop.plugin.observe import caller, instead, watched
 from eventloop.plugin.order import Implementation
 from eventloop.reads import HostReads
+from eventloop.snapshot import Snapshot
 from eventloop.state import State
 
 # The core's own, in which the task's model and loss run.
@@ -52,8 +52,10 @@ class Finding:
 class Check:
     """Watches a run for what plugins do to the State and to the device.
 
-    In-place writes show in a tensor's version; one through `.data` or NumPy leaves none. Answers to
-    questions are compared across ranks, each of which then waits for the others.
+    In-place writes show in a tensor's version; one into `.data` or through NumPy leaves none.
+    Around callbacks, what optimizers hold, training modes and the random generators that all share
+    are compared, too. Answers to questions are compared across ranks, each of which then waits for
+    the others.
     """
 
     columns = ("attribute", "hook", "plugin", "times")
@@ -108,8 +110,8 @@ class Check:
     @contextmanager
     def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
         """Compares before and after a stretch of an implementation's own code."""
-        before = [] if one.plugin.role == "core" else list(_tensors(state))
-        versions = [_version(tensor) for _, tensor in before]
+        role = one.plugin.role
+        before = Snapshot(state, everything=role == "callback") if role != "core" else None
         in_step = state.batch is not None and state.eval_name is None
         self._under_way.append((one, state))
         try:
@@ -117,19 +119,14 @@ class Check:
                 yield
         finally:
             self._under_way.pop()
-            for (name, tensor), version in zip(before, versions, strict=True):
-                if _version(tensor) != version:
-                    self._found_write(one, state, name, "wrote in place into")
-            if one.plugin.role == "callback":
-                after = dict(_tensors(state))
-                for name, tensor in before:
-                    if after.get(name) is not tensor:
-                        self._found_write(one, state, name, "replaced or took away")
+            for verb, name in before.changes(state) if before is not None else ():
+                self._found_write(one, state, name, verb)
 
     def _found_write(self, one: Implementation, state: Any, name: str, verb: str) -> None:
         attribute = name.partition(" ")[0]
         if one.plugin.role == "callback":
-            what = f"{verb} state's {name}; a callback may only watch"
+            whose = "" if "'s random numbers" in name else "state's "
+            what = f"{verb} {whose}{name}; a callback may only watch"
             self._found("write", one, state, what, one.where)
         else:
             self._writes[f"{attribute} (in place)", one.hook.name, one.plugin.name] += 1
@@ -180,38 +177,6 @@ class RecordedState:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._state, name, value)
         self._writes[(name, *self._who)] += 1
-
-
-def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Gives the tensors that a callback could write into, with names for messages."""
-    for name in ("batch", "microbatch", "outputs", "loss"):
-        yield from _nested(name, getattr(state, name))
-    for name, parameter in state.model.named_parameters():
-        yield f"model {name}", parameter
-        if parameter.grad is not None:
-            yield f"gradient {name}", parameter.grad
-    for name, buffer in state.model.named_buffers():
-        yield f"model {name}", buffer
-
-
-def _nested(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _nested(f"{name} [{key!r}]", one)
-    elif isinstance(value, (tuple, list)):
-        for idx, one in enumerate(value):
-            yield from _nested(f"{name} [{idx}]", one)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _nested(f"{name} .{field.name}", getattr(value, field.name))
-
-
-def _version(tensor: Tensor) -> int:
-    """Gives the number that every write in place counts up; inference tensors have none."""
-    # Private, but the only trace that a write leaves (torch 2.13).
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _outside() -> str:

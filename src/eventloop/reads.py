@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _READ = "aten::_local_scalar_dense"
 # They read without an operation that could be seen.
-_METHODS = ("tolist", "numpy")
+_METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
 
 
 class HostReads:
@@ -25,21 +25,22 @@ class HostReads:
 
     Args:
         found: called at each read with the tensor and with how it is read: "item", "tolist",
-            "numpy".
+            "numpy", "print".
     """
 
     def __init__(self, found: Callable[[Tensor, str], None]) -> None:
         self._found = found
         self._mode = _Operations(found)
         self._depth = 0
+        self._is_reading = False
         self._kept: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self._depth += 1
         if self._depth == 1:
-            for name in _METHODS:
+            for name, how in _METHODS.items():
                 self._kept[name] = vars(Tensor).get(name)
-                setattr(Tensor, name, self._told(name, getattr(Tensor, name)))
+                setattr(Tensor, name, self._told(how, getattr(Tensor, name)))
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -58,10 +59,16 @@ class HostReads:
                 else:
                     setattr(Tensor, name, method)
 
-    def _told(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _told(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._found(tensor, name)
-            return method(tensor, *args, **kwargs)
+            if self._is_reading:  # to print reads entries one by one
+                return method(tensor, *args, **kwargs)
+            self._is_reading = True
+            try:
+                self._found(tensor, how)
+                return method(tensor, *args, **kwargs)
+            finally:
+                self._is_reading = False
 
         return read
 
