@@ -55,6 +55,15 @@ def test_a_new_plugin_has_no_lint(run, clean, role):
         python("-m", "ruff", *command, "eventloop-demo-test", path=[], cwd=clean)
 
 
+@pytest.mark.parametrize("role", ["algorithm", "callback"])
+def test_a_new_plugin_type_checks(run, clean, role):
+    """Under mypy strict, its tests too, from its own folder."""
+    run("plugins", "new", "demo-test", "--role", role)
+    folder = clean / "eventloop-demo-test"
+
+    python("-m", "mypy", "--strict", "src", "tests", path=[SOURCE], cwd=folder)
+
+
 def test_the_readme_has_the_headings_of_every_plugin(run, clean):
     """Folder, distribution and name agree, and so do the READMEs."""
     run("plugins", "new", "demo-test")
@@ -86,6 +95,13 @@ def test_the_name_is_brought_into_form(run, clean, name):
         (["a b"], "can't be named"),
         (["../x"], "can't be named"),
         (["1x"], "can't be named"),
+        (["seed"], "a setting has this name"),
+        (["json"], "has this name"),
+        (["no-plugins"], "an option of the command has this name"),
+        (["class"], "Python has this name"),
+        (["torch"], "`eventloop plugins new my-torch`"),
+        (["eventloop"], "torch or eventloop has this name"),
+        (["state"], "torch or eventloop has this name"),
         (["demo", "--role", "algoritm"], "the closest is 'algorithm'"),
     ],
 )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import keyword
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import eventloop
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
@@ -13,6 +17,7 @@ from eventloop.cli.plugins.templates import FILES, GROUPS
 from eventloop.errors import UsageError, closest
 from eventloop.plugin.records import fold
 from eventloop.plugin.select import is_usable_name
+from eventloop.settings import SETTING_NAMES
 
 COMMAND = Command(
     "plugins new",
@@ -57,14 +62,43 @@ def _name(given: str) -> str:
             f"a plugin can't be named {given!r}" if given else "a plugin needs a NAME",
             fix="use letters, digits and single dashes, as in `eventloop plugins new demo`",
         )
+    if taken := _taken(name):
+        raise UsageError(
+            f"a plugin can't be named {given!r}: {taken}",
+            fix=f"choose another NAME, as in `eventloop plugins new my-{name}`",
+        )
     return name
+
+
+def _taken(name: str) -> str:
+    """Says what else has a name; "" where nothing has it."""
+    key = fold(name)
+    if key in SETTING_NAMES:
+        return "a setting has this name"
+    if any(key in command.all_options() for command in _commands()):
+        return "an option of the command has this name"
+    if key in sys.stdlib_module_names or keyword.iskeyword(key):
+        return "Python has this name"
+    if key in ("torch", "eventloop") or _class_name(name) in eventloop.__all__:
+        return "torch or eventloop has this name"
+    return ""
+
+
+def _commands() -> Iterator[Command]:
+    """Gives the commands that take options of plugins; importing them takes torch."""
+    for name in ("fit", "eval", "predict"):
+        yield importlib.import_module(f"eventloop.cli.{name}").COMMAND
+
+
+def _class_name(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("-"))
 
 
 def _write(folder: Path, name: str, role: str) -> list[Path]:
     words = {
         "@NAME@": name,
         "@PACKAGE@": f"eventloop_{fold(name)}",
-        "@CLASS@": "".join(word.capitalize() for word in name.split("-")),
+        "@CLASS@": _class_name(name),
         "@GROUP@": GROUPS[role],
         "@ROLE@": role,
     }

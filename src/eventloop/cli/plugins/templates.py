@@ -37,6 +37,10 @@ src = ["src"]
 [tool.ruff.lint]
 select = ["E", "F", "W", "I", "UP", "B"]
 
+[tool.mypy]
+strict = true
+mypy_path = "src"
+
 [tool.pytest.ini_options]
 testpaths = ["tests"]
 """
@@ -176,45 +180,41 @@ class @CLASS@:
             state.log("@NAME@/batches", self.num_batches)
 '''
 
-_TASK = """\
+_TEST_ALGORITHM = '''\
+"""The plugin in a training."""
+
+from pathlib import Path
+
 import pytest
 import torch
-from eventloop import Task, Trainer
+from eventloop.testing import check_plugin, isolated_trainer
 
 from @PACKAGE@ import @CLASS@
 
 
-def tiny_task() -> Task:
-    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    batches = [(inputs[:4], inputs[:4].argmax(1)), (inputs[4:], inputs[4:].argmax(1))]
-    return Task(
-        model=lambda: torch.nn.Linear(3, 3),
-        loss=torch.nn.functional.cross_entropy,
-        train_dataloader=batches,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    )
-"""
-
-_TEST_ALGORITHM = f'''\
-"""The plugin in a training."""
-
-{_TASK}
-
-def weights_after(*algorithms: @CLASS@) -> torch.Tensor:
-    settings = {{"max_duration": "2ba", "device": "cpu", "autoload": False}}
-    with Trainer(tiny_task(), algorithms=algorithms, **settings) as trainer:
+def weights_after(folder: Path, *algorithms: @CLASS@) -> torch.Tensor:
+    with isolated_trainer(folder, algorithms=algorithms) as trainer:
         trainer.fit()
         return torch.cat([param.detach().flatten() for param in trainer.state.model.parameters()])
 
 
-def test_a_factor_of_one_changes_nothing() -> None:
+def test_it_is_what_every_plugin_must_be() -> None:
+    """Documented options, the same run twice, no wait for the device, and so on."""
+    check_plugin(@CLASS@, role="algorithm")
+
+
+def test_a_factor_of_one_changes_nothing(tmp_path: Path) -> None:
     """The default must be safe to install."""
-    torch.testing.assert_close(weights_after(@CLASS@()), weights_after(), rtol=0, atol=0)
+    without, with_it = weights_after(tmp_path / "a"), weights_after(tmp_path / "b", @CLASS@())
+
+    torch.testing.assert_close(with_it, without, rtol=0, atol=0)
 
 
-def test_a_factor_changes_the_training() -> None:
+def test_a_factor_changes_the_training(tmp_path: Path) -> None:
     """What has no effect needn't be installed."""
-    assert not torch.equal(weights_after(@CLASS@(factor=0.5)), weights_after())
+    without = weights_after(tmp_path / "a")
+
+    assert not torch.equal(weights_after(tmp_path / "b", @CLASS@(factor=0.5)), without)
 
 
 def test_a_factor_that_is_not_finite_is_refused() -> None:
@@ -223,20 +223,30 @@ def test_a_factor_that_is_not_finite_is_refused() -> None:
         @CLASS@(factor=float("nan"))
 '''
 
-_TEST_CALLBACK = f'''\
+_TEST_CALLBACK = '''\
 """The plugin in a training."""
 
-{_TASK}
+from pathlib import Path
 
-def test_every_batch_is_counted() -> None:
-    """Two epochs of two batches are four."""
+import pytest
+from eventloop.testing import check_plugin, isolated_trainer
+
+from @PACKAGE@ import @CLASS@
+
+
+def test_it_is_what_every_plugin_must_be() -> None:
+    """Documented options, read-only, no wait for the device, and so on."""
+    check_plugin(@CLASS@, role="callback")
+
+
+def test_every_batch_is_counted(tmp_path: Path) -> None:
+    """Two epochs of three batches are six."""
     plugin = @CLASS@(every=2)
 
-    settings = {{"max_duration": "2ep", "device": "cpu", "autoload": False}}
-    with Trainer(tiny_task(), callbacks=[plugin], **settings) as trainer:
+    with isolated_trainer(tmp_path, callbacks=[plugin], max_duration="2ep") as trainer:
         trainer.fit()
 
-    assert plugin.num_batches == 4
+    assert plugin.num_batches == 6
 
 
 def test_an_interval_of_nothing_is_refused() -> None:
