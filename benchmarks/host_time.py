@@ -5,7 +5,7 @@ interleaved in one run, a thousand steps of each in turn, and compared pair by p
 noisy machine disturbs both alike; the noise floor is the same measurement of the plain loop against
 itself. Calls are counted beside it, which no noise touches.
 
-    python benchmarks/host_time.py [--pairs 40] [--steps 1000] [--json]
+    python benchmarks/host_time.py [--pairs 40] [--steps 1000] [--plugins 200] [--json]
 """
 
 from __future__ import annotations
@@ -181,19 +181,21 @@ def _time(run: Run, num_steps: int) -> float:
     return (time.perf_counter() - began) / num_steps * 1e6
 
 
-def measure(num_pairs: int, num_steps: int) -> Iterator[Row]:
-    """Measures every variant."""
+def measure(num_pairs: int, num_steps: int, num_more: int) -> Iterator[Row]:
+    """Measures every variant; with `num_more` plugins, too, unless that is 0."""
     batches = make_batches(2 * num_steps)
     plain_us, noise_us = compare(plain_run(batches, None), plain_run(batches, None),
                                  num_pairs, num_steps)  # fmt: skip
     yield Row("noise floor: plain against plain", plain_us, noise_us, 0)
     without: float | None = None
-    variants = (
+    variants = [
         ("no plugin", 0, False),
         ("one plugin with every event", 1, False),
         ("ten plugins with every event", 10, False),
         ("no plugin, an accuracy each step", 0, True),
-    )
+    ]
+    if num_more:
+        variants.append((f"{num_more} plugins with every event", num_more, False))
     for name, num_plugins, with_metric in variants:
         metrics = [MulticlassAccuracy(10, validate_args=False) if with_metric else None
                    for _ in range(2)]  # fmt: skip
@@ -227,10 +229,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--plugins", type=int, default=0, help="measure so many, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = list(measure(options.pairs, options.steps))
+    rows = list(measure(options.pairs, options.steps, options.plugins))
     if options.json:
         sys.stdout.write(json.dumps([row.__dict__ for row in rows], indent=1) + "\n")
     else:
