@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop import Event
+from eventloop import Event, PluginError
 from eventloop.plugin.assembly import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -78,6 +78,26 @@ def test_the_page_on_schedules_runs_from_top_to_bottom(clean):
     namespace = run_page("schedule-learning-rates.md")
 
     assert len(namespace["rising_and_falling"]) == 3
+
+
+def test_the_plugins_of_the_page_on_plugins_work(make_trainer):
+    """What it says of order and of living together is copied from there."""
+    page = (DOCS / "how-to" / "write-a-plugin.md").read_text()
+    part = page[page.index("## Order\n") : page.index("## Test it\n")]
+    namespace = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", part, re.DOTALL):
+        exec(compile(block, "write-a-plugin.md", "exec"), namespace)
+    swap = namespace["Swap"]()
+    algorithms = [namespace[name]() for name in ("Clamp", "Ema", "SkipRepeats")]
+
+    trainer = make_trainer(algorithms=[swap, *algorithms], callbacks=[namespace["Report"]()])
+    trainer.fit()
+
+    assert swap.averages is trainer.state.plugin("ema")
+    ordered = [one.plugin.name for one in trainer.assembly.implementations["batch_end"]]
+    assert ordered.index("clamp") < ordered.index("ema")  # the edge; else reversed by name
+    with pytest.raises(PluginError, match="no height and width"):
+        make_trainer(algorithms=[namespace["OnlyImages"]()])
 
 
 @pytest.mark.parametrize("name", [name for name in HOOKS if name not in NOT_YET])
