@@ -57,12 +57,14 @@ _START = """
 import time
 from eventloop.configuration import Configuration
 from eventloop.plugin.assembly import Wishes, arrange
-from eventloop.plugin.manager import installed
+from eventloop.plugin.rows import choose, take_up
 start = time.process_time()
-plugins, off, problems = installed(Configuration.read())
-assembly, misfits = arrange(plugins, off, Wishes())
+configuration = Configuration.read()
+selected, problems = choose(configuration)
+rows, failures = take_up(configuration, selected)
+assembly, misfits = arrange([row.plugin for row in rows if row.plugin], (), Wishes())
 print(time.process_time() - start)
-assert not [*problems, *misfits]
+assert not [*problems, *failures, *misfits]
 """
 _IMPORTS = """
 import importlib, sys, time

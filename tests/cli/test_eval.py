@@ -52,3 +52,15 @@ def test_a_task_without_eval_data_is_told(run, tiny):
 
     assert ran.status == 1
     assert "bare.py has no eval data" in ran.err
+
+
+def test_json_is_json_whatever_a_plugin_prints(run, tiny, install):
+    """A program reads the metrics."""
+    hook = "    @hookimpl\n    def eval_start(self): print('evaluating')\n"
+    install("aa-test", f"print('hello')\nfrom eventloop import hookimpl\nclass Plugin:\n{hook}")
+
+    ran = run("eval", "tiny.py", "--json", "--no-plugins", "-p", "aa-test")
+
+    assert set(json.loads(ran.out)) == {"test", "valid"}
+    assert "hello" in ran.err
+    assert "evaluating" in ran.err

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.output import (
+    stdout_to_stderr,
+    write_json,
+    write_lines,
+    write_table,
+    write_text,
+)
 from eventloop.errors import TaskError
 from eventloop.trainer import Trainer
 
@@ -36,22 +43,9 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, argv, arguments.given[NPROC.name])
-    weights = input_path(arguments, "weights")
-    job = prepare(arguments, COMMAND)
-    with (
-        crash_report() as active,
-        Trainer(job.build_task(), configuration=job.configuration) as trainer,
-    ):
-        active += trainer.plugins
-        require_eval_data(trainer, arguments.task)
-        if weights is not None:
-            trainer.load_weights(weights)
-        if "json" not in arguments.given:
-            write_lines(header_lines(trainer, arguments.task, job.task_options()))
-        metrics = {
-            dataset: {name: _plain(value) for name, value in values.items()}
-            for dataset, values in trainer.eval().items()
-        }
+    # What plugins print stands in nobody's way where a program reads the metrics.
+    with stdout_to_stderr() if "json" in arguments.given else nullcontext():
+        metrics = _metrics(arguments)
     if "json" in arguments.given:
         write_json(metrics)
     else:
@@ -64,6 +58,26 @@ def run(argv: Sequence[str]) -> int:
             ],
         )
     return 0
+
+
+def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
+    """Evaluates the task; gives the metrics by data loader and name."""
+    weights = input_path(arguments, "weights")
+    job = prepare(arguments, COMMAND)
+    with (
+        crash_report() as active,
+        Trainer(job.build_task(), configuration=job.configuration) as trainer,
+    ):
+        active += trainer.plugins
+        require_eval_data(trainer, arguments.task)
+        if weights is not None:
+            trainer.load_weights(weights)
+        if "json" not in arguments.given:
+            write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        return {
+            dataset: {name: _plain(value) for name, value in values.items()}
+            for dataset, values in trainer.eval().items()
+        }
 
 
 def require_eval_data(trainer: Trainer, task: str) -> None:

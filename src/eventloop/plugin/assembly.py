@@ -168,7 +168,7 @@ def _hooks_of(plugins: Iterable[Plugin]) -> tuple[dict[str, Hook], list[PluginEr
                     PluginError(
                         f"the hook {name!r} is declared twice",
                         plugin=plugin.origin,
-                        fix=f"give it the plugin's name: {fold(plugin.name)}_{name}",
+                        fix=plugin.fix(f"give it the plugin's name: {fold(plugin.name)}_{name}"),
                     )
                 )
             hooks.setdefault(name, hook)

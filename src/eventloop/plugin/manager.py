@@ -76,6 +76,7 @@ def assemble(
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
+    given.sort(key=lambda one: (one.role, fold(one.name)))
     names = [one.name for one in given]
     selected, problems = choose(configuration, names)
     left_out = {id(one) for one in brought if configuration.choice.switches_off(one.name)}

@@ -41,9 +41,9 @@ def implementations(
 
 def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
     """Tells whether a plugin has a hook implementation, meant to have one, or adds hooks."""
-    adds_hooks = getattr(plugin.target, "hookspecs", None) is not None
-    meant = (*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks))
-    return adds_hooks or bool(meant) or any(_marked(plugin))
+    if any(_marked(plugin)) or getattr(plugin.target, "hookspecs", None) is not None:
+        return True
+    return any((*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
@@ -65,7 +65,7 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
                     f"the plugins {other.name} and {one.name} compare equal, so that they can't "
                     "be told apart",
                     plugins=f"{other.origin}, {one.origin}",
-                    fix=fix,
+                    fix=one.fix(fix),
                 )
         told_apart.append(one)
 
