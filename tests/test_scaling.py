@@ -312,6 +312,22 @@ def test_what_overflowed_before_a_closure_skips_the_step(fused, make_fp16):
     assert scale(trainer) == FIRST_SCALE / 2
 
 
+def test_batches_without_any_gradient_change_nothing(make_fp16, make_plugin):
+    """Nothing overflowed that could be known of; the next batch is as good as the first."""
+
+    def forget(state):
+        for param in state.model.parameters():
+            param.grad = None
+
+    trainer = make_fp16(make_plugin(after_backward=forget))
+    before = weights(trainer)
+
+    trainer.fit()
+
+    assert same(weights(trainer), before)
+    assert scale(trainer) == FIRST_SCALE
+
+
 def test_a_strategy_may_raise_the_flags(make_fp16, make_plugin):
     """Where each rank holds a part of the gradients, it takes the maximum over the ranks."""
 

@@ -203,6 +203,8 @@ class Scaled:
                 self._scaler.update()
                 if self._num_skipped:
                     self._scaler.update(self._scale().clamp(min=SMALLEST_SCALE))
+            elif self._unscaled:
+                self._forget()  # no parameter had a gradient
             self._flags = []
             self._unscaled.clear()
             return False  # the schedulers aren't the loop's to move
