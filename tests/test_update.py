@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
+from torchmetrics import Metric
 
 from eventloop import Event, Task, hookimpl
 from eventloop.errors import PluginError
@@ -152,6 +153,92 @@ def test_each_update_logs_numbers_of_its_own(tmp_path):
 
     expected = {"train/loss.D", "train/loss.G", "train/grad_norm.D", "train/grad_norm.G"}
     assert expected <= hears.names
+
+
+def test_what_overflowed_skips_the_rest_of_the_batch(tmp_path):
+    """In fp16; the generator would learn from a discriminator that was to have moved."""
+
+    class Overflows:
+        @hookimpl
+        def train_batch(self, state):
+            factor = float("inf") if state.clock.batch == 1 else 1.0
+            state.update(
+                lambda state: factor * loss_d(state.model, state.inputs, state.targets), ["D"]
+            )
+            return state.update(lambda state: loss_g(state.model, state.targets), ["G"])
+
+    given = {"precision": "fp16", "max_duration": "3ba", "on_bad_loss": "ignore"}
+    with isolated_trainer(tmp_path, task(), algorithms=[Overflows()], **given) as trainer:
+        weights = []
+        for until in ("1ba", "2ba", "3ba"):
+            trainer.fit(until=until)
+            weights.append([one.clone() for one in trainer.state.model.state_dict().values()])
+
+    first, second, third = weights
+    assert all(map(torch.equal, first, second))
+    assert not any(map(torch.equal, second, third))
+
+
+@pytest.mark.filterwarnings("ignore:out of memory")
+def test_an_update_that_does_not_fit_repeats_itself_alone(tmp_path):
+    """The one before it has moved its network already."""
+    sizes = []
+
+    class Small:
+        @hookimpl
+        def train_batch(self, state):
+            state.update(lambda state: loss_d(state.model, state.inputs, state.targets), ["D"])
+            return state.update(self.their_loss, ["G"])
+
+        def their_loss(self, state):
+            sizes.append(len(state.inputs))
+            if sizes[-1] > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return loss_g(state.model, state.targets)
+
+    given = {"microbatch_size": "auto", "max_duration": "1ba"}
+    with isolated_trainer(tmp_path, task(), algorithms=[Small()], **given) as trainer:
+        trainer.fit()
+        optimizers = trainer.state.optimizers.values()
+        steps = [one["step"].item() for each in optimizers for one in each.state.values()]
+
+    assert sizes == [8, 4, 4]
+    assert set(steps) == {1.0}
+
+
+class SumMetric(Metric):
+    """Adds the outputs up."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+
+    def update(self, outputs, targets):
+        self.total += outputs.sum()
+
+    def compute(self):
+        return self.total
+
+
+def test_train_metrics_take_the_outputs_that_an_update_leaves(tmp_path):
+    """The others have none to give."""
+
+    class Leaves:
+        @hookimpl
+        def train_batch(self, state):
+            state.update(self.their_loss, ["D"])
+            return state.update(lambda state: loss_g(state.model, state.targets), ["G"])
+
+        def their_loss(self, state):
+            state.outputs = torch.ones(len(state.inputs))
+            return loss_d(state.model, state.inputs, state.targets)
+
+    made = task()
+    made.train_metrics = {"outputs": SumMetric()}
+    with isolated_trainer(tmp_path, made, algorithms=[Leaves()], max_duration="3ba") as trainer:
+        trainer.fit()
+
+    assert trainer.state.train_metrics["outputs"] == 3 * 8
 
 
 class Misspells:

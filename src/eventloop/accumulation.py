@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -25,6 +25,10 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
     def passes(state: State, hooks: Plans) -> None:
         hooks.before_forward(state)
         loss = loss_fn(state)
+        if loss is None:
+            raise PluginError(
+                "update: the loss function gave None", fix="return the loss, a tensor of shape ()"
+            )
         hooks.after_forward(state)
         hooks.before_loss(state)
         state.loss = loss
@@ -33,12 +37,17 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
     return passes
 
 
-def named(optimizers: Mapping[str, Optimizer], names: Sequence[str]) -> dict[str, Optimizer]:
+def named(optimizers: Mapping[str, Optimizer], names: Iterable[str]) -> dict[str, Optimizer]:
     """Gives the optimizers of these names.
 
     Raises:
         PluginError: there is none of a name, or none is named.
     """
+    if isinstance(names, str):
+        raise PluginError(
+            f"update: optimizers={names!r} is no list of names", fix=f"write optimizers=[{names!r}]"
+        )
+    names = tuple(names)
     for name in names:
         if name not in optimizers:
             raise PluginError(
@@ -48,6 +57,32 @@ def named(optimizers: Mapping[str, Optimizer], names: Sequence[str]) -> dict[str
     if not names:
         raise PluginError("update: no optimizer is named", fix="leave `optimizers` out for all")
     return {name: optimizers[name] for name in names}
+
+
+def require_gradients(optimizers: Mapping[str, Optimizer]) -> None:
+    """Checks that an update would change something.
+
+    Raises:
+        PluginError: no parameter of these optimizers has a gradient.
+    """
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            if any(param.grad is not None for param in group["params"]):
+                return
+    raise PluginError(
+        f"update: the loss depends on no parameter of {', '.join(map(repr, optimizers))}",
+        fix="name the optimizers whose parameters it is for, or leave out what cuts them off: "
+        ".detach(), .item(), torch.no_grad()",
+    )
+
+
+def misplaced_update() -> PluginError:
+    """Gives the error of an update that no batch has a place for."""
+    return PluginError(
+        "state.update was called outside of train_batch, or inside of another update",
+        fix="call it in train_batch: `@hookimpl`, `def train_batch(self, state):`, "
+        "`return state.update(loss_fn)`; a wrapper of train_batch may call it, too",
+    )
 
 
 class Accumulation(Protocol):

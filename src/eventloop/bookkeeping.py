@@ -63,7 +63,8 @@ class Bookkeeping:
     @hookimpl
     def after_loss(self, state: State) -> None:
         metrics = state.metrics["train"]
-        if metrics:
+        # An update of a plugin's may leave none: see `State.update`.
+        if metrics and state.outputs is not None:
             self._plans.update_metrics(state, metrics)
 
     @hookimpl

@@ -60,10 +60,16 @@ class Compiled:
                 plugin=owners["forward"].plugin.origin,
                 fix="leave compile out, or let the plugin compile what it calls",
             )
+        owner = assembly.owner("train_batch")
+        if owner.role != "core":
+            raise SettingError(
+                "compile has no effect: train_batch isn't the core's, and only the core's is compiled",
+                plugin=owner.origin,
+                fix="leave compile out, and compile the networks in the task: "
+                "`model.discriminator.compile()`",
+            )
         self._forward_alone = self._compile(self._own["forward"].function)
-        # Another owner of `train_batch` may have losses of its own.
-        by_core = assembly.asked("train_batch")[-1].plugin.role == "core"
-        can_join = by_core and len(self._own) == len(_ACTIONS)
+        can_join = len(self._own) == len(_ACTIONS)
         self._region = self._compile(self._joined()) if can_join else None
         self._is_reused = self._options.get("mode") in _REUSING_MODES
         self._is_compiled_inside = False

@@ -7,14 +7,20 @@ implementations are the core's default for the action of their name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.accumulation import Accumulation, named, passes_of
+from eventloop.accumulation import (
+    Accumulation,
+    misplaced_update,
+    named,
+    passes_of,
+    require_gradients,
+)
 from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
 from eventloop.data import to_host
@@ -66,6 +72,7 @@ class Loop:
         self.accumulate = accumulate
         self._fill = functools.partial(accumulate, passes=forward_and_loss)
         self._has_begun = False
+        self._can_update = False
         self._feed: Feed | None = None
         self._in_training = False
         self._evaluated_at = -1
@@ -144,8 +151,9 @@ class Loop:
 
         hooks.batch_start(state)
         exchange.start(state)
-        self._has_begun = False
+        self._has_begun, self._can_update = False, True
         stepped = not hooks.should_skip_batch(state) and hooks.train_batch(state)
+        self._can_update = False
 
         # The clock moves before `batch_end`, the learning rates after it.
         state.clock.end_batch(*exchange.end(state))
@@ -171,15 +179,18 @@ class Loop:
         self,
         state: State,
         loss_fn: Callable[[State], Tensor],
-        names: Sequence[str],
+        names: Iterable[str],
     ) -> bool | Stepped:
         """Makes one update of some of the optimizers: see `State.update`."""
+        if not self._can_update:
+            raise misplaced_update()
         optimizers = named(state.optimizers, names)
         passes = passes_of(state.precision.under_autocast(loss_fn))
 
         def fill(state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]) -> Tensor:
             loss = self.accumulate(state, hooks, optimizers, passes)
             self.processes.average(state, optimizers)
+            require_gradients(optimizers)
             return loss
 
         self._begin(state)
@@ -192,7 +203,8 @@ class Loop:
         return stepped
 
     def _begin(self, state: State) -> None:
-        """Tells of the batch once, however many updates it gets."""
+        """Tells of the batch once, however many updates it gets, one after the other."""
+        self._can_update = False
         if not self._has_begun:
             self._has_begun = True
             self.hooks.before_train_batch(state)
@@ -213,6 +225,7 @@ class Loop:
             state, optimizers, closure
         )
         hooks.zero_grad(state, optimizers)
+        self._can_update = True
         return stepped
 
     def _repeat(self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill) -> Tensor:
@@ -285,6 +298,7 @@ class Loop:
         """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""
         state.batch = state.microbatch = state.outputs = state.loss = None
         self.hooks.zero_grad(state, state.optimizers)
+        self._can_update = False
 
     def _feed_of_epoch(self, state: State) -> Feed:
         between = self._feed is not None and self._feed.used and not self._feed.under_way

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -22,7 +22,7 @@ from eventloop.processes import Processes
 from eventloop.scaling import Stepped
 from eventloop.settings import Settings
 
-Update = Callable[["State", Callable[["State"], Tensor], Sequence[str]], Any]
+Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], Any]
 
 
 class State:
@@ -306,28 +306,32 @@ class State:
     def update(
         self,
         loss_fn: Callable[[State], Tensor],
-        optimizers: Sequence[str] | None = None,
+        optimizers: Iterable[str] | None = None,
     ) -> bool | Stepped:
         """Makes one update of some optimizers; for owners of `train_batch` that make several.
 
-        It does what the default does once: for each microbatch the passes and backward, then
-        clipping and a step, with their events, in the run's precision, over all ranks. The actions
-        `forward` and `loss` aren't asked; `before_train_batch` is told at the first update of a
-        batch. Afterwards no parameter has a gradient. Logged as `train/loss.NAME`.
+        Called in `train_batch`, by its owner or a wrapper. It does what the default does once: for
+        each microbatch the passes and backward, then clipping and a step, with their events, in
+        the run's precision, over all ranks. The actions `forward` and `loss` aren't asked;
+        `before_train_batch` is told at the first update of a batch. Afterwards no parameter has a
+        gradient. Logged as `train/loss.NAME`.
 
         Args:
             loss_fn: gives the loss of `state.microbatch`, shape (), a mean over its samples; calls
-                `state.model` or parts of it, and may leave `state.outputs`. Runs under autocast.
+                `state.model` or parts of it, and may leave `state.outputs`, which `train_metrics` take.
+                Runs under autocast.
             optimizers: their names; all unless given.
 
         Returns:
             What `optimizer_step` gave: True if they did step.
 
         Raises:
-            PluginError: no optimizer has such a name.
+            PluginError: no `train_batch` is under way, or another update is; no optimizer has such
+                a name; the loss is None, or depends on no parameter of theirs.
         """
         assert self._update is not None
-        return self._update(self, loss_fn, tuple(optimizers or self.optimizers))  # type: ignore[no-any-return]
+        names = self.optimizers if optimizers is None else optimizers
+        return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
 
     def call(self, hook: str, *args: Any) -> Any:
         """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.
