@@ -80,6 +80,13 @@ def test_the_page_on_schedules_runs_from_top_to_bottom(clean):
     assert len(namespace["rising_and_falling"]) == 3
 
 
+def test_the_page_on_gans_runs_from_top_to_bottom(clean):
+    """Here too."""
+    namespace = run_page("train-a-gan.md")
+
+    assert namespace["trainer"].state.clock.batch == 40
+
+
 def test_the_plugins_of_the_page_on_plugins_work(make_trainer):
     """What it says of order and of living together is copied from there."""
     page = (DOCS / "how-to" / "write-a-plugin.md").read_text()
