@@ -14,6 +14,8 @@ from eventloop.testing import check_plugin
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
 # What plugins with options that have no default are built with, by folder.
 OPTIONS: dict[str, dict[str, object]] = {}
+# How many ranks those need that one process doesn't suit.
+WORLD_SIZES = {"eventloop-fsdp": 2}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -26,7 +28,12 @@ def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch
         for value in entry_points.values():
             module, _, name = value.partition(":")
             plugin = getattr(importlib.import_module(module), name)
-            check_plugin(plugin, role=GROUPS[group], options=OPTIONS.get(folder.name))
+            check_plugin(
+                plugin,
+                role=GROUPS[group],
+                options=OPTIONS.get(folder.name),
+                world_size=WORLD_SIZES.get(folder.name, 1),
+            )
 
 
 def test_there_is_a_catalogue():

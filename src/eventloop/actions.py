@@ -8,7 +8,7 @@ encloses once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -217,6 +217,16 @@ class Actions(Protocol):
         weights.
         """
 
+    @hookspec(per="eval", firstresult=True)
+    def eval_batches(self, state: State, dataloader: Any) -> Iterable[Any]:
+        """Gives the batches of a data loader, to evaluate or predict for. Default: the loader.
+
+        Asked: for each data loader, after `eval_start` or `predict_start`.
+
+        Wrap it to look at batches before they are copied to the device, or ahead of the one under
+        way.
+        """
+
     @hookspec(per="eval batch", firstresult=True)
     def eval_forward(self, state: State) -> Any:
         """Gives the outputs for `state.batch`, without gradients. Default: `forward`.
@@ -253,14 +263,15 @@ class Actions(Protocol):
     def capture_model(self, state: State) -> Mapping[str, Tensor]:
         """Gives the weights of `state.model` by name: whole tensors, not shards.
 
-        Asked: by `save_checkpoint` and `export`.
+        Asked: by `save_checkpoint` and `export`, on every rank; what rank 0 gives is written, the
+        others may give {}.
         """
 
     @hookspec(per="run", firstresult=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
-        """Gives the optimizers' state dicts by name.
+        """Gives the optimizers' state dicts by name, as torch's `state_dict()`: whole tensors.
 
-        Asked: by `save_checkpoint`.
+        Asked: by `save_checkpoint`, as `capture_model` is.
         """
 
     @hookspec(per="batch", firstresult=True)

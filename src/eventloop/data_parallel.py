@@ -28,8 +28,6 @@ from eventloop.errors import EventloopError, SettingError
 from eventloop.exchange import Agreed, Exchange
 from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.rank_hooks import RankHooks
-from eventloop.same import require_same
-from eventloop.sync_batch_norm import with_shared_batch_norm
 
 if TYPE_CHECKING:
     from eventloop.clock import Moment
@@ -68,20 +66,15 @@ class DataParallel:
 
     def hooks(self, settings: Settings) -> tuple[object, ...]:
         """Gives what splits the data and says when gradients are exchanged."""
-        return (RankHooks(),)
+        return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:
         """Gives the model in torch's DistributedDataParallel; bare where nothing is trained.
 
         Raises:
-            EventloopError: the ranks have different models.
+            SettingError: two settings exclude each other.
         """
         model, settings = state.model, state.settings
-        shapes = [
-            f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
-            for name, one in model.state_dict().items()
-        ]
-        require_same(self, "models", dict(enumerate(shapes)))
         self._is_strategy = True
         if not any(param.requires_grad for param in model.parameters()):
             return model
@@ -95,8 +88,6 @@ class DataParallel:
             # A backward that exchanged gradients couldn't be repeated: this one doesn't.
             take_from_first(model)
             return model
-        if settings.sync_batch_norm:
-            state.model = model = with_shared_batch_norm(model)
         return DistributedDataParallel(
             model,
             device_ids=[state.device] if state.device.type == "cuda" else None,

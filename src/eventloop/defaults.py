@@ -191,6 +191,10 @@ class Defaults:
         return True
 
     @hookimpl
+    def eval_batches(self, state: State, dataloader: Any) -> Any:
+        return dataloader
+
+    @hookimpl
     def eval_forward(self, state: State) -> Any:
         return self._plans.forward(state)
 

@@ -66,7 +66,7 @@ def try_evaluation(
         for name, dataloader in state.eval_dataloaders.items():
             state.eval_name = name
             metrics = hooks.build_metrics(state, f"eval/{name}")
-            batches = itertools.islice(dataloader, num_batches)
+            batches = hooks.eval_batches(state, itertools.islice(dataloader, num_batches))
             try:
                 for batch in batches_of(batches, f"eval data loader {name!r}"):
                     state.batch = move(batch)

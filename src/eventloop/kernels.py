@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from eventloop.hooks import hookimpl
 
@@ -115,7 +115,15 @@ class ChannelsLast:
         ]
         for one in convolutions:
             one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in no stub
-        if convolutions:
-            layers = f"{len(convolutions)} convolution{'s' * (len(convolutions) > 1)}"
+        wrapped = yield
+        # Who shards them may need another layout.
+        num = sum(map(_is_channels_last, convolutions))
+        if num:
+            layers = f"{num} convolution{'s' * (num > 1)}"
             self.note = f"channels_last: {layers}, because of {self._precision}"
-        return (yield)
+        return wrapped
+
+
+def _is_channels_last(convolution: nn.Module) -> bool:
+    weight = convolution.weight
+    return isinstance(weight, Tensor) and weight.is_contiguous(memory_format=torch.channels_last)

@@ -250,7 +250,8 @@ class Loop:
                 for metric in metrics.values():
                     metric.reset()
                 hooks.eval_start(state)
-                for batch in batches_of(dataloader, f"eval data loader {name!r}"):
+                batches = hooks.eval_batches(state, dataloader)
+                for batch in batches_of(batches, f"eval data loader {name!r}"):
                     state.batch = self.move(batch)
                     hooks.eval_batch_start(state)
                     hooks.eval_before_forward(state)
@@ -272,7 +273,8 @@ class Loop:
         results = []
         with evaluation_mode(state):
             hooks.predict_start(state)
-            for batch in batches_of(dataloader, "data loader to predict for"):
+            batches = hooks.eval_batches(state, dataloader)
+            for batch in batches_of(batches, "data loader to predict for"):
                 state.batch = self.move(batch)
                 hooks.predict_batch_start(state)
                 hooks.predict_before_forward(state)

@@ -92,7 +92,11 @@ def _bad_loss(loss: float, at: Moment, state: State) -> NonFiniteError:
 
 def _state_of(params: Iterable[tuple[str, nn.Parameter]]) -> str:
     """Says which parameter is the first that isn't finite now; waits for the device."""
+    from torch.distributed.tensor import DTensor  # of use here alone, and slow to import
+
     for name, param in params:
-        if not param.detach().isfinite().all():
+        # Of a sharded one this rank's share: the other ranks may not be looking.
+        own = param.to_local() if isinstance(param, DTensor) else param
+        if not own.detach().isfinite().all():
             return f"{name!r} is the first that isn't finite"
     return "all are finite: the loss or the data is to blame, or the step was skipped"

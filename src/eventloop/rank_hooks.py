@@ -11,17 +11,37 @@ from torch.nn.parallel import DistributedDataParallel
 
 from eventloop.averaging import take_from_first
 from eventloop.hooks import hookimpl
+from eventloop.same import require_same
 from eventloop.sharding import is_too_small, sharded_for_evaluation, sharded_for_training
+from eventloop.sync_batch_norm import with_shared_batch_norm
 
 if TYPE_CHECKING:
+    from eventloop.processes import Processes
     from eventloop.state import State
 
 
 class RankHooks:
-    """Splits the data over the ranks, and says when gradients and buffers are exchanged."""
+    """Splits the data over the ranks, and says when gradients and buffers are exchanged.
 
-    def __init__(self) -> None:
+    Args:
+        processes: those that train together.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._seen_whole: set[str] = set()
+
+    @hookimpl(wrapper=True)
+    def wrap_model(self, state: State) -> Any:
+        # Before anybody shards or copies them, and whoever that is.
+        shapes = [
+            f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
+            for name, one in state.model.state_dict().items()
+        ]
+        require_same(self._processes, "models", dict(enumerate(shapes)))
+        if state.settings.sync_batch_norm:
+            state.model = with_shared_batch_norm(state.model)
+        return (yield)
 
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Any:
@@ -56,10 +76,7 @@ class RankHooks:
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
-        if isinstance(state.wrapped_model, DistributedDataParallel) or (
-            state.settings.microbatch_size == "auto"
-        ):
-            take_from_first(state.model, buffers_alone=True)
+        take_from_first(state.model, buffers_alone=True)
 
 
 def _alone() -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +32,7 @@ def check_plugin(
     role: Role | None = None,
     options: Mapping[str, Any] | None = None,
     task: Callable[[], Task] = tiny_task,
+    world_size: int = 1,
 ) -> None:
     """Checks what must hold for any plugin, in small runs on the CPU.
 
@@ -39,13 +41,14 @@ def check_plugin(
     one, and after a failure; its state comes back from `state_dict`. A callback changes nothing:
     no tensor is written, and the weights are those of a run without it.
 
-    What needs two ranks or checkpoints isn't checked: there are none yet.
+    What needs checkpoints isn't checked: there are none yet.
 
     Args:
         plugin: the class; built anew for each run.
         role: as the entry point says; needed where the plugin isn't installed.
         options: what it is built with; needed where an option has no default.
         task: makes the task, afresh for each run.
+        world_size: how many ranks the runs have; for plugins that one process doesn't suit.
 
     Raises:
         AssertionError: something doesn't hold; the message lists everything.
@@ -53,8 +56,11 @@ def check_plugin(
     """
     role = role or _installed_role(plugin)
     with tempfile.TemporaryDirectory(prefix="eventloop-check-") as folder:
-        case = _Case(plugin, role, dict(options or {}), task, Path(folder))
-        problems = [problem for check in _CHECKS for problem in check(case)]
+        case = functools.partial(_Case, plugin, role, dict(options or {}), task, Path(folder))
+        if world_size == 1:
+            problems = _problems(case, (*_CHECKS, _two_ranks_end_alike))
+        else:
+            problems, *_ = run_ranks(_problems, case, _CHECKS, world_size=world_size)
     if problems:
         listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
         raise AssertionError(f"{plugin.__name__} isn't what every plugin must be\n{listed}")
@@ -235,8 +241,14 @@ _CHECKS = (
     _runs_alike_in_any_order,
     _closes,
     _state_comes_back,
-    _two_ranks_end_alike,
 )
+
+
+def _problems(
+    make_case: Callable[[], _Case], checks: Iterable[Callable[[_Case], Iterator[str]]]
+) -> list[str]:
+    case = make_case()
+    return [problem for check in checks for problem in check(case)]
 
 
 def _unsaveable(value: Any, where: str) -> Iterator[str]:

@@ -1,0 +1,107 @@
+"""Which submodules are sharded each by itself, and how that is done; free of hooks.
+
+A part is gathered as a whole when its forward or backward begins, and given up afterwards. What is
+in no part belongs to the root and is gathered for as long as the whole model computes.
+
+Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
+arXiv:2304.11277, section 4; `torch.distributed.fsdp.fully_shard` is its successor, FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from eventloop.errors import SettingError, closest
+
+# They hold modules that follow each other; a ModuleList has no forward that could gather it.
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
+    """Gives the submodules to shard each by itself, parents before children.
+
+    Args:
+        class_names: the classes of these submodules; None for those that repeat: the outermost
+            members of a container that have a sibling of their class. A member that shares
+            parameters with the rest of the model is left to the root.
+
+    Raises:
+        SettingError: a class is nobody's, or its parameters belong to others, too.
+    """
+    if class_names is None:
+        repeated = dict.fromkeys(_repeated(model))
+        return [one for one in repeated if _owns_its_parameters(one, model)]
+    modules = [one for one in model.modules() if one is not model]
+    found = [one for one in modules if type(one).__name__ in class_names]
+    unknown = set(class_names) - {type(one).__name__ for one in found}
+    for name in sorted(unknown):
+        raise SettingError(
+            f"layers: the model has no submodule of class {name!r}"
+            f"{closest(name, {type(one).__name__ for one in modules})}",
+            fix="name a class of the model's parts, or leave layers out",
+        )
+    for one in found:
+        if not _owns_its_parameters(one, model):
+            raise SettingError(
+                f"layers: a {type(one).__name__} shares parameters with the rest of the model, so "
+                "that it can't be sharded by itself",
+                fix="leave this class out; the root holds what isn't in a part",
+            )
+    return found
+
+
+def shard(
+    model: nn.Module,
+    parts: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    policy: MixedPrecisionPolicy,
+    reshard_after_forward: bool = True,
+) -> list[FSDPModule]:
+    """Shards parts and model over the ranks of a mesh, in place: their parameters are DTensors.
+
+    Args:
+        parts: parents before children, as `parts_of` gives them.
+        reshard_after_forward: whether a part is given up between its forward and its backward.
+            The root's own parameters are kept where that is torch's way: backward begins there.
+
+    Returns:
+        Parts and model as what they have become; they keep their names, and are the same objects.
+    """
+    # Others, channels_last among them, fully_shard refuses (torch 2.13).
+    for param in model.parameters():
+        param.data = param.data.contiguous()
+    # Whoever is sharded first keeps its parameters to itself.
+    for one in reversed(parts):
+        fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    of_root = None if reshard_after_forward else False
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=of_root)
+    return [one for one in model.modules() if isinstance(one, FSDPModule)]
+
+
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
+    """Finds the outermost members of containers that have a sibling of their class."""
+    members = list(module.children())
+    classes = Counter(map(type, members))
+    for one in members:
+        is_container = isinstance(one, _CONTAINERS)
+        repeats = isinstance(module, _CONTAINERS) and classes[type(one)] > 1
+        if repeats and not is_container and any(True for _ in one.parameters()):
+            yield one
+        else:
+            yield from _repeated(one)
+
+
+def _owns_its_parameters(part: nn.Module, model: nn.Module) -> bool:
+    inside, everywhere = _holders(part), _holders(model)
+    return all(everywhere[param] == num for param, num in inside.items())
+
+
+def _holders(module: nn.Module) -> Counter[int]:
+    """Counts in how many modules each parameter is, by its id."""
+    return Counter(id(param) for one in module.modules() for param in one.parameters(recurse=False))

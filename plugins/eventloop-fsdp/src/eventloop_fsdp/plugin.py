@@ -1,0 +1,222 @@
+"""The plugin: when parameters are sharded and gathered, so that every rank takes part each time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from eventloop import PluginError, State, hookimpl
+from eventloop.averaging import take_from_first
+from eventloop.errors import SettingError
+from eventloop_fsdp.parts import parts_of, shard
+from eventloop_fsdp.whole import load_whole_states, shards_like, whole, whole_states
+
+# Zeros for parameters that a rank hasn't used; of torch 2.13.
+_CAN_FILL_IN = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Fsdp:
+    """Shards parameters, gradients and optimizer states over the ranks: FSDP2 instead of DDP.
+
+    Each rank holds a share of every parameter; a part of the model is whole only while it
+    computes. Training gives the weights that DDP would give. In one process there is nothing to
+    shard, and it stands off.
+
+    Args:
+        layers: the class names of the submodules that are gathered each by itself; not set: those
+            that repeat in an nn.Sequential, ModuleList or ModuleDict, a transformer's blocks, say.
+            What is in none of them is gathered with the model.
+        param_dtype: what parameters are gathered and computed with; bf16 halves what is sent, and
+            needs precision bf16. The shards that the optimizer sees stay fp32.
+        reduce_dtype: what gradients are averaged in; bf16 halves what is sent.
+        reshard_after_forward: whether a layer is given up between its forward and its backward;
+            without, it is sent once less, and the memory holds all layers.
+
+    Source: Zhao et al. 2023, arXiv:2304.11277.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: list[str] | None = None,
+        param_dtype: Literal["fp32", "bf16"] = "fp32",
+        reduce_dtype: Literal["fp32", "bf16"] = "fp32",
+        reshard_after_forward: bool = True,
+    ) -> None:
+        self.layers = layers
+        self.param_dtype = param_dtype
+        self.reduce_dtype = reduce_dtype
+        self.reshard_after_forward = reshard_after_forward
+        self._root: FSDPModule | None = None
+        self._sharded: list[FSDPModule] = []
+        self._exchanges = True
+        self._is_last = False
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where there is nobody to share with."""
+        if state.world_size == 1:
+            return "one process alone has nothing to shard; `--nproc 2` starts two"
+        return None
+
+    @hookimpl(conditional=True)
+    def wrap_model(self, state: State) -> nn.Module | None:
+        """Shards the model, in place; names and calls stay."""
+        if state.world_size == 1:
+            return None
+        self._require_usable(state)
+        take_from_first(state.model)
+        mesh = init_device_mesh(state.device.type, (state.world_size,))
+        parts = parts_of(state.model, self.layers)
+        self._sharded = shard(
+            state.model,
+            parts,
+            mesh,
+            policy=self._policy(),
+            reshard_after_forward=self.reshard_after_forward,
+        )
+        self._root = self._sharded[0]
+        if state.settings.find_unused_parameters:
+            self._root.set_reduce_scatter_unused_params(True)
+        return state.model
+
+    @hookimpl(wrapper=True)
+    def backward(self, state: State) -> Generator[None, bool, bool]:
+        """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
+        is_last = state.microbatch_idx == state.num_microbatches - 1
+        if state.num_yes(is_last) not in (0, state.world_size):
+            raise PluginError(
+                f"rank {state.rank} has {state.num_microbatches} microbatches and others have "
+                "another number, but every pass over a sharded model takes all ranks",
+                fix="give all ranks batches of one size, or unset microbatch_size",
+            )
+        if self._root is not None and is_last != self._exchanges:
+            self._root.set_requires_gradient_sync(is_last)
+            self._exchanges = is_last
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def clip_gradients(self, state: State) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
+        """Makes plain tensors of norms over shards, without reading them."""
+        numbers = yield
+        return {name: whole(value) for name, value in numbers.items()}
+
+    @hookimpl(wrapper=True)
+    def eval_batches(self, state: State) -> Generator[None, Iterable[Any], Iterable[Any]]:
+        """Looks one batch ahead, to know the last one."""
+        batches = yield
+        return self._watched(batches)
+
+    @hookimpl(wrapper=True)
+    def eval_forward(self, state: State) -> Generator[None, Any, Any]:
+        """Computes as often as the rank with the most batches."""
+        return (yield from self._together(state))
+
+    @hookimpl(wrapper=True)
+    def predict_forward(self, state: State) -> Generator[None, Any, Any]:
+        """Computes as often as the rank with the most batches."""
+        return (yield from self._together(state))
+
+    @hookimpl(conditional=True)
+    def capture_model(self, state: State) -> dict[str, Any] | None:
+        """Gives the whole weights on rank 0, on the host; the others take part."""
+        if self._root is None:
+            return None
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(state.model, options=options)
+
+    @hookimpl(conditional=True)
+    def restore_model(
+        self, state: State, weights: Mapping[str, Tensor], strict: bool
+    ) -> bool | None:
+        """Loads this rank's shards of whole weights."""
+        if self._root is None:
+            return None
+        # torch's set_model_state_dict lets missing names pass, strict or not (torch 2.13).
+        own = state.model.state_dict()
+        shards = {
+            name: shards_like(value, own[name]) if name in own else value
+            for name, value in weights.items()
+        }
+        state.model.load_state_dict(shards, strict=strict)
+        return True
+
+    @hookimpl(conditional=True)
+    def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]] | None:
+        """Gives the optimizers' whole states on rank 0, on the host; the others take part."""
+        if self._root is None:
+            return None
+        is_first = state.rank == 0
+        return {name: whole_states(one, keep=is_first) for name, one in state.optimizers.items()}
+
+    @hookimpl(conditional=True)
+    def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool | None:
+        """Loads this rank's shards of whole states."""
+        if self._root is None:
+            return None
+        for name, optimizer in state.optimizers.items():
+            load_whole_states(optimizer, states[name])
+        return True
+
+    def _require_usable(self, state: State) -> None:
+        settings = state.settings
+        if settings.microbatch_size == "auto":
+            raise SettingError(
+                "microbatch_size='auto' isn't possible with fsdp: a rank that runs out of memory "
+                "would leave the others waiting for its shards",
+                fix="give a number, `--microbatch-size 16`, or train with DDP, `-p no:fsdp`",
+            )
+        if settings.compile:
+            raise SettingError(
+                "compile isn't possible with fsdp: layers are gathered inside of its one region",
+                fix="compile the layers in the task's model instead: `layer.compile()`",
+            )
+        if settings.find_unused_parameters and not _CAN_FILL_IN:
+            raise SettingError(
+                f"find_unused_parameters isn't possible with fsdp and torch {torch.__version__}",
+                fix="install torch 2.13 or later, or train with DDP, `-p no:fsdp`",
+            )
+        if self.param_dtype == "bf16" and state.precision.name != "bf16":
+            raise SettingError(
+                f"fsdp.param_dtype is bf16, but the run's precision is {state.precision.name}",
+                fix="set both, `--precision bf16 --fsdp.param-dtype bf16`, or leave it out",
+            )
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        """Gives the types of what is sent; what computes in which type is left to autocast."""
+        # None is the parameters' own type.
+        is_mixed = self.param_dtype != "fp32" or self.reduce_dtype != "fp32"
+        return MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if self.param_dtype == "bf16" else None,
+            reduce_dtype=_DTYPES[self.reduce_dtype] if is_mixed else None,
+            cast_forward_inputs=False,
+        )
+
+    def _watched(self, batches: Iterable[Any]) -> Iterator[Any]:
+        nothing = object()
+        for batch, following in itertools.pairwise(itertools.chain(batches, [nothing])):
+            self._is_last = following is nothing
+            yield batch
+
+    def _together(self, state: State) -> Generator[None, Any, Any]:
+        """Runs a pass when every rank runs one, and passes for nothing while others have batches.
+
+        Each rank says before each pass whether it has a batch. Lengths needn't be known, and may
+        differ.
+        """
+        state.num_yes(True)
+        outputs = yield
+        if self._is_last:
+            while state.num_yes(False):
+                state.again()
+            # Without gradients, nothing else gives up what the root keeps for a backward.
+            for one in self._sharded:
+                one.reshard()
+        return outputs
