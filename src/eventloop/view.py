@@ -107,6 +107,9 @@ class StateView(Protocol):
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; to be called on all of them, which wait."""
 
+    def num_yes(self, answer: bool) -> int:
+        """Gives how many ranks say yes; to be called on all of them, which wait."""
+
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way."""
 
