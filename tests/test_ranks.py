@@ -400,3 +400,27 @@ def test_the_first_rank_prepares_what_all_read(tmp_path):
         torch.distributed.barrier()
 
     assert run_ranks(prepare, world_size=3) == [True] * 3
+
+
+class Exchanges:
+    """Notes before each backward whether it will exchange gradients."""
+
+    name = "exchanges"
+
+    def __init__(self):
+        self.seen = []
+
+    @hookimpl
+    def before_backward(self, state):
+        self.seen.append(state.wrapped_model.require_backward_grad_sync)
+
+
+def test_gradients_are_exchanged_on_the_last_microbatch_alone(fit):
+    """Three exchanges of four would be work for nothing; the weights are the same."""
+
+    def run():
+        exchanges = Exchanges()
+        fit(8, plugins=[exchanges], microbatch_size=2, max_duration="2ba")
+        return exchanges.seen
+
+    assert run_ranks(run) == [[False, False, False, True] * 2] * 2
