@@ -65,9 +65,12 @@ def assert_near(actual, expected, tolerance=1e-6):
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_ranks_end_with_the_weights_of_one_process(fit, optimizer, microbatches, world_size):
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_ranks_end_with_the_weights_of_one_process(
+    fit, optimizer, microbatches, world_size, clip_norm
+):
     """Gradients are averaged over the global batch, however it is spread, and then clipped."""
-    shared = {"optimizer": optimizer, "clip_norm": 0.05, "microbatch_size": 16 // microbatches}
+    shared = {"optimizer": optimizer, "clip_norm": clip_norm, "microbatch_size": 16 // microbatches}
     expected, _, moment, _ = fit(16, **shared)
 
     shared["microbatch_size"] = max(1, 16 // world_size // microbatches)
