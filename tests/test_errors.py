@@ -13,6 +13,7 @@ from eventloop.errors import (
     TaskFileError,
     UsageError,
     closest,
+    counted,
     raise_all,
 )
 
@@ -90,3 +91,12 @@ def test_several_problems_are_raised_as_one():
         raise_all([PluginError("one", fix="mend it"), PluginError("two")])
 
     assert str(caught.value) == "2 problems with plugins\n1. one\n  fix  mend it\n2. two"
+
+
+def test_a_count_agrees_with_its_noun():
+    """One is singular, everything else plural."""
+    assert [counted(1, "rank"), counted(0, "rank")] == ["1 rank", "0 ranks"]
+    assert [counted(1, "batch", "batches"), counted(2000, "batch", "batches")] == [
+        "1 batch",
+        "2,000 batches",
+    ]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
 from torchmetrics import Accuracy
 
 from eventloop import Task, Trainer, hookimpl
@@ -151,6 +152,10 @@ def test_data_loaders_or_what_makes_them(wrap, make_trainer, make_task, make_bat
             "metric 'accuracy' is a builtin_function_or_method",
         ),
         ({"train_metrics": {"n": 3}}, "metric 'n' is an int, not a torchmetrics.Metric"),
+        (
+            {"train_dataloader": lambda: DataLoader([], shuffle=True)},
+            r"data set of a data loader is empty[\s\S]*test_task\.py[\s\S]*none to shuffle",
+        ),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_when_the_trainer_is_built(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.errors import TaskError
+from eventloop.errors import TaskError, counted
 from eventloop.first_batches import FirstBatches
 
 LABELS = "labels"
@@ -149,6 +149,13 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
     return batch, dataloader
 
 
+def without_samples(error: BaseException) -> str:
+    """Gives what to do about torch's error where it shuffles a data set without samples; or ""."""
+    if isinstance(error, ValueError) and "got num_samples=0" in str(error):
+        return "give the data loader a data set with samples: it has none to shuffle"
+    return ""
+
+
 def known_length(dataloader: Any) -> int | None:
     """Gives the number of batches where it can be relied on: not that of an iterable data set."""
     if isinstance(dataloader, FirstBatches):
@@ -174,7 +181,7 @@ def _uncountable(batch: Any, size: int | None) -> TaskError:
         )
     return TaskError(
         f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
-        fix="give Task(num_tokens=..., loss_weight=...) or implement the action count_batch",
+        fix="implement the action count_batch, which says what it counts for",
     )
 
 
@@ -197,7 +204,7 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, Tensor):
         if batch.ndim and batch.shape[0] != samples:
             raise TaskError(
-                f"a batch of {samples} samples can't be split: it also holds a tensor of shape "
+                f"a batch of {counted(samples, 'sample')} can't be split: it also holds a tensor of shape "
                 f"{tuple(batch.shape)}",
                 fix="unset microbatch_size, or implement the action split_batch",
             )

@@ -67,6 +67,11 @@ def a(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"
 
 
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Gives a number with its noun: "1 sample", "2,000 samples"; a plural in -s needn't be given."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
 def raise_all(problems: Sequence[EventloopError]) -> None:
     """Raises all problems at once: the only one as it is, several in one numbered message.
 

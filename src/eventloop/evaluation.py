@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from eventloop.errors import TaskError
+from eventloop.errors import TaskError, counted
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
 from eventloop.seeding import kept_generators
@@ -75,6 +75,7 @@ def try_evaluation(
                 compute(metrics)
             except Exception as error:
                 error.add_note(
-                    f"in the sanity evaluation of {name!r}, {num_batches} batches before training"
+                    f"in the sanity evaluation of {name!r}, "
+                    f"{counted(num_batches, 'batch', 'batches')} before training"
                 )
                 raise

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from eventloop.data import Count, known_length
-from eventloop.errors import TaskError
+from eventloop.errors import TaskError, counted
 from eventloop.processes import Processes
 
 NOTHING = Count(0, 0, 0)
@@ -102,7 +102,7 @@ class Feed:
                 batch = self._ahead.pop() if self._ahead else next(self._iterator)
         except StopIteration:
             raise TaskError(
-                f"the data loader gave {self._taken} batches, but its length is {length}",
+                f"the data loader gave {counted(self._taken, 'batch', 'batches')}, but its length is {length}",
                 fix="make len() of the data loader the number of batches that it gives",
             ) from None
         self._taken += 1

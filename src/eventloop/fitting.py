@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from eventloop.accumulation import Microbatches, Passes
 from eventloop.data import num_samples
+from eventloop.errors import counted
 from eventloop.processes import Processes
 from eventloop.seeding import KeptGenerators
 
@@ -116,7 +117,7 @@ def _warn(state: State, first_size: int | None) -> None:
     if state.rank == 0:
         size = first_size or num_samples(state.batch)
         warnings.warn(
-            f"out of memory with microbatches of {size} samples: from batch {state.clock.batch} on "
+            f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch} on "
             f"they have {state.microbatch_size}",
             stacklevel=2,
         )

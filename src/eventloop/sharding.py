@@ -14,7 +14,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from eventloop.errors import TaskError
+from eventloop.errors import TaskError, counted
 from eventloop.seeding import kept_generators, seed_everything
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
     """
     num, uneven = state.world_size, state.settings.uneven
     if _is_list(dataloader):
-        _require(len(dataloader), num, "batches")
+        _require(len(dataloader), num, "batch", "batches")
         return dataloader[state.rank :: num]
     if not _is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
         return _rebuilt(dataloader, batch_sampler=_Part(dataloader.batch_sampler, state))
-    _require(len(dataloader.sampler), num, "samples")
+    _require(len(dataloader.sampler), num, "sample")
     if uneven == "error" and len(dataloader.sampler) % num:
         raise TaskError(
-            f"{len(dataloader.sampler)} samples can't be split evenly over {num} ranks",
+            f"{counted(len(dataloader.sampler), 'sample')} can't be split evenly over {num} ranks",
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
     if type(dataloader.sampler) in (RandomSampler, SequentialSampler):
@@ -177,9 +177,11 @@ def _rebuilt(dataloader: Any, **given: Any) -> Any:
         ) from error
 
 
-def _require(number: int, world_size: int, what: str) -> None:
+def _require(number: int, world_size: int, singular: str, plural: str = "") -> None:
     if number < world_size:
+        has = counted(number, singular, plural)
+        most = counted(max(number, 1), "process", "processes")
         raise TaskError(
-            f"the train data loader has {number} {what}, fewer than the {world_size} ranks",
-            fix=f"train in {max(number, 1)} processes at most, or give it more data",
+            f"the train data loader has {has}, fewer than the {world_size} ranks",
+            fix=f"train in {most} at most, or give it more data",
         )

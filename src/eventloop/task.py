@@ -290,9 +290,20 @@ def _by_name(
 
 
 def _called(given: Any) -> Any:
-    """Calls a factory; a data loader or mapping is no factory."""
+    """Calls a factory; a data loader or mapping is no factory.
+
+    Raises:
+        TaskError: it makes a data loader that shuffles no samples at all.
+    """
     is_factory = callable(given) and not isinstance(given, Iterable)
-    return given() if is_factory else given
+    try:
+        return given() if is_factory else given
+    except ValueError as error:
+        if fix := data.without_samples(error):
+            raise TaskError(
+                "the data set of a data loader is empty", function=_described(given), fix=fix
+            ) from error
+        raise
 
 
 def _iterable(loader: Any, what: str) -> Any:

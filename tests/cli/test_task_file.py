@@ -136,6 +136,14 @@ def test_a_function_that_returns_no_task_is_refused(clean):
         ("def task():\n    return 1 / 0", ["ZeroDivisionError", "bad_task.py, line 2, in task"]),
         ("import sys; sys.exit(1)", ["SystemExit: 1", "bad_task.py, line 1"]),
         ("import json\ntask = json.loads('{')", ["JSONDecodeError", "bad_task.py, line 2"]),
+        (
+            "from torch.utils.data import DataLoader\ntask = DataLoader([], shuffle=True)",
+            [
+                "ValueError",
+                "bad_task.py, line 2",
+                "a data set with samples: it has none to shuffle",
+            ],
+        ),
         ("from . import data", ["ImportError", "write `import helpers` for a file beside it"]),
     ],
 )

@@ -20,7 +20,7 @@ from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.clock import Clock
 from eventloop.configuration import Configuration
-from eventloop.errors import SettingError
+from eventloop.errors import SettingError, counted
 from eventloop.manifest import write_manifest
 from eventloop.trainer import Trainer
 
@@ -110,7 +110,7 @@ def _require_duration(configuration: Configuration, task: object) -> None:
 
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Sums up a run: `10 epochs, 230 batches in 9.1 s; test/accuracy 0.987`."""
-    done = f"{_count(clock.epoch, 'epoch')}, {_count(clock.batch, 'batch', 'batches')}"
+    done = f"{counted(clock.epoch, 'epoch')}, {counted(clock.batch, 'batch', 'batches')}"
     numbers = [
         f"{dataset}/{name} {float(value):.4g}"
         for dataset, values in metrics.items()
@@ -119,7 +119,3 @@ def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     line = f"{done} in {clock.seconds:.1f} s"
     return f"{line}; {', '.join(numbers)}" if numbers else line
-
-
-def _count(number: int, singular: str, plural: str = "") -> str:
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"

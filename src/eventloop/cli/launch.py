@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 
 from eventloop.cli.arguments import CommandOption
-from eventloop.errors import UsageError
+from eventloop.errors import UsageError, counted
 from eventloop.plugin.records import fold
 
 OPTION = CommandOption("nproc", "N", "train in N processes on this machine, started by torchrun")
@@ -38,7 +38,7 @@ def launch(command: str, argv: Sequence[str], nproc: str) -> int:
         )
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if num > num_cores:
-        sys.stderr.write(f"warning: {num} processes share {num_cores} cores\n")
+        sys.stderr.write(f"warning: {num} processes share {counted(num_cores, 'core')}\n")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num)))
     return _run(num, ["-m", "eventloop", command, *without_nproc(argv)])
 

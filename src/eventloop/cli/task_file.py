@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import eventloop
+from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
 from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
@@ -220,7 +221,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in str(error)
-    fix = _NO_PACKAGE if is_relative else _MEND
+    fix = _NO_PACKAGE if is_relative else without_samples(error) or _MEND
     return TaskError(f"{label} raises {type(error).__name__}: {error}", fix=fix, **facts)
 
 
