@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.data import (
     describe,
@@ -153,7 +154,32 @@ def test_lists_of_plain_values_are_sliced_and_scalars_repeated():
 def test_tensors_that_disagree_can_not_be_split():
     """Which dimension holds the samples is the task's knowledge."""
     with pytest.raises(TaskError, match=r"5 samples can't be split.*\(3, 5\)[\s\S]*split_batch"):
-        split((X, torch.zeros(3, 5)), 2)
+        split({"x": X, "codes": torch.zeros(3, 5)}, 2)
+
+
+SINGLE = {
+    "scalar": (X[0], Y[0]),
+    "number": (X[0], 3),
+    "vector": (torch.zeros(8), torch.zeros(3)),
+    "image": (torch.zeros(3, 4, 4), torch.zeros(10)),
+    "mapping": {"input_ids": Y, "labels": torch.tensor(1)},
+}
+
+
+@pytest.mark.parametrize("sample", SINGLE.values(), ids=SINGLE)
+def test_a_single_sample_is_no_batch(sample):
+    """Its features aren't samples; a data loader with batch_size=None gives it as it is."""
+    for count in (num_samples, lambda batch: split(batch, 2)):
+        with pytest.raises(
+            TaskError, match=r"can't be counted[\s\S]*DataLoader\(dataset, batch_size"
+        ):
+            count(sample)
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(5, 1), torch.zeros(5 * 7), [1, 2], {"boxes": X}])
+def test_targets_may_be_several_a_sample(targets):
+    """Flattened over a sequence, or in a structure that only the task knows."""
+    assert num_samples((X, targets)) == 5
 
 
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])
@@ -197,3 +223,22 @@ def test_anything_else_has_no_targets(batch):
 def test_a_batch_is_described_in_a_few_words(batch, text):
     """Messages say what was there, not what it holds."""
     assert describe(batch) == text
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_a_data_set_of_samples_needs_batches(microbatch_size, make_trainer, make_task):
+    """Unbatched, each feature would count as a sample, and be split from the others."""
+    loader = DataLoader(TensorDataset(torch.zeros(6, 3), torch.zeros(6).long()), batch_size=None)
+    trainer = make_trainer(make_task(train_dataloader=loader), microbatch_size=microbatch_size)
+
+    with pytest.raises(TaskError, match=r"targets of shape \(\) can't belong"):
+        trainer.fit()
+
+
+def test_a_data_set_of_batches_needs_no_others(make_trainer, make_task, make_batches):
+    """Control: batch_size=None is right where items are whole batches."""
+    trainer = make_trainer(make_task(train_dataloader=DataLoader(make_batches(), batch_size=None)))
+
+    trainer.fit()
+
+    assert trainer.state.clock.sample == 12

@@ -54,11 +54,19 @@ def num_samples(batch: Any) -> int:
     """Gives the leading dimension of the first tensor in a nest.
 
     Raises:
-        TaskError: the nest holds no tensor with a dimension, or one without samples.
+        TaskError: the nest holds no tensor with a dimension, or one without samples; or its
+            targets aren't as many for each sample, as in a single sample that is no batch.
     """
     size = _leading(batch)
     if not size:
         raise _uncountable(batch, size)
+    targets = targets_of(batch)
+    if isinstance(targets, Tensor):
+        shape = targets.shape
+        if not shape or shape[0] % size:
+            raise _no_batch(batch, size, f"targets of shape {tuple(shape)}")
+    elif isinstance(targets, (int, float)):
+        raise _no_batch(batch, size, f"the target {targets!r}")
     return size
 
 
@@ -182,6 +190,16 @@ def _uncountable(batch: Any, size: int | None) -> TaskError:
     return TaskError(
         f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
         fix="implement the action count_batch, which says what it counts for",
+    )
+
+
+def _no_batch(batch: Any, size: int, targets: str) -> TaskError:
+    return TaskError(
+        f"the samples of a batch of {describe(batch)} can't be counted: the first dimension has "
+        f"{size}, to which {targets} can't belong",
+        fix="with batch_size=None, each item of the data set has to be a whole batch: let the data "
+        "loader make batches of samples, DataLoader(dataset, batch_size=32); of another batch "
+        "the action count_batch says what it counts for, and Task(metrics=...) what is evaluated",
     )
 
 
