@@ -55,16 +55,7 @@ def linear(
     duration: str | Time | None = None,
     final_frac: float = 0.0,
 ) -> Factory:
-    """Gives what makes a schedule that falls in a straight line after its warm-up.
-
-    Args:
-        warmup: how long the rate rises from 0 to the optimizer's own, in a straight line.
-        duration: when the fall ends, counted from the start of the run; not set: with the run.
-        final_frac: share of the optimizer's rate at the end, and from there on.
-
-    Raises:
-        ValueError: a time or a share makes no sense.
-    """
+    """Gives what makes a schedule that falls in a straight line; all else as in `cosine`."""
     return Factory(
         curve="linear", warmup=_time(warmup), end=_time(duration or "1dur"), final_frac=final_frac
     )
@@ -74,7 +65,7 @@ def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = 
     """Gives what makes a schedule that stays at the optimizer's rate after its warm-up.
 
     Args:
-        warmup: how long the rate rises from 0 to the optimizer's own, in a straight line.
+        warmup: as in `cosine`.
         cooldown: how long before the end of the run the rate falls to 0, in a straight line; not
             set: it never falls, and the run needs no `max_duration`.
 
