@@ -77,7 +77,8 @@ def constant(step, warmup=0, cooldown=0):
         (schedules.cosine(), cosine),
         (schedules.cosine(warmup="4ba"), lambda n: cosine(n, 4)),
         (schedules.cosine(warmup="0.2dur", final_frac=0.1), lambda n: cosine(n, 4, final=0.1)),
-        (schedules.cosine(duration="10ba"), lambda n: cosine(n, end=10)),
+        (schedules.cosine(duration="10ba", final_frac=0.2),
+         lambda n: cosine(n, end=10, final=0.2)),
         (schedules.cosine(duration="40ba"), lambda n: cosine(n, end=40)),
         (schedules.cosine(warmup="0.075dur"), lambda n: cosine(n, 1.5)),
         (schedules.linear(), linear),
@@ -152,6 +153,27 @@ def test_an_extended_run_does_not_bend_its_schedule(max_duration, rates_of):
 
     assert rates == pytest.approx([cosine(step, 4, final=0.1) for step in range(30)], rel=1e-12)
     assert rates[20:] == pytest.approx([0.01] * 10, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "until"), [(schedules.cosine(), "25ba"), (schedules.linear(duration="1ep"), None)]
+)
+def test_training_on_at_rate_0_is_warned_of_once(scheduler, until, rates_of):
+    """It costs as much as any other, and changes nothing."""
+    with pytest.warns(UserWarning, match="rate has been 0 since .* give it final_frac") as caught:
+        rates = rates_of(scheduler, "4ep", until=until)
+
+    assert len(caught) == 1
+    assert rates[-1] == rates[-2] == 0
+
+
+def test_a_schedule_that_ends_with_the_run_warns_of_nothing(build):
+    """Control: at its end the rate is 0, and no batch is trained with it; a warm-up starts at 0."""
+    trainer = build(schedules.cosine(warmup="0.2dur"), "4ep")
+
+    trainer.fit()
+
+    assert rate_of(trainer.state) == 0
 
 
 def test_a_step_that_is_left_out_leaves_the_rate_and_the_next_catches_up(rates_of, make_plugin):

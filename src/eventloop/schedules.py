@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,8 @@ class Factory:
                 of a length that nobody knows.
         """
         unit = _unit(self.end or self.warmup or Time("1ba"), state)
-        return Schedule(optimizer, self._course(unit, state), state.clock, state.num_batches)
+        course = self._course(unit, state)
+        return Schedule(optimizer, course, state.clock, state.num_batches, warns=state.rank == 0)
 
     def _course(self, unit: str, state: State) -> Course:
         rise = _length("warmup", self.warmup, unit, state) if self.warmup else 0.0
@@ -181,20 +183,32 @@ class Schedule:
         course: the schedule in numbers.
         clock: where the run is.
         num_batches: batches an epoch; only for a course in epochs.
+        warns: whether to warn where training goes on at a rate that has fallen to 0.
     """
 
     def __init__(
-        self, optimizer: Optimizer, course: Course, clock: Clock, num_batches: int | None
+        self,
+        optimizer: Optimizer,
+        course: Course,
+        clock: Clock,
+        num_batches: int | None,
+        *,
+        warns: bool = True,
     ) -> None:
         self.optimizer = optimizer
         self.course = course
         self._clock = clock
         self._num_batches = num_batches
+        self._warns = warns
+        self._has_ended = False
         self.step()
 
     def step(self) -> None:
         """Sets the rates for the batch that comes next."""
-        factor = self.course.factor(self._position())
+        position = self._position()
+        factor = self.course.factor(position)
+        if factor == 0.0 and position >= self.course.end:
+            self._warn_of_end()
         for group in self.optimizer.param_groups:
             rate = group["lr"]
             if "initial_lr" not in group:  # here for the first time; a tensor is read this once
@@ -227,6 +241,18 @@ class Schedule:
                 fix="resume with the scheduler that the run began with",
             )
         self.course = Course(**state_dict)
+
+    def _warn_of_end(self) -> None:
+        """Warns once, when a batch has been trained at a rate that has fallen to 0."""
+        if self._has_ended and self._warns:
+            self._warns = False
+            warnings.warn(
+                f"the learning rate has been 0 since {self.course.end:g}{self.course.unit}, where "
+                "the schedule ends: what is trained beyond changes no weight; give it "
+                "final_frac=0.1, or a duration as long as the run",
+                stacklevel=2,
+            )
+        self._has_ended = True
 
     def _position(self) -> float:
         clock, unit = self._clock, self.course.unit
