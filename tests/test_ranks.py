@@ -242,6 +242,25 @@ class Knows:
         return 8 + 4 * self.rank
 
 
+def test_data_that_only_itself_can_split_is_named(tmp_path):
+    """Whether it does can't be known; that nobody else does, silently, would waste every rank."""
+    listed, streamed = [(X[:4], Y[:4])] * 2, streams(0)
+
+    def notes(train, evaluation):
+        task = tiny_task(train_dataloader=train, eval_dataloaders={"test": evaluation})
+        with isolated_trainer(tmp_path, task) as trainer:
+            return trainer.notes
+
+    (note,), _ = run_ranks(lambda: notes(streamed, listed))
+    (both,), _ = run_ranks(lambda: notes((one for one in listed), streamed))
+    nothing, _ = run_ranks(lambda: notes(listed, DataLoader(TensorDataset(X, Y), 4)))
+
+    assert note.startswith("data: nobody here can split train over the ranks")
+    assert "islice(samples, int(os.environ['RANK']), None, int(os.environ['WORLD_SIZE']))" in note
+    assert "can split train, eval/test over" in both
+    assert nothing == ()
+
+
 def sized(rank):
     return DataLoader(TensorDataset(X, Y), 4, sampler=Knows(rank))
 

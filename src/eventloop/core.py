@@ -77,7 +77,8 @@ class Core:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the header says of the features: what they switched on and off."""
-        return tuple(one.note for one in (*self._features, *self._compiled) if one.note)
+        having = (*self._rank_hooks, *self._features, *self._compiled)
+        return tuple(one.note for one in having if one.note)
 
     def freeze(self, assembly: Assembly, observers: Sequence[Observer]) -> None:
         """Makes the plans of all hooks; once more where a plugin has dropped out.

@@ -31,6 +31,7 @@ from eventloop.rank_hooks import RankHooks
 
 if TYPE_CHECKING:
     from eventloop.clock import Moment
+    from eventloop.features import Feature
     from eventloop.numbers import OverRanks, Reduction, Row
     from eventloop.settings import Settings
     from eventloop.state import State
@@ -64,7 +65,7 @@ class DataParallel:
         """The group for sums aside of the gradients."""
         return self._groups[1]
 
-    def hooks(self, settings: Settings) -> tuple[object, ...]:
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         """Gives what splits the data and says when gradients are exchanged."""
         return (RankHooks(self),)
 

@@ -17,6 +17,7 @@ from eventloop.exchange import Alone, Exchange
 
 if TYPE_CHECKING:
     from eventloop.data import Count
+    from eventloop.features import Feature
     from eventloop.numbers import OverRanks
     from eventloop.settings import Settings
     from eventloop.state import State
@@ -40,7 +41,7 @@ class Processes(Protocol):
     world_size: int
     exchange: Exchange
 
-    def hooks(self, settings: Settings) -> tuple[object, ...]:
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         """Gives the core's plugins that training in these processes needs."""
 
     def wrap(self, state: State) -> nn.Module:
@@ -79,7 +80,7 @@ class SingleProcess:
     def __init__(self) -> None:
         self.exchange: Exchange = Alone()
 
-    def hooks(self, settings: Settings) -> tuple[object, ...]:
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         """Gives nothing: the loop alone will do."""
         return ()
 

@@ -12,7 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from eventloop.averaging import take_from_first
 from eventloop.hooks import hookimpl
 from eventloop.same import require_same
-from eventloop.sharding import is_too_small, sharded_for_evaluation, sharded_for_training
+from eventloop.sharding import (
+    is_too_small,
+    sharded_for_evaluation,
+    sharded_for_training,
+    splits_itself,
+)
 from eventloop.sync_batch_norm import with_shared_batch_norm
 
 if TYPE_CHECKING:
@@ -30,6 +35,20 @@ class RankHooks:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._seen_whole: set[str] = set()
+        self._split_themselves: dict[str, bool] = {}
+
+    @property
+    def note(self) -> str:
+        """What the header says of data that nobody here can split."""
+        names = [name for name, does in self._split_themselves.items() if does]
+        if not names:
+            return ""
+        return (
+            f"data: nobody here can split {', '.join(names)} over the ranks; unless the data set "
+            f"does, all {self._processes.world_size} ranks see the same samples: let it give "
+            "`itertools.islice(samples, int(os.environ['RANK']), None, "
+            "int(os.environ['WORLD_SIZE']))`"
+        )
 
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Any:
@@ -46,6 +65,7 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Any:
         dataloader = yield
+        self._split_themselves["train"] = splits_itself(dataloader)
         return sharded_for_training(dataloader, state)
 
     @hookimpl(wrapper=True)
@@ -53,6 +73,8 @@ class RankHooks:
         dataloaders = yield
         parts = {name: sharded_for_evaluation(one, state) for name, one in dataloaders.items()}
         small = (name for name, one in dataloaders.items() if is_too_small(one, state))
+        for name, one in dataloaders.items():
+            self._split_themselves[f"eval/{name}"] = splits_itself(one)
         self._seen_whole = {f"eval/{name}" for name in small}
         return parts
 

@@ -75,6 +75,11 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
     return _with_sampler(dataloader, _Part(dataloader.sampler, state))
 
 
+def splits_itself(dataloader: Any) -> bool:
+    """Tells whether nobody but the data itself can split it, of which nobody knows whether it does."""
+    return not _is_list(dataloader) and not _is_map_style(dataloader)
+
+
 def is_too_small(dataloader: Any, state: State) -> bool:
     """Tells whether there is less to evaluate than there are ranks, so that each sees all of it."""
     if _is_list(dataloader):
