@@ -47,15 +47,20 @@ MEND = "rename the method, list the hooks with `eventloop plugins hooks`"
 
 
 @pytest.mark.parametrize(
-    ("role", "fix"),
+    ("role", "source", "fix"),
     [
-        ("callback", f"{MEND}, or leave the plugin out of `callbacks=[...]`"),
-        ("task", MEND),
+        (
+            "callback",
+            "Trainer(callbacks=...)",
+            f"{MEND}, or leave the plugin out of `callbacks=[...]`",
+        ),
+        ("callback", "--profile", f"{MEND}, or leave `--profile` out"),
+        ("task", "Trainer(callbacks=...)", MEND),
     ],
 )
-def test_the_way_out_is_one(role, fix):
+def test_the_way_out_is_one(role, source, fix):
     """`-p no:ema` knows what is installed, not what was handed over, and never the task."""
-    message = problem_of(Plugin("ema", role, Ema(), source="Trainer(callbacks=...)"))
+    message = problem_of(Plugin("ema", role, Ema(), source=source))
 
     assert message.splitlines()[-1] == f"  fix     {fix}"
 

@@ -11,6 +11,7 @@ from typing import Self
 from eventloop.check import Check
 from eventloop.cli.output import write_lines, write_table, write_text
 from eventloop.plugin.observe import Observer
+from eventloop.plugin.records import OfFlag
 from eventloop.profile import Profile
 from eventloop.trace import Trace
 
@@ -40,7 +41,7 @@ class Diagnostics:
     @property
     def callbacks(self) -> list[object]:
         """The plugins that watch the run."""
-        return [self._profile] if self._profile is not None else []
+        return [OfFlag(self._profile, "--profile")] if self._profile is not None else []
 
     @property
     def status(self) -> int:

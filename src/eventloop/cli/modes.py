@@ -16,6 +16,7 @@ from eventloop.layers import Layer
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
 from eventloop.options import Value, flag
 from eventloop.plugin.observe import Observer
+from eventloop.plugin.records import OfFlag
 from eventloop.trainer import Result, Trainer
 
 OPTIONS = (
@@ -25,6 +26,7 @@ OPTIONS = (
     CommandOption("limit-eval-batches", "N", "end each evaluation set after N batches"),
     CommandOption("sanity-eval", "N", "evaluate N batches before the first step, for nothing"),
 )
+_LIMITS = ("limit_train_batches", "limit_eval_batches")
 # Each says which batches there are, so that two of them contradict each other.
 _CONTRADICTIONS = (
     ("dry_run", "overfit_batches"),
@@ -74,13 +76,15 @@ class Modes:
     def algorithms(self) -> list[object]:
         """What the trainer is given to limit the batches."""
         if self.is_dry:
-            return [dry_limit()]
+            return [OfFlag(dry_limit(), "--dry-run")]
         if (batches := self.counts.get("overfit_batches")) is not None:
-            return [Overfit(batches=batches)]
-        train, evaluation = map(self.counts.get, ("limit_train_batches", "limit_eval_batches"))
-        if train is None and evaluation is None:
+            return [OfFlag(Overfit(batches=batches), "--overfit-batches")]
+        limits = [name for name in _LIMITS if name in self.counts]
+        if not limits:
             return []
-        return [LimitBatches(train_batches=train, eval_batches=evaluation)]
+        train, evaluation = map(self.counts.get, _LIMITS)
+        limit = LimitBatches(train_batches=train, eval_batches=evaluation)
+        return [OfFlag(limit, " ".join(map(flag, limits)))]
 
     @property
     def observers(self) -> list[Observer]:

@@ -17,7 +17,7 @@ from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
 from eventloop.plugin.discover import discover_all
-from eventloop.plugin.records import GROUPS, Found, Plugin, Selected, fold
+from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected, fold
 from eventloop.plugin.rows import choose, take_up
 from eventloop.plugin.validate import takes_part
 from eventloop.state import State
@@ -35,8 +35,11 @@ def handed_over(
     kebab-case.
     """
     plugins = []
-    source = f"{by}({role}s=...)"
-    for target in objects:
+    usual = f"{by}({role}s=...)"
+    for given in objects:
+        source, target = usual, given
+        if isinstance(given, OfFlag):
+            source, target = given.flag, given.target
         known = _found_as(target, found)
         if known is not None:
             plugins.append(

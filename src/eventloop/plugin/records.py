@@ -94,6 +94,19 @@ class Selected:
 
 
 @dataclass(frozen=True)
+class OfFlag:
+    """A plugin that a flag of the command stands for, to be handed over like any other.
+
+    Args:
+        target: the plugin.
+        flag: as typed, `--dry-run`.
+    """
+
+    target: object
+    flag: str
+
+
+@dataclass(frozen=True)
 class Plugin:
     """A plugin that takes part: an object with hook implementations.
 
@@ -132,6 +145,8 @@ class Plugin:
             return f"switch the plugin off with `-p no:{self.name}`"
         if self.found is not None and self.found.path is not None:
             return f"leave `-p {self.source}` out"
+        if self.source.startswith("--"):
+            return f"leave `{self.source}` out"
         if self.source.startswith("Task("):
             return f"run with `-p no:{self.name}`, or leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
