@@ -72,6 +72,37 @@ def test_the_header_advises_a_fused_step_where_it_pays(could_be, run, tiny, monk
     assert (advice in ran.out + ran.err) == could_be
 
 
+WRAPS = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        return (yield)
+"""
+UPDATES = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: state.model(state.batch[0]).mean())
+"""
+
+
+@pytest.mark.parametrize("owner", [[], ["-p", "updates"]])
+def test_the_header_names_plugins_that_an_owner_of_train_batch_passes_by(owner, run, tiny, install):
+    """They would be on, and do nothing."""
+    install("wraps", WRAPS)
+    install("updates", UPDATES)
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "wraps", *owner)
+
+    line = "no effect in training: wraps (loss), since updates owns train_batch"
+    assert (line in ran.out) == bool(owner)
+    assert ran.status == 0
+
+
 @pytest.mark.parametrize("form", ["--max-duration", "--max_duration"])
 def test_a_flag_overrides_what_the_task_brings(run, tiny, form):
     """A task file says how long it trains, for everybody who has nothing else to say."""

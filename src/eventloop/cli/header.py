@@ -37,12 +37,32 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     yield f"callbacks: {_plugins(trainer, 'callback')}"
     for decision in trainer.assembly.decisions():
         yield str(decision)
+    yield from _bypassed(trainer)
     for name, optimizer in state.optimizers.items():
         if could_be_fused(optimizer, state.device):
             kind = type(optimizer).__name__
             yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
     if trainer.off:
         yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
+
+
+def _bypassed(trainer: Trainer) -> Iterator[str]:
+    """Says which plugins have no part, since whoever owns `train_batch` computes by itself."""
+    owner = trainer.owner("train_batch")
+    if owner.role == "core":
+        return
+    named = [
+        f"{one.plugin.name} ({action})"
+        for action in ("forward", "loss")
+        for one in trainer.assembly.implementations[action]
+        if one.plugin.role not in ("task", "core") and one.plugin is not owner
+    ]
+    if named:
+        who = "the task" if owner.role == "task" else owner.name
+        yield (
+            f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
+            "computes outputs and losses by itself"
+        )
 
 
 def _device(device: torch.device) -> str:
