@@ -33,7 +33,7 @@ def make_spoilt(make_trainer, make_task, make_plugin):
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
     """At the next log interval, with its moment as loggers know it, and the ways out."""
     trainer = make_spoilt(loss, precision=precision)
@@ -58,6 +58,33 @@ def test_the_first_parameter_that_isnt_finite_is_named(make_spoilt):
 
     with pytest.raises(NonFiniteError, match=r"parameters  '1\.weight' is the first that isn't"):
         trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("scale", "fp16"),
+    [
+        (1e6, "it ends at 65,504, and '0.weight' reaches 1e+06: the weights exploded"),
+        (
+            6e4,
+            "it ends at 65,504; the weights reach 6e+04, in '0.weight', so that it was an output",
+        ),
+    ],
+)
+def test_in_fp16_it_says_whether_weights_or_outputs_exploded(scale, fp16, make_trainer, make_task):
+    """Both are finite in float32, so that nothing else would tell why the loss isn't."""
+
+    def large():
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+        nn.init.constant_(model[0].weight, scale)
+        return model
+
+    with pytest.raises(NonFiniteError) as caught:
+        make_trainer(make_task(model=large), precision="fp16").fit()
+
+    text = str(caught.value)
+    assert "parameters  all are finite" in text
+    assert f"fp16        {fp16}" in text
+    assert "fix         set precision to bf16 or fp32, where nothing overflows so soon; or" in text
 
 
 def test_a_listener_hears_of_it_before_the_run_stops(make_spoilt, make_plugin):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from eventloop.clock import Moment
@@ -81,22 +82,44 @@ class LossWatch:
 
 
 def _bad_loss(loss: float, at: Moment, state: State) -> NonFiniteError:
+    facts = {"parameters": _state_of(state.model.named_parameters())}
+    fix = "lower the learning rate, set clip_norm=1.0, or look at that batch; with "
+    if state.precision.name == "fp16":
+        facts["fp16"] = _range_of_fp16(state.model.named_parameters())
+        fix = f"set precision to bf16 or fp32, where nothing overflows so soon; or {fix}"
     return NonFiniteError(
         f"the loss is {loss} at epoch {at.epoch}, batch {at.batch}",
         found=f"at batch {state.clock.batch}; everything since then is of no use",
-        parameters=_state_of(state.model.named_parameters()),
-        fix="lower the learning rate, set clip_norm=1.0, or look at that batch; with "
-        'on_bad_loss="ignore" the run goes on',
+        fix=f'{fix}on_bad_loss="ignore" the run goes on',
+        **facts,
     )
 
 
 def _state_of(params: Iterable[tuple[str, nn.Parameter]]) -> str:
     """Says which parameter is the first that isn't finite now; waits for the device."""
-    from torch.distributed.tensor import DTensor  # of use here alone, and slow to import
-
     for name, param in params:
-        # Of a sharded one this rank's share: the other ranks may not be looking.
-        own = param.to_local() if isinstance(param, DTensor) else param
-        if not own.detach().isfinite().all():
+        if not _own(param).isfinite().all():
             return f"{name!r} is the first that isn't finite"
     return "all are finite: the loss or the data is to blame, or the step was skipped"
+
+
+def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Says how far parameters are from what fp16 can hold; waits for the device."""
+    own = ((_own(param), name) for name, param in params)
+    sizes = [(one.abs().max().item(), name) for one, name in own if one.numel()]
+    size, name = max(sizes, default=(0.0, ""))
+    most = torch.finfo(torch.float16).max
+    if not size <= most:
+        return f"it ends at {most:,.0f}, and {name!r} reaches {size:.3g}: the weights exploded"
+    return (
+        f"it ends at {most:,.0f}; the weights reach {size:.3g}, in {name!r}, so that it was an "
+        "output or the loss that overflowed, unless the data did"
+    )
+
+
+def _own(param: nn.Parameter) -> Tensor:
+    """Gives a parameter; of a sharded one this rank's share: the others may not be looking."""
+    from torch.distributed.tensor import DTensor  # of use here alone, and slow to import
+
+    own: Tensor = param.to_local() if isinstance(param, DTensor) else param
+    return own.detach()
