@@ -46,6 +46,10 @@ class NonFiniteError(EventloopError):
     """The loss or the gradients aren't numbers any more, so that nothing can be learned."""
 
 
+class CheckpointError(EventloopError):
+    """A checkpoint can't be written, or isn't what it should be and is left alone."""
+
+
 class PluginError(EventloopError):
     """A plugin can't take part, or broke the contract of a hook."""
 

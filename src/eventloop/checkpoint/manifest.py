@@ -1,0 +1,170 @@
+"""The manifest of a checkpoint: which files it has, with sizes and digests, and what is known of it.
+
+It is written last and starts with the SHA-256 of all that follows, so that a folder without a whole
+manifest, or with one bit of it changed, is no checkpoint. Digests find damage; they prove nothing
+about who wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import eventloop
+from eventloop.checkpoint import bounded_json
+from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint.disk import OldFile
+from eventloop.checkpoint.nest import Json
+
+FILE = "manifest.json"
+FORMAT = "eventloop checkpoint"
+VERSION = 1
+SUFFIXES = (".safetensors", ".json")
+
+_HEAD = re.compile(rb'\{"sha256":"([0-9a-f]{64})",\n')
+_PART = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,99}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file must be: its size and the SHA-256 of its bytes, in hexadecimal digits."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says.
+
+    Attributes:
+        batch: how many batches the run had had, if the checkpoint belongs to a run.
+        files: by name, without the manifest's own.
+        facts: a skeleton without tensors.
+        eventloop: the version that wrote it.
+    """
+
+    batch: int | None
+    files: Mapping[str, FileFacts]
+    facts: Json
+    eventloop: str = eventloop.__version__
+
+    @property
+    def parts(self) -> dict[str, dict[str, str]]:
+        """Gives the files of each part by suffix; parts in order of their names."""
+        parts: dict[str, dict[str, str]] = {}
+        for name in sorted(self.files):
+            suffix = Path(name).suffix
+            parts.setdefault(name.removesuffix(suffix), {})[suffix] = name
+        return parts
+
+    @property
+    def num_bytes(self) -> int:
+        """Gives the size of all files, without the manifest's own."""
+        return sum(one.num_bytes for one in self.files.values())
+
+
+def is_part_name(name: str) -> bool:
+    """Says whether a part may be called so: a file name everywhere, and nothing but that.
+
+    Capitals are left out, because some file systems don't tell them from small letters.
+    """
+    return bool(_PART.fullmatch(name)) and f"{name}.json" != FILE
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """Gives the bytes of a manifest.
+
+    Raises:
+        Damage: its facts are too large.
+    """
+    files = {
+        name: {"bytes": one.num_bytes, "sha256": one.sha256}
+        for name, one in sorted(manifest.files.items())
+    }
+    body = bounded_json.to_bytes(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "eventloop": manifest.eventloop,
+            "batch": manifest.batch,
+            "files": files,
+            "facts": manifest.facts,
+        }
+    )
+    rest = body.removeprefix(b"{") + b"\n"
+    return b'{"sha256":"%s",\n%s' % (hashlib.sha256(rest).hexdigest().encode(), rest)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads the manifest of a folder, of this version or an older one.
+
+    Raises:
+        Damage: there is none, it isn't whole, or it is of a newer version.
+    """
+    try:
+        with OldFile(folder / FILE) as file:
+            if file.num_bytes > bounded_json.MAX_BYTES:
+                raise Damage(f"it has {file.num_bytes:,} bytes")
+            data = file.read(file.num_bytes)
+        return _from_bytes(data)
+    except Damage as damage:
+        raise Damage(f"{FILE}: {damage}") from damage
+
+
+def _from_bytes(data: bytes) -> Manifest:
+    if not data:
+        raise Damage("it is empty")
+    head = _HEAD.match(data)
+    is_whole = (
+        head is not None and hashlib.sha256(data[head.end() :]).hexdigest() == head[1].decode()
+    )
+    try:
+        value = bounded_json.from_bytes(data)
+    except Damage as damage:
+        raise Damage(f"it is damaged: {damage}") from damage
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise Damage("it isn't that of a checkpoint")
+    version = value.get("version")
+    # Whatever a newer version has changed, the manifest says its version.
+    if type(version) is int and version > VERSION:
+        raise Damage(
+            f"it has version {version} of the format, written by eventloop "
+            f"{str(value.get('eventloop'))[:40]!r}; this is eventloop {eventloop.__version__!r}, "
+            f"which knows versions up to {VERSION}"
+        )
+    if not is_whole:
+        raise Damage("it is damaged: its bytes aren't those that were digested")
+    if type(version) is not int or version not in _READERS:
+        raise Damage(f"there is no version {str(version)[:40]} of the format")
+    return _READERS[version](value)
+
+
+def _read_version_1(value: dict[str, Any]) -> Manifest:
+    match value:
+        case {"eventloop": str(writer), "batch": batch, "files": dict(files), "facts": facts}:
+            if batch is None or (type(batch) is int and batch >= 0):
+                found = {name: _file_facts(name, one) for name, one in files.items()}
+                return Manifest(batch, found, facts, writer)
+    raise Damage("it lacks something, or has it in another form")
+
+
+def _file_facts(name: str, value: Any) -> FileFacts:
+    suffix = Path(name).suffix
+    if suffix not in SUFFIXES or not is_part_name(name.removesuffix(suffix)):
+        raise Damage(f"{name[:80]!r} is no name of a file in a checkpoint")
+    match value:
+        case {"bytes": int(num_bytes), "sha256": str(sha256)} if _DIGEST.fullmatch(sha256):
+            if type(num_bytes) is int and num_bytes >= 0:
+                return FileFacts(num_bytes, sha256)
+    raise Damage(f"it says nothing usable of {name!r}")
+
+
+# A version that changes the format adds a reader that gives today's Manifest and keeps these; the
+# fixture in tests/checkpoint/fixtures of each version is read for ever.
+_READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {1: _read_version_1}

@@ -1,0 +1,247 @@
+"""The checkpoints of a run: saved, found, replaced and removed, so that one is always whole.
+
+Each is a folder `ba00001200` next to the others. It is written under a name that doesn't count, is
+renamed when it is whole, and loses that name again before anything of it is removed. Which one is
+the latest is found by looking. Kept for the lifetime of a run: whatever moment a process is killed
+at, a verified checkpoint is there, if there was one before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eventloop.checkpoint import disk, format  # noqa: A004  the module's subject
+from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint.leftovers import (
+    REPLACED,
+    UNDER_WAY,
+    is_leftover,
+    is_replaced,
+    name_inside,
+    new_id,
+)
+from eventloop.checkpoint.manifest import Manifest
+from eventloop.checkpoint.nest import Nest, restore
+from eventloop.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was found, or what looks like one.
+
+    Attributes:
+        path: its folder.
+        batch: how many batches the run had had.
+        facts: what is known of it; empty where it can't be used.
+        num_bytes: its size.
+        reason: why it can't be used, or "".
+    """
+
+    path: Path
+    batch: int
+    facts: dict[str, Any]
+    num_bytes: int
+    reason: str
+
+
+class Store:
+    """The checkpoints in one folder.
+
+    Args:
+        folder: `RUN/checkpoints`; made by the first save.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any]) -> Path:
+        """Saves a checkpoint and gives its folder; when it returns, it would outlive a power failure.
+
+        One of the same batch is replaced, or kept where it is whole and equal. What killed saves left
+        behind is removed first.
+
+        Args:
+            batch: how many batches the run has had.
+            parts, facts: as `format.write` takes them.
+
+        Raises:
+            CheckpointError: something can't be saved, or the disk is full or broken; then nothing of
+                it is left, and what was there before is as it was.
+        """
+        draft = format.Draft(parts, facts, batch)
+        self.clear()
+        target = self.folder / format.name_of(batch)
+        with new_id() as one, draft.failing(target):
+            disk.make_folders(self.folder)
+            temporary = self.folder / f"{UNDER_WAY}{target.name}-{one}"
+            with _removed_on_failure(temporary):
+                disk.make_folder(temporary)
+                manifest = draft.write(temporary, [])
+                if _is_same(target, manifest):
+                    disk.remove_tree(temporary)
+                    return target
+                self._put_in_place(temporary, target, one)
+        return target
+
+    def found(self, *, digests: bool = False) -> list[Found]:
+        """Gives what looks like a checkpoint, the newest first; the files may change meanwhile.
+
+        Args:
+            digests: whether all files are read and verified; otherwise only the manifests, and that
+                the files are there in their sizes.
+        """
+        return [self._look_at(path, digests=digests) for path in self._paths()]
+
+    def latest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
+        """Gives the newest checkpoint that verifies, and newer ones with why they can't be used.
+
+        Looks at each from the newest on; nothing points to it.
+        """
+        refused: list[tuple[Path, str]] = []
+        for path in self._paths():
+            one = self._look_at(path, digests=True)
+            if not one.reason:
+                return path, refused
+            refused.append((path, one.reason))
+        return None, refused
+
+    def prune(self, keep: Collection[int]) -> list[Path]:
+        """Removes all checkpoints but some and gives those removed; one that verifies always stays.
+
+        Where none of those to keep verifies, the newest that does stays, too.
+
+        Args:
+            keep: their batches.
+
+        Raises:
+            CheckpointError: one can't be removed.
+        """
+        paths = self._paths()
+        kept = [path for path in paths if format.batch_of(path.name) in keep]
+        # What is being replaced is settled by whoever does it, or by `clear`.
+        surplus = [path for path in paths if path not in kept and not is_replaced(path)]
+        if not surplus:
+            return []
+        # Found before anything is removed.
+        safe = next((path for path in [*kept, *surplus] if self._verifies(path)), None)
+        removed = [path for path in reversed(surplus) if safe not in (path, None)]
+        for path in removed:
+            self._remove(path)
+        return removed
+
+    def clear(self, *, alone: bool = False) -> None:
+        """Removes what killed processes left behind; puts back what one had been replacing.
+
+        What can't be removed stays: it takes space, and does no harm.
+
+        Args:
+            alone: whether the caller knows that no other process, on any machine, writes here; then
+                all that is under way is left over. Otherwise what another machine began is left
+                alone for a day.
+        """
+        for folder in self._listed():
+            with suppress(OSError, CheckpointError):
+                if not is_leftover(folder, alone=alone):
+                    continue
+                if is_replaced(folder):
+                    self._settle(folder)
+                else:
+                    disk.remove_tree(folder)
+
+    # How
+
+    def _put_in_place(self, temporary: Path, target: Path, one: str) -> None:
+        """Gives a whole checkpoint its name; at no moment is neither it nor the one before there."""
+        replaced = self.folder / f"{REPLACED}{target.name}-{one}"
+        if is_there := os.path.lexists(target):
+            disk.rename(target, replaced)
+        try:
+            disk.rename(temporary, target)
+        except BaseException:
+            if is_there:
+                disk.rename(replaced, target)
+            raise
+        disk.sync_folder(self.folder)
+        if is_there:
+            with suppress(OSError, CheckpointError):  # saved it is; the rest is left for `clear`
+                self._remove(replaced)
+
+    def _settle(self, replaced: Path) -> None:
+        """Ends a replacement: the newer one stays, if it is whole."""
+        target = self.folder / name_inside(replaced)
+        if self._verifies(target):
+            self._remove(replaced)
+            return
+        if os.path.lexists(target) and self._verifies(replaced):
+            self._remove(target)
+        if not os.path.lexists(target):
+            disk.rename(replaced, target)
+            disk.sync_folder(self.folder)
+            return
+        self._remove(replaced)
+
+    def _remove(self, path: Path) -> None:
+        """Removes a folder; it stops being a checkpoint before the first of its files is gone."""
+        with new_id() as one:
+            going = self.folder / f"{UNDER_WAY}{name_inside(path)}-{one}"
+            try:
+                disk.rename(path, going)
+                disk.sync_folder(self.folder)
+                disk.remove_tree(going)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint {str(path)!r} can't be removed: {error.strerror}",
+                    fix="look at its owner and rights, or remove it by hand",
+                ) from error
+
+    def _listed(self) -> list[Path]:
+        try:
+            return sorted(Path(one) for one in os.scandir(self.folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _paths(self) -> list[Path]:
+        """Gives all folders with the name of a checkpoint: by batches, those replaced after others."""
+        named = [(format.batch_of(one.name), one) for one in self._listed()]
+        ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
+        return [one for _, _, one in sorted(ordered, reverse=True)]
+
+    def _look_at(self, path: Path, *, digests: bool) -> Found:
+        batch = format.batch_of(path.name) or 0
+        try:
+            if path.is_symlink() or not path.is_dir():
+                raise Damage("it is a link to somewhere else, or no folder")
+            manifest = format.examine(path, digests=digests)
+        except Damage as damage:
+            return Found(path, batch, {}, 0, str(damage))
+        return Found(path, batch, restore(manifest.facts, {}), manifest.num_bytes, "")
+
+    def _verifies(self, path: Path) -> bool:
+        return not self._look_at(path, digests=True).reason
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # the first failure is the one to tell of
+            disk.remove_tree(folder)
+        raise
+
+
+def _is_same(folder: Path, manifest: Manifest) -> bool:
+    """Says whether a folder has a whole checkpoint with the same files and facts."""
+    try:
+        there = format.examine(folder)
+    except Damage:
+        return False
+    return not folder.is_symlink() and (there.files, there.facts) == (
+        manifest.files,
+        manifest.facts,
+    )

@@ -1,0 +1,64 @@
+"""Parts of a small checkpoint, a store in an empty folder, and what exact equality means."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eventloop.checkpoint.store import Store
+
+
+@pytest.fixture
+def parts() -> dict[str, Any]:
+    """Weights in a flat dict, a nest of everything, and one without tensors; the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "1.weight": torch.randn(64, 8, generator=generator),
+        "1.num_batches": torch.tensor(7),
+        "0.bias": torch.randn(3, generator=generator).bfloat16(),
+    }
+    return {
+        "model": weights,
+        "optimizers": {"adam": {0: {"step": torch.tensor(3.0)}, 1: (0.9, float("nan"), None)}},
+        "clock": {"batch": 3, "generator": [2**64, -0.0, b"\0\xff", "ü\n"]},
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store whose folder isn't there yet."""
+    return Store(tmp_path / "run" / "checkpoints")
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Any, Any], bool]:
+    """Says whether two nests are the same to the bit: types, order of keys, dtypes, zeros."""
+    return _same
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        as_bytes = [_dense(tensor).view(torch.uint8) for tensor in (one, other)]
+        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return alike and torch.equal(*as_bytes)
+    if isinstance(one, float):
+        # Python itself knows one NaN only.
+        return (one != one and other != other) or struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return _same(list(one), list(other)) and all(map(_same, one.values(), other.values()))
+    return one == other
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Gives the entries in a row; torch calls a single one dense, whatever its stride."""
+    return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))

@@ -1,0 +1,335 @@
+"""The format: what was written is read; what was changed by a bit is refused, with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+
+import pytest
+import torch
+
+import eventloop
+from eventloop.checkpoint import disk, manifest
+from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint.format import batch_of, examine, name_of, read, verify, write
+from eventloop.errors import CheckpointError
+
+FACTS = {"loss": float("nan"), "eval": {"test": {"accuracy": 0.5}}, "steps": (1, 2)}
+
+
+@pytest.fixture
+def folder(parts, tmp_path):
+    """A folder with a checkpoint of batch 3."""
+    write(tmp_path / "ba00000003", parts, FACTS, batch=3)
+    return tmp_path / "ba00000003"
+
+
+@pytest.fixture
+def refused(folder):
+    """Asserts that neither reads nor verifies; gives the message."""
+
+    def refused():
+        messages = set()
+        for function in (read, verify):
+            with pytest.raises(CheckpointError) as caught:
+                function(folder)
+            messages.add(str(caught.value))
+        (message,) = messages
+        assert message.startswith(f"the checkpoint {str(folder)!r} can't be used: ")
+        assert "\n  fix  " in message
+        return message
+
+    return refused
+
+
+def rewrite(folder, **changes):
+    """Writes the manifest again, with digests as it should have them, as a stranger would."""
+    found = dataclasses.replace(manifest.read_manifest(folder), **changes)
+    (folder / manifest.FILE).write_bytes(manifest.to_bytes(found))
+
+
+def replace_file(folder, name, data):
+    """Puts other bytes in the place of a file, with a manifest that vouches for them."""
+    (folder / name).unlink(missing_ok=True)
+    with disk.NewFile(folder / name) as file:
+        file.write(data)
+    files = dict(manifest.read_manifest(folder).files)
+    rewrite(folder, files=files | {name: manifest.FileFacts(file.num_bytes, file.digest())})
+
+
+# What holds
+
+
+def test_a_checkpoint_comes_back(folder, parts, same):
+    """All of it, to the bit."""
+    found = read(folder)
+
+    assert same(found.parts, dict(sorted(parts.items())))
+    assert same(found.facts, FACTS)
+    assert (found.path, found.batch, found.eventloop) == (folder, 3, eventloop.__version__)
+    assert same(verify(folder), FACTS)
+
+
+def test_a_part_is_one_or_two_files(folder):
+    """Weights alone are a safetensors file; what has no tensors is JSON."""
+    assert sorted(one.name for one in folder.iterdir()) == [
+        "clock.json",
+        "manifest.json",
+        "model.safetensors",
+        "optimizers.json",
+        "optimizers.safetensors",
+    ]
+
+
+def test_the_same_parts_give_the_same_bytes(folder, parts, tmp_path):
+    """Two runs can be compared by their files; no time, no place and no name gets in."""
+    write(tmp_path / "other", parts, FACTS, batch=3)
+
+    for path in folder.iterdir():
+        assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
+
+
+def test_some_parts_are_read_alone(folder, parts, same):
+    """Weights without the rest; another part may even be damaged."""
+    (folder / "optimizers.safetensors").unlink()
+
+    assert same(read(folder, only=["model"]).parts, {"model": parts["model"]})
+    assert read(folder, only=[]).parts == {}
+    with pytest.raises(CheckpointError, match=r"no part 'ema', only clock, model, optimizers"):
+        read(folder, only=["model", "ema"])
+
+
+def test_files_that_nobody_vouches_for_are_left_alone(folder):
+    """Some file systems leave their own."""
+    (folder / ".DS_Store").touch()
+
+    verify(folder)
+
+
+def test_a_checkpoint_of_no_run_may_stand_anywhere(parts, tmp_path):
+    """Without a batch; an empty one is one, too."""
+    write(tmp_path / "a" / "b", {}, {})
+
+    assert read(tmp_path / "a" / "b").batch is None
+
+
+def test_names_of_folders_say_the_batch():
+    """And nothing else has one."""
+    assert name_of(1200) == "ba00001200"
+    assert [batch_of(name_of(batch)) for batch in (0, 7, 10**12)] == [0, 7, 10**12]
+    for name in ["ba1200", "ba000001200", ".tmp-ba00001200-a", "ba00001200-a", "ba", "xba00001200"]:
+        assert batch_of(name) is None
+
+
+# What can't be saved
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Model", "../a", "a/b", ".a", "manifest", "a" * 101, "ü", "a\n"]
+)
+def test_a_part_has_the_name_of_a_file(name, tmp_path):
+    """On every file system."""
+    with pytest.raises(CheckpointError, match="no part of a checkpoint can be called"):
+        write(tmp_path / "a", {name: {}}, {})
+
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("parts", "facts", "message"),
+    [
+        ({"a": {"b": object()}}, {}, "'a.b' can't be saved: it is an object"),
+        ({}, {"a": {"b": object()}}, "'facts.a.b' can't be saved: it is an object"),
+        ({}, {"a": [torch.ones(1)]}, "facts.a.0 is a tensor"),
+        (
+            {"a": [0] * 600_000},
+            {},
+            r"'a' can't be saved: its JSON has 600,000 items[\s\S]*torch.tensor",
+        ),
+        ({}, {"a": [0] * 600_000}, "'facts' can't be saved: its JSON has"),
+        ({"a": {"b": torch.ones(1).cdouble()}}, {}, "'a.safetensors: b' can't be saved"),
+    ],
+)
+def test_what_can_not_be_saved_is_found_before_anything_is_written(parts, facts, message, tmp_path):
+    """Whatever was there stays as it was."""
+    with pytest.raises(CheckpointError, match=message):
+        write(tmp_path / "a", parts, facts)
+
+    assert not (tmp_path / "a").exists()
+
+
+def test_no_file_is_replaced(folder, parts):
+    """A checkpoint is written once; `Store` replaces whole folders."""
+    before = {one: one.read_bytes() for one in folder.iterdir()}
+
+    with pytest.raises(CheckpointError, match=r"can't be written to .*File exists"):
+        write(folder, parts, FACTS, batch=4)
+
+    assert {one: one.read_bytes() for one in folder.iterdir()} == before
+
+
+# Damage
+
+
+def test_truncation_anywhere_is_found(folder, refused):
+    """At 50 points of each file, its beginning and its last byte among them."""
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        points = {0, 1, 7, 8, 9, len(data) - 1, *range(0, len(data), len(data) // 45 + 1)}
+        for point in sorted(points):
+            path.write_bytes(data[:point])
+
+            assert path.name in refused()
+        path.write_bytes(data)
+    verify(folder)
+
+
+def test_a_flipped_bit_anywhere_is_found(folder):
+    """500 of them, over all files; each is put right again."""
+    draw = random.Random(0)
+    paths = sorted(folder.iterdir())
+    sizes = [one.stat().st_size for one in paths]
+    for _ in range(500):
+        (path,) = draw.choices(paths, sizes)
+        data = bytearray(whole := path.read_bytes())
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+
+        with pytest.raises(CheckpointError, match=path.name):
+            verify(folder)
+        with pytest.raises(CheckpointError, match=path.name):
+            read(folder)
+        path.write_bytes(whole)
+    verify(folder)
+
+
+def test_bits_of_the_manifest_are_all_guarded(folder):
+    """It has no other file to vouch for it."""
+    path = folder / "manifest.json"
+    data = path.read_bytes()
+    for bit in range(0, 8 * len(data), 5):  # some of each byte
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+
+        with pytest.raises(Damage, match=r"manifest.json"):
+            manifest.read_manifest(folder)
+    path.write_bytes(data)
+    verify(folder)
+
+
+@pytest.mark.parametrize("size", [1, 4096])
+def test_more_bytes_are_found(folder, refused, size):
+    """Zeros at the end are what some file systems leave after a crash."""
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        path.write_bytes(data + bytes(size))
+
+        assert path.name in refused()
+        path.write_bytes(data)
+
+
+def test_a_zeroed_page_is_found(tmp_path):
+    """In the middle of weights that are no zeros."""
+    write(tmp_path / "a", {"model": {"w": torch.arange(10_000)}}, {})
+    with (tmp_path / "a" / "model.safetensors").open("r+b") as file:
+        file.seek(8192)
+        file.write(bytes(4096))
+
+    with pytest.raises(CheckpointError, match=r"model.safetensors: .* the digest differs"):
+        read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "clock.json", "manifest.json"])
+def test_a_missing_file_is_named(name, folder, refused):
+    """Nothing is made up for it."""
+    (folder / name).unlink()
+
+    assert f"{name}: it can't be read: No such file" in refused()
+
+
+def test_swapped_files_are_found(tmp_path):
+    """Even of one size and form."""
+    write(tmp_path / "a", {"one": {"w": torch.ones(2)}, "two": {"w": torch.zeros(2)}}, {})
+    one, two = (tmp_path / "a" / f"{name}.safetensors" for name in ("one", "two"))
+    one.rename(tmp_path / "kept")
+    two.rename(one)
+    (tmp_path / "kept").rename(two)
+
+    with pytest.raises(CheckpointError, match=r"one.safetensors: .* the digest differs"):
+        verify(tmp_path / "a")
+
+
+def test_an_empty_manifest_is_none(folder, refused):
+    """What some file systems leave of a file that wasn't synced."""
+    (folder / "manifest.json").write_bytes(b"")
+
+    assert "manifest.json: it is empty" in refused()
+
+
+def test_a_manifest_of_another_step_is_refused(folder, refused, parts, tmp_path):
+    """With files that are whole: it may have the same shapes."""
+    write(tmp_path / "other", parts, FACTS, batch=4)
+    shutil.copy(tmp_path / "other" / "manifest.json", folder)
+
+    assert "it is that of batch 4, the folder's name says 3" in refused()
+
+
+def test_sizes_alone_are_looked_at_without_digests(folder):
+    """To list many checkpoints; a changed byte needs the digests."""
+    data = (folder / "clock.json").read_bytes()
+    (folder / "clock.json").write_bytes(data[::-1])
+
+    assert examine(folder, digests=False).batch == 3
+    with pytest.raises(Damage, match="digest"):
+        examine(folder)
+    (folder / "clock.json").write_bytes(data[:-1])
+    with pytest.raises(Damage, match=r"clock.json: it has .* bytes, manifest.json says"):
+        examine(folder, digests=False)
+
+
+# Versions
+
+
+def test_a_newer_version_names_the_eventloop_that_wrote_it(folder, refused, monkeypatch):
+    """It may have changed anything but where the version stands."""
+    monkeypatch.setattr(manifest, "VERSION", 2)
+    rewrite(folder, eventloop="7.1.0")
+    monkeypatch.undo()
+
+    message = refused()
+
+    assert "version 2 of the format, written by eventloop '7.1.0'" in message
+    assert f"this is eventloop {eventloop.__version__!r}" in message
+    (folder / "manifest.json").write_text(
+        json.dumps({"format": manifest.FORMAT, "version": 9, "eventloop": "8.0.0"})
+    )
+    assert "version 9 of the format, written by eventloop '8.0.0'" in refused()
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.0, True, None, "1"])
+def test_a_version_that_never_was_is_refused(version, folder, refused, monkeypatch):
+    """Nothing is guessed."""
+    found = manifest.read_manifest(folder)
+    monkeypatch.setattr(manifest, "VERSION", version)
+    (folder / manifest.FILE).write_bytes(manifest.to_bytes(found))
+    monkeypatch.undo()
+
+    assert "there is no version" in refused()
+
+
+def test_an_older_version_has_its_reader(folder, same, monkeypatch):
+    """The migration path: a table from versions to functions that give today's manifest."""
+    readers = manifest._READERS | {2: lambda value: manifest._READERS[1](value["inside"])}
+    monkeypatch.setattr(manifest, "VERSION", 2)
+    monkeypatch.setattr(manifest, "_READERS", readers)
+
+    assert same(verify(folder), FACTS)
+    assert set(readers) == set(range(1, 3))
+
+
+def test_every_version_up_to_this_has_a_reader():
+    """None is ever taken away."""
+    assert set(manifest._READERS) == set(range(1, manifest.VERSION + 1))
