@@ -105,7 +105,9 @@ def test_samples_are_counted_by_the_leading_dimension(batch, samples):
     assert num_samples(batch) == samples
 
 
-@pytest.mark.parametrize("batch", ["text", (), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),)])
+@pytest.mark.parametrize(
+    "batch", ["text", (), ([], []), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),)]
+)
 def test_samples_that_can_not_be_counted_are_refused(batch):
     """A guess would bend every mean."""
     with pytest.raises(TaskError, match="holds no tensor whose samples could be counted"):
@@ -155,6 +157,49 @@ def test_tensors_that_disagree_can_not_be_split():
     """Which dimension holds the samples is the task's knowledge."""
     with pytest.raises(TaskError, match=r"5 samples can't be split.*\(3, 5\)[\s\S]*split_batch"):
         split({"x": X, "codes": torch.zeros(3, 5)}, 2)
+
+
+def image(height, num_boxes):
+    return torch.zeros(3, height, 5), {"boxes": torch.zeros(num_boxes, 4), "image_id": height}
+
+
+LISTED = {
+    "detection": ([image(4, 3)[0], image(6, 6)[0]], [image(4, 3)[1], image(6, 6)[1]]),
+    "zipped": tuple(zip(image(4, 1), image(6, 2), strict=True)),
+    "sequences": ([torch.zeros(2, 8), torch.zeros(3, 8)], torch.tensor([0, 1])),
+    "numbers": ([torch.zeros(8), torch.zeros(8)], [0, 1]),
+    "scalars": Pair([torch.zeros(8), torch.zeros(8)], [torch.tensor(0), torch.tensor(1)]),
+    "texts": ([torch.zeros(3, 4, 4), torch.zeros(3, 4, 4)], ["a cat", "a dog"]),
+}
+
+
+@pytest.mark.parametrize("batch", LISTED.values(), ids=LISTED)
+def test_lists_with_an_entry_for_each_sample_are_counted_and_split_by_entry(batch):
+    """Samples of unequal size can't be stacked; the channels of the first are no samples."""
+    pieces = split(batch, 1)
+
+    assert num_samples(batch) == 2
+    assert [type(piece) for piece in pieces] == [type(batch)] * 2
+    for idx, piece in enumerate(pieces):
+        assert piece[0][0] is batch[0][idx]
+        assert len(piece[0]) == len(piece[1]) == 1
+
+
+@pytest.mark.parametrize("targets", [Y, [Y, Y], (Y, Y)])
+def test_several_inputs_are_no_samples(targets):
+    """Control: each holds all samples."""
+    assert num_samples(([X, X], targets)) == 5
+    assert num_samples(((X[:2], X[:2]), Y[:2])) == 2
+    assert [one.shape for one in split(((X[:2], X[:2]), Y[:2]), 1)[0][0]] == [(1, 2), (1, 2)]
+
+
+def test_a_list_of_mappings_is_sliced_beside_stacked_inputs():
+    """The targets of a detector whose images have one size."""
+    boxes = [{"boxes": torch.zeros(num, 4)} for num in range(5)]
+
+    pieces = split({"pixel_values": X, "labels": boxes}, 3)
+
+    assert [piece["labels"] for piece in pieces] == [boxes[:3], boxes[3:]]
 
 
 SINGLE = {

@@ -53,28 +53,25 @@ def to_host(outputs: Any) -> Any:
 def num_samples(batch: Any) -> int:
     """Gives the leading dimension of the first tensor in a nest.
 
+    Of a pair of lists with an entry for each sample, as detectors take them, it is their length.
+
     Raises:
         TaskError: the nest holds no tensor with a dimension, or one without samples; or its
             targets aren't as many for each sample, as in a single sample that is no batch.
     """
-    size = _leading(batch)
-    if not size:
-        raise _uncountable(batch, size)
-    targets = targets_of(batch)
-    if isinstance(targets, Tensor):
-        shape = targets.shape
-        if not shape or shape[0] % size:
-            raise _no_batch(batch, size, f"targets of shape {tuple(shape)}")
-    elif isinstance(targets, (int, float)):
-        raise _no_batch(batch, size, f"the target {targets!r}")
-    return size
+    # Almost every batch is a pair of tensors, and each is counted: as few calls as can be.
+    if is_pair(batch) and isinstance(batch[0], Tensor) and isinstance(batch[1], Tensor):
+        inputs, targets = batch[0].shape, batch[1].shape
+        if inputs and targets and inputs[0] and not targets[0] % inputs[0]:
+            return inputs[0]
+    return len(batch[0]) if _is_listed(batch) else _leading_that_fits(batch)
 
 
 def split(batch: Any, size: int) -> list[Any]:
     """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
 
     Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
-    values as there are samples is sliced.
+    values or mappings as there are samples is sliced.
 
     Raises:
         TaskError: two tensors disagree on the number of samples.
@@ -82,8 +79,10 @@ def split(batch: Any, size: int) -> list[Any]:
     samples = num_samples(batch)
     if samples <= size:
         return [batch]
-    return [_slice(batch, start, min(start + size, samples), samples)
-            for start in range(0, samples, size)]  # fmt: skip
+    bounds = [(start, min(start + size, samples)) for start in range(0, samples, size)]
+    if _is_listed(batch):
+        return [_rebuild(batch, [part[start:stop] for part in batch]) for start, stop in bounds]
+    return [_slice(batch, start, stop, samples) for start, stop in bounds]
 
 
 def inputs_of(batch: Any) -> Any:
@@ -203,6 +202,39 @@ def _no_batch(batch: Any, size: int, targets: str) -> TaskError:
     )
 
 
+def _leading_that_fits(batch: Any) -> int:
+    size = _leading(batch)
+    if not size:
+        raise _uncountable(batch, size)
+    targets = targets_of(batch)
+    if isinstance(targets, Tensor) and (not targets.ndim or targets.shape[0] % size):
+        raise _no_batch(batch, size, f"targets of shape {tuple(targets.shape)}")
+    if isinstance(targets, (int, float)):
+        raise _no_batch(batch, size, f"the target {targets!r}")
+    return size
+
+
+def _is_listed(batch: Any) -> bool:
+    """Tells whether a pair is of lists with an entry for each sample, not of whole tensors."""
+    if not is_pair(batch) or not isinstance(batch[0], (tuple, list)):
+        return False
+    inputs, targets = batch
+    num = len(inputs)
+    if num == 0:
+        return False
+    if isinstance(targets, Tensor):
+        # Several inputs would have as many samples each.
+        return targets.shape[:1] == (num,) and any(
+            _leading(one) not in (None, num) for one in inputs
+        )
+    return isinstance(targets, (tuple, list)) and len(targets) == num and all(map(_is_one, targets))
+
+
+def _is_one(value: Any) -> bool:
+    """Tells whether a value belongs to a single sample: a number, a text, a mapping of tensors."""
+    return isinstance(value, Mapping) or _leading(value) is None
+
+
 def _leading(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
@@ -229,7 +261,7 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
         return batch[start:stop] if batch.ndim else batch
     if isinstance(batch, Mapping):
         return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == samples and _leading(batch) is None:
+    if isinstance(batch, list) and len(batch) == samples and all(map(_is_one, batch)):
         return batch[start:stop]
     if isinstance(batch, (tuple, list)):
         return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
