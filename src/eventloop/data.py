@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -149,7 +150,9 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
     A loader that starts anew each time is asked for one that is dropped; an iterator, which
     doesn't, gets it back. The batch is None where there is none.
     """
-    iterator = iter(dataloader)
+    # Of a copy, so that workers that stay, which `iter` would find again, go with it.
+    is_loader = isinstance(dataloader, DataLoader)
+    iterator = iter(copy.copy(dataloader) if is_loader else dataloader)
     batch = next(iterator, None)
     if iterator is dataloader and batch is not None:
         return batch, itertools.chain([batch], iterator)
@@ -172,6 +175,12 @@ def known_length(dataloader: Any) -> int | None:
     if isinstance(dataloader, (DataLoader, Sequence)):
         return len(dataloader)
     return None
+
+
+def is_map_style(dataloader: Any) -> bool:
+    """Tells whether it is torch's data loader, or one like it, over a map-style data set."""
+    is_loader = isinstance(dataloader, DataLoader)
+    return is_loader and not isinstance(dataloader.dataset, IterableDataset)
 
 
 def _rebuild(like: Any, values: list[Any]) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from eventloop.data import Count, known_length
+from eventloop.data import Count
 from eventloop.errors import TaskError, counted
 from eventloop.processes import Processes
+from eventloop.seeding import kept_generators
+from eventloop.sources import source_of
 
 NOTHING = Count(0, 0, 0)
 
@@ -23,6 +25,7 @@ class Feed:
         uneven: what becomes of the batches that some ranks have and others don't. pad: a rank
             that has run out repeats its first batch, which counts for nothing; drop: they are left
             out; error: they are an error.
+        sample_seed: what random draws of a data set are tied to; None leaves them alone.
 
     Attributes:
         used: whether an epoch has ever begun.
@@ -37,25 +40,30 @@ class Feed:
         dataloader: Any,
         processes: Processes,
         uneven: Literal["pad", "drop", "error"] = "pad",
+        sample_seed: int | None = None,
     ) -> None:
         self.dataloader = dataloader
         self.used = False
         self._processes = processes
         self._uneven = uneven
-        self._own_length = known_length(dataloader)
+        self._source = source_of(dataloader, sample_seed)
+        self._own_length = self._source.num_batches
         self.num_batches = self._agreed_length()
         may_pad = self.num_batches is None or self.num_batches != self._own_length
         self._keeps_first = processes.world_size > 1 and uneven == "pad" and may_pad
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._ahead: list[Any] = []
+        self._position: dict[str, Any] = {}
+        self._epoch = 0
         self._taken = 0
         self._is_repeated = False
+        self._is_loaded = False
 
     @property
     def under_way(self) -> bool:
         """Whether an epoch has begun and hasn't ended."""
-        return self._iterator is not None
+        return self._iterator is not None or self._is_loaded
 
     def start_epoch(self, epoch: int) -> None:
         """Begins an epoch, and tells its number to samplers that want it.
@@ -63,12 +71,9 @@ class Feed:
         Raises:
             TaskError: it has no batch, so that epochs would pass, or never end, untrained.
         """
-        for name in ("sampler", "batch_sampler"):
-            set_epoch = getattr(getattr(self.dataloader, name, None), "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
-        self._iterator, self._ahead, self._taken = iter(self.dataloader), [], 0
-        self.used = True
+        self._tell_epoch(epoch)
+        self._iterator, self._ahead, self._taken = self._source.start(epoch), [], 0
+        self._epoch, self.used = epoch, True
         if not self._has_own():
             raise TaskError(
                 f"the train data loader gave no batch in epoch {epoch}",
@@ -90,9 +95,16 @@ class Feed:
             raise _uneven(f"{world_size - num_with} of {world_size} ranks have run out of batches")
         return num_with == world_size if self._uneven == "drop" else num_with > 0
 
+    def has_ended(self) -> bool:
+        """Tells whether nothing is left of the epoch; a batch that this finds stays untaken."""
+        if self._own_length is None and not self._ahead:
+            self._position = self._source.state_dict()
+        return not self.has_next()
+
     def next(self) -> Any:
         """Gives the next batch, as the loader made it."""
-        assert self._iterator is not None
+        if self._iterator is None:
+            self._iterator = self._rest()
         length = self._own_length
         self._is_repeated = not self._ahead if length is None else self._taken >= length
         try:
@@ -106,7 +118,7 @@ class Feed:
                 fix="make len() of the data loader the number of batches that it gives",
             ) from None
         self._taken += 1
-        if self._keeps_first and self._taken == 1:
+        if self._keeps_first and self._first is None:
             self._first = batch
         return batch
 
@@ -117,12 +129,67 @@ class Feed:
     def end_epoch(self) -> None:
         """Ends the epoch; what is left of it is dropped."""
         self._iterator, self._ahead, self._first = None, [], None
+        self._is_loaded = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives where this rank is: a nest of plain values and tensors.
+
+        What the loader has fetched, and what is held ahead, counts as not taken.
+        """
+        return {
+            "kind": self._source.kind,
+            "used": self.used,
+            "under_way": self.under_way,
+            "epoch": self._epoch,
+            "num_taken": self._taken,
+            "num_batches": self.num_batches,
+            "world_size": self._processes.world_size,
+            "position": self._position if self._ahead else self._source.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave; before the first batch.
+
+        What is left of an epoch under way begins when it is asked for; the global generators stay
+        as they are, then and now.
+
+        Raises:
+            TaskError: this loader can't give the batches that come next.
+        """
+        if state["kind"] != self._source.kind:
+            raise TaskError(
+                f"the run was begun with another kind of train data loader: {state['kind']}, "
+                f"now {self._source.kind}",
+                fix="go on with the data loader that the run was begun with",
+            )
+        self.used, self._is_loaded = state["used"], state["under_way"]
+        self._epoch, self._taken = state["epoch"], state["num_taken"]
+        self._tell_epoch(self._epoch)
+        num_taken = self._taken if self._is_loaded else None
+        with kept_generators():
+            self._source.load(state["position"], self._epoch, num_taken)
+
+    def _rest(self) -> Iterator[Any]:
+        """Begins what is left of the epoch that was loaded."""
+        assert self._is_loaded
+        rest = self._source.rest()
+        if self._keeps_first:
+            with kept_generators():
+                self._first = self._source.first()
+        return rest
+
+    def _tell_epoch(self, epoch: int) -> None:
+        for name in ("sampler", "batch_sampler"):
+            set_epoch = getattr(getattr(self.dataloader, name, None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
     def _has_own(self) -> bool:
         if self._own_length is not None:
             return self._taken < self._own_length
         if not self._ahead:
-            assert self._iterator is not None
+            if self._iterator is None:
+                self._iterator = self._rest()
             for batch in self._iterator:
                 self._ahead.append(batch)
                 break

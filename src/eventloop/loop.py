@@ -123,7 +123,7 @@ class Loop:
             over = hooks.should_stop(state)
 
         # Complete is an epoch of which nothing is left, whoever ended it.
-        complete = end_epoch or not feed.has_next()
+        complete = end_epoch or feed.has_ended()
         if complete:
             feed.end_epoch()
             state.clock.end_epoch()
@@ -314,7 +314,9 @@ class Loop:
     def feed_from(self, state: State, dataloader: Any) -> None:
         """Takes training batches from this data loader from now on."""
         state.train_dataloader = dataloader
-        self._feed = Feed(dataloader, self.processes, state.settings.uneven)
+        settings = state.settings
+        sample_seed = settings.seed if settings.seed_samples else None
+        self._feed = Feed(dataloader, self.processes, settings.uneven, sample_seed)
         state.num_batches = self._feed.num_batches
 
     def _evaluate_once(self, state: State) -> None:

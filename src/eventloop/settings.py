@@ -30,6 +30,9 @@ class Settings:
             fp16 allow TF32 for what stays in float32.
         device: cpu, cuda, cuda:1, or auto: a GPU where there is one.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
+        seed_samples: whether random draws of a map-style data set come from seed, epoch and index, the
+            same with any number of workers and after any stop; false: from where the generators
+            stand, as in a plain loop.
         microbatch_size: samples a forward and backward pass; the gradient of a batch stays the
             same, the memory shrinks. Not set: the whole batch. auto: the whole batch, halved as
             often as the memory runs out.
@@ -65,6 +68,7 @@ class Settings:
     precision: Precision = "auto"
     device: str = "auto"
     seed: int = 0
+    seed_samples: bool = True
     microbatch_size: int | Literal["auto"] | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -94,6 +98,7 @@ class SettingValues(TypedDict, total=False):
     precision: Precision
     device: str
     seed: int
+    seed_samples: bool
     microbatch_size: int | Literal["auto"] | None
     clip_norm: float | None
     clip_value: float | None

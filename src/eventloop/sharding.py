@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
-    DataLoader,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
 )
 
+from eventloop.data import is_map_style
 from eventloop.errors import TaskError, counted
 from eventloop.seeding import kept_generators, seed_everything
 
@@ -35,7 +34,7 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
     if _is_list(dataloader):
         _require(len(dataloader), num, "batch", "batches")
         return dataloader[state.rank :: num]
-    if not _is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
         return _rebuilt(dataloader, batch_sampler=_Part(dataloader.batch_sampler, state))
@@ -68,7 +67,7 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
         return dataloader
     if _is_list(dataloader):
         return dataloader[state.rank :: state.world_size]
-    if not _is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
         return _rebuilt(dataloader, batch_sampler=_Part(dataloader.batch_sampler, state))
@@ -84,7 +83,7 @@ def is_too_small(dataloader: Any, state: State) -> bool:
     """Tells whether there is less to evaluate than there are ranks, so that each sees all of it."""
     if _is_list(dataloader):
         return len(dataloader) < state.world_size
-    if not _is_map_style(dataloader) or _knows_ranks(dataloader):
+    if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return False
     plain = _has_plain_batches(dataloader)
     return len(dataloader.sampler if plain else dataloader.batch_sampler) < state.world_size
@@ -133,11 +132,6 @@ class _Part(Sampler[Any]):
 
 def _is_list(dataloader: Any) -> bool:
     return isinstance(dataloader, Sequence) and not isinstance(dataloader, str)
-
-
-def _is_map_style(dataloader: Any) -> bool:
-    is_loader = isinstance(dataloader, DataLoader)
-    return is_loader and not isinstance(dataloader.dataset, IterableDataset)
 
 
 def _knows_ranks(dataloader: Any) -> bool:

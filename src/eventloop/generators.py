@@ -1,0 +1,78 @@
+"""Where random generators stand, as nests of plain values and tensors."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def is_generator(value: object) -> bool:
+    """Tells whether a value is a random generator: Python's, NumPy's or torch's."""
+    if isinstance(value, (torch.Generator, random.Random)):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(
+        value, (numpy.random.Generator, numpy.random.RandomState)
+    )
+
+
+def global_generators() -> dict[str, Any]:
+    """Gives the generators of the host that everybody shares, by name.
+
+    NumPy's is there where it is imported. `standing_of` and `put` take them as they take others.
+    """
+    shared: dict[str, Any] = {"python": random, "torch": torch.default_generator}
+    if numpy := sys.modules.get("numpy"):
+        shared["numpy"] = numpy.random
+    return shared
+
+
+def standing_of(generator: Any) -> Any:
+    """Gives where a generator stands, as a nest of plain values and tensors."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random) or generator is random:
+        version, words, gauss = generator.getstate()
+        return {"version": version, "words": torch.tensor(words), "gauss": gauss}
+    if callable(getattr(generator, "get_state", None)):
+        return plain(generator.get_state(legacy=False))
+    return plain(generator.bit_generator.state)
+
+
+def put(generator: Any, standing: Any) -> None:
+    """Lets a generator go on from where `standing_of` found it."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(standing)
+    elif isinstance(generator, random.Random) or generator is random:
+        words = tuple(standing["words"].tolist())
+        generator.setstate((standing["version"], words, standing["gauss"]))
+    elif callable(getattr(generator, "set_state", None)):
+        generator.set_state(unplain(standing))
+    else:
+        generator.bit_generator.state = unplain(standing)
+
+
+def plain(value: Any) -> Any:
+    """Gives a nest in which NumPy's arrays are tensors with the name of their type."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        words = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+        return {"array": str(value.dtype), "shape": list(value.shape), "bytes": words}
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+
+
+def unplain(value: Any) -> Any:
+    """Gives the nest that `plain` was given."""
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"array", "shape", "bytes"}:
+        numpy = sys.modules["numpy"]
+        words = numpy.frombuffer(value["bytes"].numpy().tobytes(), value["array"])
+        return words.reshape(value["shape"]).copy()
+    return {key: unplain(one) for key, one in value.items()}
