@@ -223,8 +223,9 @@ def test_questions_are_asked_at_their_moments(make_trainer, make_recorder, make_
                "batch_end", "should_eval", "batch_checkpoint", "should_checkpoint",
                "should_end_epoch", "should_stop"]  # fmt: skip
     an_end = ["epoch_end", "should_eval", "epoch_checkpoint", "should_checkpoint", "should_stop"]
-    assert recorder.seen == ["epoch_start", *a_batch, *an_end, "should_rebuild_dataloader",
-                             "epoch_start", *a_batch, *an_end]  # fmt: skip
+    assert recorder.seen == ["should_checkpoint",
+                             "epoch_start", *a_batch, *an_end, "should_rebuild_dataloader",
+                             "epoch_start", *a_batch, *an_end, "should_checkpoint"]  # fmt: skip
 
 
 def test_the_clock_advances_before_the_end_of_a_batch_and_of_an_epoch(make_trainer, make_plugin):

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from eventloop.clock import Clock, Moment, Time
-from eventloop.errors import EventloopError, PluginError, TaskError
+from eventloop.errors import CheckpointError, EventloopError, PluginError, ResumeError, TaskError
 from eventloop.events import Event
 from eventloop.hooks import hookimpl, hookspec
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from eventloop.data import Count
     from eventloop.distributed import rank_zero_first
     from eventloop.settings import Settings
+    from eventloop.start import Allowed
     from eventloop.state import State
     from eventloop.task import Task
     from eventloop.trainer import Result, Trainer
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Allowed",
+    "CheckpointError",
     "Clock",
     "Count",
     "Event",
@@ -29,6 +32,7 @@ __all__ = [
     "Moment",
     "PluginError",
     "Result",
+    "ResumeError",
     "Settings",
     "State",
     "StateView",
@@ -44,6 +48,7 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
 _LAZY = {
+    "Allowed": "eventloop.start",
     "Count": "eventloop.data",
     "Result": "eventloop.trainer",
     "Settings": "eventloop.settings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -53,10 +53,6 @@ class Bookkeeping:
         return clock.crossed(interval) or clock.reached(state.until)
 
     @hookimpl
-    def should_checkpoint(self, state: State) -> bool:
-        return state.checkpoint_requested
-
-    @hookimpl
     def should_stop(self, state: State) -> bool:
         return state.stop_reason is not None or state.clock.reached(state.until)
 
@@ -99,6 +95,15 @@ class Bookkeeping:
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
             self._add_row(state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the history, and the latest loss."""
+        return {"history": self.history, "last_loss": self.last_loss}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.history = list(state["history"])
+        self.last_loss = state["last_loss"]
+
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
@@ -130,6 +135,6 @@ def _log_scalars(state: State, prefix: str, results: Mapping[str, Tensor]) -> No
 
 def _resolved(name: str, interval: Time, state: State) -> Time:
     try:
-        return resolve(interval, state.settings.max_duration, state.num_batches)
+        return resolve(interval, state.duration, state.num_batches)
     except ValueError as error:
         raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None

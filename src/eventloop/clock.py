@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 UNITS = {
     "ep": "epochs",
@@ -159,6 +160,20 @@ class Clock:
         """Moves on by one epoch; the counts within the epoch start again."""
         now = self._now
         self._now = self._epoch_start = now._replace(epoch=now.epoch + 1)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Gives where the run is, was a batch ago, and was when the epoch under way began."""
+        return {
+            "now": list(self._now),
+            "previous": list(self._previous),
+            "epoch_start": list(self._epoch_start),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where `state_dict` was."""
+        self._now = Moment(*state["now"])
+        self._previous = Moment(*state["previous"])
+        self._epoch_start = Moment(*state["epoch_start"])
 
     def reached(self, time: Time) -> bool:
         """Tells whether `time` is over, counted from the start of the run."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eventloop.accumulation import Microbatches
 from eventloop.bookkeeping import Bookkeeping
+from eventloop.checkpoint.capture import Capture
+from eventloop.checkpoint.plugins import PluginStates
+from eventloop.checkpoint.saver import Saver
+from eventloop.checkpoint.store import Store
 from eventloop.compiling import Compiled, compiled_of
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device
@@ -33,12 +38,22 @@ class Core:
         settings: what of it there is: features, precision, the kind of accumulation.
         processes: those that train together.
         run_dir: where the run's files go.
+        store: the run's checkpoints.
+        origin: what the manifest says of the task.
 
     Attributes:
         hooks: the plans of all hooks; empty before `freeze`.
+        capture: takes the run apart for a checkpoint, and puts it together again.
     """
 
-    def __init__(self, settings: Settings, processes: Processes, run_dir: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        processes: Processes,
+        run_dir: Path,
+        store: Store,
+        origin: Mapping[str, Any] | None,
+    ) -> None:
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
         self.state = State(
@@ -60,6 +75,22 @@ class Core:
         self._rank_hooks = processes.hooks(settings)
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()
+        self._origin = origin
+        self._active: tuple[Plugin, ...] = ()
+        self._saver = Saver(lambda: self.capture.take(), store, settings)
+        self.capture = Capture(
+            self.state,
+            self.hooks,
+            self.loop,
+            {
+                "clock": self.state.clock,
+                "precision": precision,
+                "bookkeeping": self.bookkeeping,
+                "loop": self.loop,
+                "saver": self._saver,
+            },
+            PluginStates(lambda: self._active),
+        )
 
     @property
     def plugins(self) -> list[Plugin]:
@@ -71,6 +102,7 @@ class Core:
             *self._rank_hooks,
             *self._features,
             *self._watches,
+            self._saver,
         )
         return [Plugin("core", "core", target) for target in targets]
 
@@ -94,7 +126,9 @@ class Core:
             setattr(self.hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.loop.quiet, name, nothing if is_told else plan)
+        self._active = assembly.plugins
         state.manifest = manifest_of(assembly, state.settings, state.device)
+        state.manifest["task"] = dict(self._origin or {})
         self._accumulate.splitter = assembly.owner("split_batch").origin
         state.connect(
             {fold(one.name): one for one in assembly.plugins if one.role != "core"},

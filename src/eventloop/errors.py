@@ -47,7 +47,11 @@ class NonFiniteError(EventloopError):
 
 
 class CheckpointError(EventloopError):
-    """A checkpoint can't be written, or isn't what it should be and is left alone."""
+    """A checkpoint can't be written, or doesn't verify, or doesn't fit; exit status 4."""
+
+
+class ResumeError(UsageError):
+    """A run can't go on as it is started: something differs from how it was begun."""
 
 
 class PluginError(EventloopError):

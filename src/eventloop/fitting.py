@@ -102,7 +102,7 @@ class _Kept:
 
     def __init__(self, state: State) -> None:
         self._buffers = [(one, one.clone()) for one in state.model.buffers()]
-        self._generators = KeptGenerators(state.generators())
+        self._generators = KeptGenerators(state.generators().values())
         self._metrics = copy.deepcopy(dict(state.metrics["train"]))
 
     @torch.no_grad()

@@ -40,7 +40,7 @@ class GarbageCollection:
             SettingError: it is a fraction of an unknown length.
         """
         try:
-            self._interval = resolve(self._interval, state.settings.max_duration, state.num_batches)
+            self._interval = resolve(self._interval, state.duration, state.num_batches)
         except ValueError as error:
             fix = "write gc_interval in batches: 100ba"
             raise SettingError(f"gc_interval: {error}", fix=fix) from None

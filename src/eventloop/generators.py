@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ def unplain(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"array", "shape", "bytes"}:
-        numpy = sys.modules["numpy"]
+        numpy = importlib.import_module("numpy")
         words = numpy.frombuffer(value["bytes"].numpy().tobytes(), value["array"])
         return words.reshape(value["shape"]).copy()
     return {key: unplain(one) for key, one in value.items()}

@@ -24,6 +24,7 @@ from eventloop.accumulation import (
 from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
 from eventloop.data import to_host
+from eventloop.entry import Entry, FromStart
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.feed import Feed
 from eventloop.hooks import hookimpl
@@ -55,6 +56,10 @@ class Loop:
         move: copies a batch to the device.
         processes: those that train together.
         accumulate: fills `.grad` for a batch.
+
+    Attributes:
+        entry: where the run is entered.
+        is_finished: whether the last fit has done all that it had to, in this process or before.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class Loop:
         self._has_begun = False
         self._can_update = False
         self._feed: Feed | None = None
+        self._num_feeds = 0
+        self.entry: Entry = FromStart()
+        self.is_finished = True
         self._in_training = False
         self._evaluated_at = -1
         self._saved_at = -1
@@ -86,6 +94,7 @@ class Loop:
         """
         hooks = self.hooks
         state.stop_reason = None
+        self.is_finished = False
         self._start_clean(state)
         state.wrapped_model.train()
         self.processes.exchange.start_fit()
@@ -93,15 +102,20 @@ class Loop:
             hooks.training_start(state)
             self._in_training = True
         hooks.fit_start(state)
+        self._save_if_due(state)
 
-        while not self._epoch(state):
-            pass
+        over = self.entry.between_epochs(state)
+        while not over:
+            over = self._epoch(state)
 
-        log_train_metrics(state)
-        self.deliver(state, everything=True)
-        hooks.fit_end(state)
         if not state.clock.reached(state.until):
             state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
+        log_train_metrics(state)
+        # Once more at the same batch count: now nothing is left to be done.
+        self.is_finished, self._saved_at = True, -1
+        self._save_if_due(state)
+        self.deliver(state, everything=True)
+        hooks.fit_end(state)
         if state.stop_reason is not None or duration is None or state.clock.reached(duration):
             self._in_training = False
             hooks.training_end(state)
@@ -115,8 +129,9 @@ class Loop:
         if not state.resumed:
             feed.start_epoch(state.clock.epoch)
 
-        over: bool | None = False
-        end_epoch: bool | None = False
+        end_epoch: bool | None
+        over: bool | None
+        end_epoch, over = self.entry.in_epoch(state)
         while not (over or end_epoch) and feed.has_next():
             self._batch(state, feed)
             end_epoch = hooks.should_end_epoch(state)
@@ -133,8 +148,7 @@ class Loop:
         if hooks.should_eval(state):
             self._evaluate_once(state)
         hooks.epoch_checkpoint(state)
-        if hooks.should_checkpoint(state):
-            self._save_once(state)
+        self._save_if_due(state)
         self.deliver(state)
         return bool(over or hooks.should_stop(state))
 
@@ -165,8 +179,7 @@ class Loop:
         if hooks.should_eval(state):
             self._evaluate_once(state)
         hooks.batch_checkpoint(state)
-        if hooks.should_checkpoint(state):
-            self._save_once(state)
+        self._save_if_due(state)
         self.deliver(state)
 
     @hookimpl
@@ -311,8 +324,34 @@ class Loop:
         assert self._feed is not None
         return self._feed
 
+    @property
+    def feed(self) -> Feed:
+        """What gives training batches."""
+        assert self._feed is not None
+        return self._feed
+
+    @property
+    def has_other_feed(self) -> bool:
+        """Whether the data loader has been rebuilt in the course of the run."""
+        return self._num_feeds > 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives what was done at which batch count, and whether all is done."""
+        return {
+            "is_finished": self.is_finished,
+            "evaluated_at": self._evaluated_at,
+            "saved_at": self._saved_at,
+            "num_feeds": self._num_feeds,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave, in another process."""
+        self._evaluated_at, self._saved_at = state["evaluated_at"], state["saved_at"]
+        self._num_feeds, self.is_finished = state["num_feeds"], state["is_finished"]
+
     def feed_from(self, state: State, dataloader: Any) -> None:
         """Takes training batches from this data loader from now on."""
+        self._num_feeds += 1
         state.train_dataloader = dataloader
         settings = state.settings
         sample_seed = settings.seed if settings.seed_samples else None
@@ -325,9 +364,11 @@ class Loop:
             self._evaluated_at = state.clock.batch
             self.hooks.evaluate(state)
 
-    def _save_once(self, state: State) -> None:
-        """Saves a checkpoint, unless that has been done at this batch count."""
-        if self._saved_at != state.clock.batch:
+    def _save_if_due(self, state: State) -> None:
+        """Saves a checkpoint if anybody says so, unless that has been done at this batch count."""
+        if self.hooks.should_checkpoint(state) and self._saved_at != state.clock.batch:
             self._saved_at = state.clock.batch
             state.checkpoint_requested = False
+            # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
+            self.deliver(state, everything=True)
             self.hooks.save_checkpoint(state)

@@ -36,7 +36,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "distribution": one.distribution,
                 "version": one.version,
                 "source": one.source,
-                "options": {name: _plain(value) for name, value in one.options.items()},
+                "options": {name: plain(value) for name, value in one.options.items()},
             }
             for one in assembly.plugins
             if one.role in ("algorithm", "callback")
@@ -47,7 +47,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
         ],
         "owners": {one.action: one.owner.name for one in assembly.decisions()},
         "order": order_digest(assembly.implementations),
-        "settings": {name: _plain(value) for name, value in vars(settings).items()},
+        "settings": {name: plain(value) for name, value in vars(settings).items()},
         "device": str(device),
         "versions": {
             "eventloop": eventloop.__version__,
@@ -72,12 +72,12 @@ def write_manifest(manifest: dict[str, Any], run_dir: Path) -> Path:
     return path
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Gives a value as JSON can hold it; what it can't, as text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return str(value)
 
 

@@ -53,6 +53,7 @@ class MeanLoss(Metric):
         state: where that batch stands.
     """
 
+    higher_is_better = False
     total: Tensor
     num_samples: Tensor
 

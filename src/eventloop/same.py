@@ -20,7 +20,7 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
         EventloopError: something differs.
     """
     everybody = processes.gathered(manifest)
-    for what in ("settings", "plugins", "off", "owners", "order", "versions"):
+    for what in ("settings", "task", "plugins", "off", "owners", "order", "versions"):
         flat = [dict(_flat("", manifest[what])) for manifest in everybody]
         _compare(what, [{key: one[key] for key in one if key not in _OWN} for one in flat])
 

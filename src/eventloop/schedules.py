@@ -121,7 +121,7 @@ class Factory:
         fall = rise if self.end else math.inf
         if self.cooldown:
             fall = end - _length("cooldown", self.cooldown, unit, state)
-        run = state.settings.max_duration
+        run = state.duration
         last = min(end, (run and _in_unit(run, unit, state)) or math.inf)
         if rise >= last or fall < rise:
             times = {"warmup": self.warmup, "cooldown": self.cooldown}

@@ -15,6 +15,7 @@ from eventloop.options import Option, convert_value, options_of
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
 OnCallbackError = Literal["raise", "disable"]
+OnSaveError = Literal["raise", "continue"]
 Uneven = Literal["pad", "drop", "error"]
 
 
@@ -53,7 +54,20 @@ class Settings:
             way is switched off, and named in the header.
         compile: whether torch.compile makes one region of forward and loss; a mapping of its
             options, {"mode": "max-autotune"}, is a yes too.
-        run_dir: where plugins write; not set: a new folder runs/TASK/TIME-ID.
+        run_dir: where the run's files go; one that was begun there goes on. Not set: a new folder
+            runs/TASK/TIME-ID.
+        resume: what a run in run_dir goes on from. auto: its newest checkpoint that verifies, if
+            there is one; never: nothing, and there may be none; or the path of a checkpoint to
+            begin another run with.
+        checkpoint_interval: how often to save a checkpoint, as a time; once more at the start and
+            at the end. auto: 1ep where run_dir is set, else none; none: only at a signal, or when
+            somebody asks.
+        checkpoint_keep: how many of the newest checkpoints are kept; none: all.
+        checkpoint_best: the metric of whose best evaluation the checkpoint is kept, too, and saved
+            when it comes: test/accuracy; "min test/x" or "max test/x" where the metric doesn't say
+            what is better.
+        on_save_error: what becomes of a run of which a checkpoint can't be written. raise: it
+            fails; continue: it goes on with a warning.
         on_bad_loss: what becomes of a run whose loss, before it is scaled, is NaN or infinite.
             raise: it stops, at the next log interval; ignore: it goes on.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
@@ -81,6 +95,11 @@ class Settings:
     deterministic: bool = False
     compile: bool | dict[str, Any] = False
     run_dir: Path | None = None
+    resume: str = "auto"
+    checkpoint_interval: Time | Literal["auto"] | None = "auto"
+    checkpoint_keep: int | None = 2
+    checkpoint_best: str | None = None
+    on_save_error: OnSaveError = "raise"
     on_bad_loss: OnBadLoss = "raise"
     on_callback_error: OnCallbackError = "raise"
     autoload: bool = True
@@ -111,6 +130,11 @@ class SettingValues(TypedDict, total=False):
     deterministic: bool
     compile: bool | dict[str, Any]
     run_dir: str | Path | None
+    resume: str
+    checkpoint_interval: str | Time | None
+    checkpoint_keep: int | None
+    checkpoint_best: str | None
+    on_save_error: OnSaveError
     on_bad_loss: OnBadLoss
     on_callback_error: OnCallbackError
     autoload: bool
@@ -146,6 +170,10 @@ def _out_of_range(name: str, value: Any) -> str:
         return f"{value} passes at another batch on each rank; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:
         return f"{value} is outside 0 to {2**32 - 1}"
+    if name == "checkpoint_keep" and value < 1:
+        return f"{value} would keep no checkpoint; none: all"
+    if name == "resume" and not value:
+        return "it is empty; write auto, never, or the path of a checkpoint"
     if name == "microbatch_size" and value != "auto" and value < 1:
         return f"{value} is less than one sample; none: the whole batch"
     if name in ("clip_norm", "clip_value") and not (value > 0 and math.isfinite(value)):

@@ -76,7 +76,7 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
 
 def splits_itself(dataloader: Any) -> bool:
     """Tells whether nobody but the data itself can split it, of which nobody knows whether it does."""
-    return not _is_list(dataloader) and not _is_map_style(dataloader)
+    return not _is_list(dataloader) and not is_map_style(dataloader)
 
 
 def is_too_small(dataloader: Any, state: State) -> bool:

@@ -57,6 +57,8 @@ class State:
         train_metrics: the latest results in training by metric name, tensors.
         eval_name: the eval data loader under way; None outside evaluation.
         eval_metrics: the latest results by data loader and metric name, tensors.
+        duration: the length of the run, which fractions of it are of: `max_duration` when it was
+            first started; None where nobody says.
         until: when the fit under way ends, in a unit that the clock counts.
         resumed: whether the epoch under way had begun before this fit.
         attempt: how often the batch under way was begun again, 0 at first.
@@ -79,6 +81,7 @@ class State:
         "clock",
         "count",
         "device",
+        "duration",
         "eval_dataloaders",
         "eval_metrics",
         "eval_name",
@@ -148,6 +151,7 @@ class State:
         self.train_metrics: dict[str, Tensor] = {}
         self.eval_name: str | None = None
         self.eval_metrics: dict[str, dict[str, Tensor]] = {}
+        self.duration = settings.max_duration
         self.until = settings.max_duration or Time("1ep")
         self.resumed = False
         self.attempt = 0
@@ -306,9 +310,9 @@ class State:
             self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]
 
-    def generators(self) -> Iterable[torch.Generator]:
-        """Gives all generators that were asked for by name."""
-        return self._generators.values()
+    def generators(self) -> Mapping[str, torch.Generator]:
+        """Gives all generators that were asked for, by name."""
+        return self._generators
 
     def update(
         self,

@@ -52,12 +52,12 @@ def max_duration(state: State) -> Time:
     Raises:
         SettingError: nobody says it.
     """
-    if state.settings.max_duration is None:
+    if state.duration is None:
         raise SettingError(
             "the task's scheduler needs the length of the run, but max_duration isn't set",
             fix='set max_duration, for example max_duration="10ep"',
         )
-    return state.settings.max_duration
+    return state.duration
 
 
 def steps_per_epoch(state: State) -> int:

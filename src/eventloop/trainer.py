@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eventloop.brought import brought_by, task_plugin
+from eventloop.checkpoint.facts import described
+from eventloop.checkpoint.find import find_start
+from eventloop.checkpoint.store import Store
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
 from eventloop.core import Core
@@ -42,6 +45,7 @@ from eventloop.readiness import (
 from eventloop.same import require_same_run
 from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.settings import SettingValues
+from eventloop.start import NOTHING, Allowed
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class Trainer:
         callbacks: plugins that only watch, likewise.
         configuration: what environment and files say; read from the process's unless given.
         observers: what looks on while hooks are called, `Trace` or `Check`, say.
+        allowed: what may differ from the run that is resumed.
+        origin: what the manifest says of the task beside its settings, for a comparison when the
+            run is resumed: the digest of its file, its options. Values that JSON can hold.
         settings: how to train; see `Settings`. They win over environment and files.
 
     Raises:
@@ -84,6 +91,8 @@ class Trainer:
         callbacks: Sequence[object] = (),
         configuration: Configuration | None = None,
         observers: Sequence[Observer] = (),
+        allowed: Allowed = NOTHING,
+        origin: Mapping[str, Any] | None = None,
         **settings: Unpack[SettingValues],
     ) -> None:
         if configuration is None:
@@ -97,8 +106,12 @@ class Trainer:
         self._processes = processes = join_processes()
         new_run_dir, *_ = processes.gathered(_new_run_dir(brought.name))
         run_dir = usable_run_dir(chosen.run_dir or new_run_dir)
+        store = Store(run_dir / "checkpoints")
+        self._start = find_start(chosen, store, processes, allowed)
+        configuration = self._start.narrowed(configuration)
         seed_everything(chosen.seed)
-        core = self._core = Core(chosen, processes, run_dir)
+        core = self._core = Core(chosen, processes, run_dir, store, origin)
+        core.state.duration = self._start.duration(chosen)
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         self._assembly = assemble(
             configuration,
@@ -114,6 +127,7 @@ class Trainer:
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):
             require_same_run(processes, self.state.manifest)
+            self._start.check(self.state.manifest)
             self._build()
 
     @property
@@ -133,8 +147,8 @@ class Trainer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says of the core's features: what they switched on and off."""
-        return self._core.notes
+        """What the header says: where the run goes on, and what the core's features do."""
+        return (*self._start.notes, *self._core.notes)
 
     def owner(self, action: str) -> Plugin:
         """Gives the plugin that answers an action: a plugin, else the task, else the core.
@@ -171,9 +185,8 @@ class Trainer:
             counts_tokens = self._counts_tokens
             check_trainable(state, self._assembly, end, counts_tokens=counts_tokens)
             state.until = end
-            if state.clock.reached(state.until):
-                done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
-                warnings.warn(f"nothing to train: {state.until} is done ({done})", stacklevel=2)
+            if reason := self._why_nothing_to_train(until):
+                warnings.warn(f"nothing to train: {reason}", stacklevel=2)
             else:
                 self._loop.fit(state, duration)
         return Result(
@@ -260,6 +273,16 @@ class Trainer:
         """Tells every plugin that the trainer is given up; once, however often it is called."""
         self._finalizer()
 
+    def _why_nothing_to_train(self, until: str | Time | None) -> str:
+        """Says why a fit would do nothing; "" where there is something left to do."""
+        state, stopped = self.state, self._start.stop_reason
+        done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
+        if self._loop.is_finished and state.clock.reached(state.until):
+            return f"{state.until} is done ({done})"
+        if self._loop.entry.is_ahead and stopped is not None and until is None:
+            return f"the run was stopped ({done}): {stopped}"
+        return ""
+
     def _require_open(self) -> None:
         if not self._finalizer.alive:
             raise EventloopError(
@@ -297,6 +320,8 @@ class Trainer:
         state.wrapped_model = hooks.wrap_model(state)
         state.optimizers = hooks.build_optimizers(state)
         check_optimizers(state)
+        optimizers = described(state.optimizers)
+        self._start.check_optimizers(optimizers)
         state.precision.check(state.model, state.optimizers)
         state.train_dataloader = hooks.build_train_dataloader(state)
         self._drop_unsuitable()
@@ -306,7 +331,10 @@ class Trainer:
         state.schedulers = hooks.build_schedulers(state)
         datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
         state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
+        known = {"optimizers": optimizers, "absent": list(self._start.absent)}
+        state.manifest = {**state.manifest, **known}
         seed_rank(state.settings.seed, state.rank)
+        self._start.load(self._core)
         hooks.after_load(state)
 
     def _drop_unsuitable(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
+from eventloop.cli.changes import CHANGES, allowed
 from eventloop.cli.crash import crash_report
 from eventloop.cli.diagnostics import Diagnostics
 from eventloop.cli.header import header_lines
@@ -31,6 +32,7 @@ COMMAND = Command(
         CommandOption("print-config", "", "write all values with their sources, and stop"),
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
         CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
+        *CHANGES,
         CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
         NPROC,
         CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
@@ -80,6 +82,8 @@ def _train(
             callbacks=diagnostics.callbacks,
             configuration=configuration,
             observers=[*modes.observers, *diagnostics.observers],
+            allowed=allowed(arguments),
+            origin=job.origin(),
         ) as trainer,
     ):
         active += trainer.plugins

@@ -38,6 +38,10 @@ class Job:
         """Gives the task's parameters that were set."""
         return self.task_file.typed_options(self.configuration.section("task"))
 
+    def origin(self) -> dict[str, Any]:
+        """Gives what a manifest says of the task."""
+        return self.task_file.origin(self.configuration.section("task"))
+
     def plugin_options(self, plugin: Loaded) -> dict[str, Any]:
         """Gives a plugin's options that were set."""
         values = self.configuration.section(plugin.found.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import eventloop
 from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
+from eventloop.manifest import plain
 from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
@@ -42,12 +44,24 @@ class TaskFile:
         name: of the file without folder and suffix, or of the module.
         target: a function that gives the task, or the task itself.
         options: the function's parameters, by folded name.
+        source: the text of the file.
     """
 
     label: str
     name: str
     target: Any
     options: dict[str, Option] = field(default_factory=dict)
+    source: str = ""
+
+    def origin(self, values: Mapping[str, Value]) -> dict[str, Any]:
+        """Gives what a manifest says of the task: its options, its file's text and digest.
+
+        Args:
+            values: the parameters that were set.
+        """
+        digest = hashlib.sha256(self.source.encode()).hexdigest()
+        options = {name: plain(value) for name, value in self.typed_options(values).items()}
+        return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
         """Gives the parameters that were set, as the function takes them.
@@ -112,8 +126,9 @@ def load_task_file(label: str) -> TaskFile:
     module = _import_file(label) if is_file else _import_module(label)
     name = Path(label).stem if is_file else label
     target: Any = getattr(module, "task", module)
+    source = _text_of(module)
     if _is_function(target):
-        return TaskFile(label, name, target, options_of(target))
+        return TaskFile(label, name, target, options_of(target), source)
     if lack := _lacks(target):
         names = [name for name in vars(module) if not name.startswith("_")]
         what = f"; `task` there is {target!r}" if target is not module else closest("task", names)
@@ -122,7 +137,15 @@ def load_task_file(label: str) -> TaskFile:
             fix="define `def task(): return Task(...)`, `task = Task(...)`, or functions marked "
             "with @hookimpl",
         )
-    return TaskFile(label, name, target)
+    return TaskFile(label, name, target, source=source)
+
+
+def _text_of(module: ModuleType) -> str:
+    """Gives the source of a module, with line ends of one kind; "" where it has none."""
+    try:
+        return inspect.getsource(module).replace("\r\n", "\n")
+    except (OSError, TypeError):
+        return ""
 
 
 def _import_file(label: str) -> ModuleType:

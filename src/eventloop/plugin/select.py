@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rules import Requirement, Rules
 
 RESERVED = ("task", "core")
+NOT_IN_RUN = "not part of this run"
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
 
 
@@ -24,6 +25,9 @@ class Choice:
         files: what was given with `-p FILE.py:NAME`, as written.
         autoload: whether plugins take part because they are installed.
         autoload_reason: what said so, as the reason why a plugin is off.
+        begun_with: the algorithms, by folded name, that a run in progress was begun with; None for
+            a new run.
+        off_then: why others were off then, by folded name.
     """
 
     insist: tuple[str, ...] = ()
@@ -31,6 +35,17 @@ class Choice:
     files: tuple[str, ...] = ()
     autoload: bool = True
     autoload_reason: str = ""
+    begun_with: frozenset[str] | None = None
+    off_then: Mapping[str, str] = field(default_factory=dict)
+
+    def stays_out(self, found: Found) -> str:
+        """Says why an algorithm isn't part of a run in progress; "" where it may be."""
+        name = fold(found.name)
+        if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
+            return ""
+        if name in self.off_then:
+            return f"{NOT_IN_RUN}: off when it began, {self.off_then[name]}"
+        return f"{NOT_IN_RUN}: installed since; `-p {found.name}` takes it in"
 
     def switches_off(self, name: str) -> bool:
         """Tells whether `-p no:NAME` was given."""
@@ -192,6 +207,8 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
         return Selected(found, "active", reason)
     if banned:
         return Selected(found, "off", banned)
+    if reason := choice.stays_out(found):
+        return Selected(found, "off", reason)
     if choice.autoload:
         return Selected(found, "active")
     for required in rules.required:
@@ -226,6 +243,8 @@ def _opposite(one: Selected) -> str:
         return f"add {one.found.name!r} to allow"
     if one.reason.startswith("disable"):
         return f"take {one.found.name!r} out of disable"
+    if one.reason.startswith(NOT_IN_RUN):
+        return f"take it in with `-p {one.found.name}`"
     return f"leave `{one.reason.partition(' takes its place')[0]}` out"
 
 

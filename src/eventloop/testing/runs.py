@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from eventloop.configuration import Configuration
 from eventloop.events import Event
 from eventloop.hooks import hookimpl
 from eventloop.plugin.observe import Observer
+from eventloop.start import NOTHING, Allowed
 from eventloop.task import Task
 from eventloop.trainer import Trainer
 
@@ -55,6 +56,8 @@ def isolated_trainer(
     algorithms: Sequence[object] = (),
     callbacks: Sequence[object] = (),
     observers: Sequence[Observer] = (),
+    allowed: Allowed = NOTHING,
+    origin: Mapping[str, Any] | None = None,
     **settings: object,
 ) -> Trainer:
     """Builds a trainer that sees neither installed plugins nor variables nor `pyproject.toml`.
@@ -62,7 +65,8 @@ def isolated_trainer(
     Args:
         folder: where the run's files go.
         task: `tiny_task()` unless given.
-        settings: on the CPU, for one epoch, unless given.
+        algorithms, callbacks, observers, allowed, origin: see `Trainer`.
+        settings: on the CPU, for one epoch, without checkpoints, unless given.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").touch()  # the search for one upwards ends here
@@ -70,6 +74,7 @@ def isolated_trainer(
         "device": "cpu",
         "max_duration": "1ep",
         "run_dir": folder / "run",
+        "checkpoint_interval": None,
         "autoload": False,
     } | settings
     return Trainer(
@@ -77,6 +82,8 @@ def isolated_trainer(
         algorithms=algorithms,
         callbacks=callbacks,
         observers=observers,
+        allowed=allowed,
+        origin=origin,
         configuration=Configuration.read(chosen, environ={}, directory=folder),
     )
 

@@ -1,0 +1,165 @@
+"""What a checkpoint holds: everything that a run is made of, in parts by subject.
+
+`model`, `optimizers`, `training` (where the run is) and `plugins` are the same on all ranks; what
+a rank alone knows is in `rank0`, `rank1` and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from eventloop.checkpoint.generators import generators_of, put_generators
+from eventloop.checkpoint.metrics import counts_of, put_counts
+from eventloop.checkpoint.plugins import PluginStates
+from eventloop.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from eventloop.loop import Loop
+    from eventloop.plugin.freeze import Plans
+    from eventloop.state import State
+
+Parts = dict[str, Any]
+
+
+class Stateful(Protocol):
+    """What a checkpoint keeps something of."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Gives a nest of tensors and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Goes on from what `state_dict` gave."""
+
+
+class Capture:
+    """Takes a run apart into what a checkpoint holds, and puts it together again.
+
+    Args:
+        state: of the run.
+        hooks: the plans of the run.
+        loop: of the run.
+        training: what knows where the run is, by the name under which it is kept.
+        plugins: what the plugins keep.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        hooks: Plans,
+        loop: Loop,
+        training: Mapping[str, Stateful],
+        plugins: PluginStates,
+    ) -> None:
+        self._state = state
+        self._hooks = hooks
+        self._loop = loop
+        self._training = training
+        self.plugins = plugins
+
+    def take(self) -> Parts:
+        """Gives the parts of a checkpoint of now; to be called on all ranks.
+
+        The tensors are the run's own: they change when it goes on.
+
+        Returns:
+            All parts on rank 0; on other ranks nothing of use.
+        """
+        state, hooks = self._state, self._hooks
+        parts: Parts = {
+            "model": dict(hooks.capture_model(state)),
+            "optimizers": dict(hooks.capture_optimizers(state)),
+            "training": {
+                **{name: dict(one.state_dict()) for name, one in self._training.items()},
+                "schedulers": _schedulers_of(state),
+                "results": {"eval": state.eval_metrics, "train": state.train_metrics},
+                "microbatch_size": state.microbatch_size,
+            },
+            "plugins": self.plugins.take(per_rank=False),
+        }
+        own = {
+            "feed": self._loop.feed.state_dict(),
+            "generators": generators_of(state),
+            "metrics": counts_of(state.metrics["train"]),
+            "plugins": self.plugins.take(per_rank=True),
+        }
+        everybody = state.gathered(_on_host(own)) if state.world_size > 1 else [own]
+        return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
+
+    def put(self, parts: Mapping[str, Any]) -> None:
+        """Lets the run go on from a checkpoint's parts, all but its generators.
+
+        Raises:
+            CheckpointError: something doesn't fit this run.
+        """
+        state, hooks, training = self._state, self._hooks, parts["training"]
+        try:
+            hooks.restore_model(state, parts["model"], True)
+            hooks.restore_optimizers(state, parts["optimizers"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint doesn't fit this model and its optimizers: {error}",
+                fix="start the run with the task that wrote it, or a new one in another run_dir",
+            ) from error
+        for name, one in self._training.items():
+            one.load_state_dict(training[name])
+        _put_schedulers(state, training["schedulers"])
+        results = training["results"]
+        state.eval_metrics |= _on_device(results["eval"], state.device)
+        state.train_metrics |= _on_device(results["train"], state.device)
+        state.microbatch_size = training["microbatch_size"]
+        self.plugins.put(parts["plugins"])
+
+    def put_own(self, parts: Mapping[str, Any]) -> None:
+        """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
+        own = parts.get(f"rank{self._state.rank}")
+        # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
+        self._loop.feed.load_state_dict((own or parts["rank0"])["feed"])
+        if own is not None:
+            put_counts(self._state.metrics["train"], own["metrics"])
+            self.plugins.put(own["plugins"])
+
+    def put_generators(self, parts: Mapping[str, Any]) -> None:
+        """Lets this rank draw on from where it stood."""
+        own = parts.get(f"rank{self._state.rank}")
+        if own is not None:
+            put_generators(self._state, own["generators"])
+
+
+def _schedulers_of(state: State) -> dict[str, list[dict[str, Any]]]:
+    return {
+        interval: [{"optimizer": name, "state": one.state_dict()} for name, one in pairs]
+        for interval, pairs in state.schedulers.items()
+    }
+
+
+def _put_schedulers(state: State, kept: Mapping[str, Any]) -> None:
+    now = {key: [name for name, _ in pairs] for key, pairs in state.schedulers.items()}
+    then = {key: [one["optimizer"] for one in pairs] for key, pairs in kept.items()}
+    if now != then:
+        raise CheckpointError(
+            f"the checkpoint has schedulers for {then}, this run has them for {now}",
+            fix="start the run with the task that wrote it, or a new one in another run_dir",
+        )
+    for interval, pairs in state.schedulers.items():
+        for (_, scheduler), one in zip(pairs, kept[interval], strict=True):
+            scheduler.load_state_dict(one["state"])
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {key: _on_host(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_on_host(one) for one in value]
+    return value
+
+
+def _on_device(results: Any, device: torch.device) -> Any:
+    if isinstance(results, Mapping):
+        return {name: _on_device(one, device) for name, one in results.items()}
+    return results.to(device) if isinstance(results, Tensor) else results

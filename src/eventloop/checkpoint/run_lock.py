@@ -1,0 +1,64 @@
+"""One process at a time in a run's folder: a lock that ends with the process that holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from eventloop.errors import ResumeError
+
+_MAX_BYTES = 1_000
+
+
+class RunLock:
+    """The lock of a run's folder. The operating system gives it up with the process.
+
+    Args:
+        run_dir: of the run; made if it isn't there.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lock = FileLock(run_dir / ".lock")
+        self._holder = run_dir / ".lock.json"
+
+    def acquire(self) -> None:
+        """Takes the lock; again, where it is held already.
+
+        Raises:
+            ResumeError: another process has it; the message has its number and host.
+        """
+        if self._lock.is_locked:
+            return
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ResumeError(
+                f"another process trains in {self._run_dir}",
+                by=self._who(),
+                fix="wait for it or stop it, or give another run_dir",
+            ) from None
+        who = {"process": os.getpid(), "host": platform.node()}
+        self._holder.write_text(json.dumps(who), encoding="utf-8")
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
+                self._holder.unlink()
+            self._lock.release()
+
+    def _who(self) -> str:
+        """Says who holds the lock, as far as can be read."""
+        try:
+            with self._holder.open("rb") as file:
+                who = json.loads(file.read(_MAX_BYTES))
+            return f"process {int(who['process'])} on {str(who['host'])[:100]!r}"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "a process that didn't leave its number"

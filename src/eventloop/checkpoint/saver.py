@@ -1,0 +1,191 @@
+"""When checkpoints are saved, and how: the core's plugin for them."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventloop.checkpoint.best import Best
+from eventloop.checkpoint.capture import Parts
+from eventloop.checkpoint.facts import facts_of
+from eventloop.checkpoint.format import name_of
+from eventloop.checkpoint.run_lock import RunLock
+from eventloop.checkpoint.snapshot import Snapshot
+from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.writer import Writer
+from eventloop.clock import Time, resolve
+from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
+from eventloop.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from eventloop.settings import Settings
+    from eventloop.state import State
+
+
+class Saver:
+    """Saves checkpoints when they are due, in the background, on rank 0.
+
+    Args:
+        take: gives what a checkpoint of now holds; to be called on all ranks.
+        store: the run's checkpoints.
+        settings: how often to save, and what to keep.
+    """
+
+    def __init__(self, take: Callable[[], Parts], store: Store, settings: Settings) -> None:
+        self._take = take
+        self._store = store
+        self._lock = None if settings.run_dir is None else RunLock(settings.run_dir)
+        self._interval = interval_of(settings)
+        self._snapshot = Snapshot()
+        self._writer = Writer()
+        self._best: Best | None = None
+        self._kept_best: dict[str, Any] = {}
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        wanted = state.settings.checkpoint_best
+        if wanted is not None:
+            self._best = Best.among(state.metrics, wanted)
+            self._best.load_state_dict(self._kept_best)
+        if self._interval is not None:
+            try:
+                self._interval = resolve(self._interval, state.duration, state.num_batches)
+            except ValueError as error:
+                fix = "write checkpoint_interval in batches: 100ba"
+                raise SettingError(f"checkpoint_interval: {error}", fix=fix) from None
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        problem = None
+        if self._lock is not None and state.rank == 0:
+            try:
+                self._lock.acquire()
+                self._require_newest(state)
+            except EventloopError as error:
+                problem = error
+        (problem, *_) = state.gathered(problem)
+        if problem is not None:
+            raise problem
+
+    @hookimpl
+    def eval_after_all(self, state: State) -> None:
+        if self._best is not None and self._best.improves(state.eval_metrics, state.clock.batch):
+            state.checkpoint_requested = True
+
+    @hookimpl
+    def should_checkpoint(self, state: State) -> bool:
+        if self._writer.failure is not None:
+            self._tell(state, self._writer.failure)
+        if state.checkpoint_requested:
+            return True
+        if self._interval is None:
+            return False
+        clock = state.clock
+        is_end = clock.reached(state.until) or state.stop_reason is not None
+        return not clock.batch or is_end or clock.crossed(self._interval)
+
+    @hookimpl
+    def save_checkpoint(self, state: State) -> Path:
+        self._settle(state)
+        parts, batch = self._take(), state.clock.batch
+        if state.rank == 0:
+            taken, facts = self._snapshot.take(parts), facts_of(state)
+            best = self._best.batch if self._best is not None else None
+            write = functools.partial(self._write, batch, taken, facts, best)
+            self._writer.start(functools.partial(write, state.settings.checkpoint_keep))
+        if not batch:
+            self._settle(state)  # a run that can't save shows it before it trains
+        return self._store.folder / name_of(batch)
+
+    @hookimpl(trylast=True)
+    def fit_end(self, state: State) -> None:
+        self._settle(state)
+
+    @hookimpl
+    def close(self) -> None:
+        self._writer.wait()
+        if self._lock is not None:
+            self._lock.release()
+        failure = self._writer.forget()
+        if failure is not None:
+            raise failure
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the best evaluation so far."""
+        if self._best is None:
+            return self._kept_best
+        return self._best.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._kept_best = dict(state)
+
+    def _require_newest(self, state: State) -> None:
+        """Refuses to go on from where another process has gone on since.
+
+        Raises:
+            ResumeError: it has.
+        """
+        newest = max((one.batch for one in self._store.found()), default=0)
+        if newest > state.clock.batch:
+            raise ResumeError(
+                f"the run has gone on to batch {newest} since this trainer was built at batch "
+                f"{state.clock.batch}",
+                fix="build the trainer again, or give another run_dir",
+            )
+
+    def _write(
+        self,
+        batch: int,
+        parts: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        best: int | None,
+        num_kept: int | None,
+    ) -> None:
+        """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread."""
+        self._snapshot.wait()
+        self._store.save(batch, parts, facts)
+        if num_kept is not None:
+            newest = [one.batch for one in self._store.found() if not one.reason][:num_kept]
+            self._store.prune({*newest, batch, *([] if best is None else [best])})
+
+    def _settle(self, state: State) -> None:
+        """Waits until everything is written; raises on all ranks what rank 0 couldn't write."""
+        self._writer.wait()
+        failure = self._writer.failure
+        if failure is not None and self._goes_on(state, failure):
+            failure = None
+        (text, *_) = state.gathered(None if failure is None else str(failure))
+        if failure is not None:
+            self._writer.forget()
+            raise failure
+        if text is not None:
+            raise CheckpointError(f"rank 0: {text}")
+
+    def _tell(self, state: State, failure: BaseException) -> None:
+        """Tells of a checkpoint that couldn't be written, soon after: by raising, or on all ranks."""
+        if self._goes_on(state, failure):
+            return
+        if state.world_size == 1:
+            self._writer.forget()
+            raise failure
+        state.request_stop("a checkpoint couldn't be written")  # which raises it on all of them
+
+    def _goes_on(self, state: State, failure: BaseException) -> bool:
+        """Tells whether the run goes on without a checkpoint that couldn't be written."""
+        expected = isinstance(failure, CheckpointError | OSError)
+        if state.settings.on_save_error == "raise" or not expected:
+            return False
+        self._writer.forget()
+        warnings.warn(f"a checkpoint wasn't saved, and the run goes on: {failure}", stacklevel=2)
+        return True
+
+
+def interval_of(settings: Settings) -> Time | None:
+    """Gives how often a run saves of its own accord."""
+    if settings.checkpoint_interval == "auto":
+        return Time("1ep") if settings.run_dir is not None else None
+    return settings.checkpoint_interval

@@ -1,0 +1,278 @@
+"""A run goes on with the plugins, options and settings that it was begun with, or says what differs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+
+from eventloop import ResumeError, Task, Trainer
+from eventloop.start import Allowed
+from eventloop.testing.runs import tiny_batches, tiny_task
+
+DOUBLES = """
+from eventloop import hookimpl
+class Plugin:
+    \"\"\"Doubles.
+
+    Args:
+        times: how often.
+    \"\"\"
+    def __init__(self, *, times: int = 2):
+        self.times = times
+        self.count = 0
+        self.versions = []
+    @hookimpl
+    def before_train_batch(self, state):
+        self.count += 1
+        state.inputs = state.inputs * self.times
+    def state_dict(self):
+        return {"count": self.count}
+    def load_state_dict(self, state, version):
+        self.count = state["count"]
+        self.versions.append(version)
+"""
+CALLS = (
+    "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def batch_end(self): pass\n"
+)
+
+
+@pytest.fixture
+def run(clean, monkeypatch):
+    """Starts or goes on with the run in one folder, and trains until a moment."""
+    monkeypatch.delenv("EVENTLOOP_RUN_DIR", raising=False)
+
+    def run(until=None, given=None, **settings):
+        values = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"} | settings
+        with Trainer(given or tiny_task(), checkpoint_interval="1ba", **values) as trainer:
+            trainer.fit(until)
+            weights = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+            return trainer, weights
+
+    return run
+
+
+def uninstall(tmp_path, name):
+    for path in (tmp_path / "site").glob(f"*{name}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    sys.modules.pop(f"eventloop_{name}_module", None)
+    importlib.invalidate_caches()
+
+
+def test_a_newly_installed_algorithm_stays_out(run, install, clean):
+    """What a run does is chosen at its first start; an installation in between changes no byte."""
+    _, expected = run()
+    shutil.rmtree(clean / "out")
+    run("2ba")
+    install("doubles", DOUBLES)
+
+    trainer, actual = run()
+
+    assert all(torch.equal(one, actual[name]) for name, one in expected.items())
+    (off,) = trainer.off
+    assert off.reason == "not part of this run: installed since; `-p doubles` takes it in"
+
+
+def test_an_algorithm_that_was_off_stays_off(run, install, clean):
+    """Whatever switched it off then needn't be said again."""
+    from eventloop.configuration import Configuration
+    from eventloop.plugin.select import Choice
+
+    install("doubles", DOUBLES)
+    values = {"device": "cpu", "run_dir": clean / "out", "checkpoint_interval": "1ba"}
+    without = Configuration.read(values, choice=Choice(off=("doubles",)))
+    with Trainer(tiny_task(), configuration=without) as trainer:
+        trainer.fit("2ba")
+
+    trainer, _ = run("3ba", max_duration=None)
+
+    assert trainer.off[0].reason == "not part of this run: off when it began, -p no:doubles"
+
+
+def test_a_new_callback_takes_part(run, install):
+    """It only watches."""
+    run("2ba")
+    install("calls", CALLS, group="eventloop.callbacks")
+
+    trainer, _ = run()
+
+    assert [one.name for one in trainer.plugins] == ["task", "calls"]
+
+
+def test_a_missing_algorithm_stops_with_the_command_that_brings_it(run, install, tmp_path):
+    """Without it the run would be another one."""
+    install("doubles", DOUBLES)
+    run("2ba")
+    uninstall(tmp_path, "doubles")
+
+    with pytest.raises(ResumeError, match="was begun with doubles, which isn't here") as caught:
+        run()
+
+    assert 'pip install "eventloop-doubles==1.0"' in str(caught.value)
+    assert "--allow-missing-plugin doubles" in str(caught.value)
+
+
+def test_what_a_missing_algorithm_kept_is_kept_for_its_return(run, install, tmp_path):
+    """One start without it needn't cost its state."""
+    install("doubles", DOUBLES)
+    run("2ba")
+    uninstall(tmp_path, "doubles")
+    trainer, _ = run("3ba", allowed=Allowed(missing_plugin=("doubles",)))
+    assert "doubles isn't here; what it kept stays in the checkpoints" in trainer.notes
+    install("doubles", DOUBLES)
+
+    trainer, _ = run("4ba")
+
+    assert trainer.plugins[1].target.count == 2 + 1
+
+
+def test_another_version_of_an_algorithm_is_refused_unless_allowed(run, install, tmp_path):
+    """It may compute something else; a state of the old version is told by its version."""
+    install("doubles", DOUBLES)
+    run("2ba")
+    uninstall(tmp_path, "doubles")
+    install("doubles", DOUBLES, version="1.1")
+
+    with pytest.raises(ResumeError, match=re.escape("doubles: 1.0 -> 1.1")) as caught:
+        run()
+    assert "--allow-plugin-change doubles" in str(caught.value)
+    trainer, _ = run(allowed=Allowed(plugin_change=("doubles",)))
+
+    assert trainer.plugins[1].target.versions == ["1.0"]
+
+
+def test_another_option_of_an_algorithm_is_refused(run, install, monkeypatch):
+    """Options are part of what the run is."""
+    install("doubles", DOUBLES)
+    run("2ba")
+    monkeypatch.setenv("EVENTLOOP_DOUBLES__TIMES", "3")
+
+    with pytest.raises(ResumeError, match=re.escape("doubles.times: none -> 3")):
+        run()
+
+
+def test_another_learning_rate_is_refused_with_the_difference(run):
+    """It would be put back by the checkpoint in silence."""
+    run("2ba")
+    edited = tiny_task(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.2))
+
+    with pytest.raises(ResumeError, match="begun with another configuration") as caught:
+        run(given=edited)
+
+    assert "optimizers.sgd.groups" in str(caught.value) or "lr" in str(caught.value)
+    assert "0.1" in str(caught.value)
+    assert "0.2" in str(caught.value)
+    assert "--allow-config-change" in str(caught.value)
+
+
+def test_another_setting_is_refused_unless_allowed(run):
+    """The difference is shown as it is in a diff."""
+    run("2ba")
+
+    with pytest.raises(ResumeError, match=re.escape("settings.clip_norm: none -> 1.0")):
+        run(clip_norm=1.0)
+    trainer, _ = run(clip_norm=1.0, allowed=Allowed(config_change=True))
+
+    assert "changed since the run began: settings.clip_norm: none -> 1.0" in trainer.notes
+
+
+def test_settings_that_change_no_weight_may_differ(run):
+    """How often to save and to log is a matter of taste."""
+    run("2ba")
+
+    trainer, _ = run(log_interval="1ba", checkpoint_keep=1, on_save_error="continue")
+
+    assert trainer.state.clock.batch == 6
+
+
+def test_a_task_file_that_was_edited_is_refused_with_its_lines(run):
+    """As a person would see it in a review."""
+    one = {"digest": "sha256:1", "options": {}, "source": "def task():\n    lr = 0.1\n"}
+    other = {"digest": "sha256:2", "options": {}, "source": "def task():\n    lr = 0.2\n"}
+    run("2ba", origin=one)
+
+    with pytest.raises(ResumeError) as caught:
+        run(origin=other)
+
+    assert "-    lr = 0.1" in str(caught.value)
+    assert "+    lr = 0.2" in str(caught.value)
+
+
+def test_a_model_of_another_shape_is_refused_in_a_sentence(run):
+    """The checkpoint stays as it is."""
+    from torch import nn
+
+    run("2ba")
+
+    with pytest.raises(Exception, match="doesn't fit this model"):
+        run(given=tiny_task(model=lambda: nn.Sequential(nn.Linear(3, 9), nn.Linear(9, 3))))
+
+
+def test_never_refuses_a_folder_that_holds_a_run(run):
+    """Two runs in one folder could not be told apart."""
+    run("2ba")
+
+    with pytest.raises(ResumeError, match=r"resume='never', but .* holds a run already"):
+        run(resume="never")
+
+
+def test_another_run_may_begin_with_a_checkpoint(run, clean):
+    """A branch goes on from where it was begun, and after a kill from where it was."""
+    run("4ba")
+    path = clean / "out" / "checkpoints" / "ba00000003"
+
+    first, _ = run("5ba", run_dir=clean / "branch", resume=str(path))
+    second, _ = run("6ba", run_dir=clean / "branch", resume=str(path))
+
+    assert "batch 3" in first.notes[0]
+    assert "batch 5" in second.notes[0]
+
+
+def test_an_older_checkpoint_of_the_same_run_is_refused(run, clean):
+    """What comes after it would be of another run."""
+    run("4ba")
+
+    with pytest.raises(ResumeError, match="has gone on to ba00000004 since ba00000003"):
+        run(resume=str(clean / "out" / "checkpoints" / "ba00000003"))
+
+
+def test_a_second_process_in_the_folder_is_refused(run, clean, run_python):
+    """They would write over each other."""
+    with Trainer(tiny_task(), device="cpu", run_dir=clean / "out", max_duration="1ep") as trainer:
+        trainer.fit("1ba")
+        code = (
+            "from eventloop import Trainer\n"
+            "from eventloop.testing.runs import tiny_task\n"
+            "Trainer(tiny_task(), device='cpu', run_dir='out', max_duration='1ep').fit()"
+        )
+        done = run_python(code)
+
+    import os
+    import platform
+
+    assert "ResumeError: another process trains in out" in done.stderr
+    assert f"process {os.getpid()} on '{platform.node()}'" in done.stderr
+
+
+def test_a_trainer_that_was_overtaken_is_refused(run, clean):
+    """Another process has trained on between its construction and its fit."""
+    run("1ba")
+    given = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"}
+    late = Trainer(tiny_task(), checkpoint_interval="1ba", **given)
+    run("3ba")
+
+    with late, pytest.raises(ResumeError, match="has gone on to batch 3 since"):
+        late.fit()
+
+
+def test_batches_and_loaders_of_a_task_may_be_written_otherwise(run):
+    """Only what can be compared is: data is the task's own matter."""
+    run("2ba")
+
+    trainer, _ = run(given=Task(**{**vars(tiny_task()), "train_dataloader": tiny_batches()}))
+
+    assert trainer.state.clock.batch == 6
