@@ -186,3 +186,36 @@ def test_what_has_no_header_is_damage(data, reason, path):
 
     with OldFile(path) as file, pytest.raises(Damage, match=reason):
         tensor_file.read(file)
+
+
+MEMORY = """
+import resource, sys, torch
+from pathlib import Path
+from eventloop.checkpoint.format import read, verify, write
+
+def limit(num_bytes):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+MB = 2**20
+folder = Path(sys.argv[1])
+weights = {"a": torch.ones(64 * MB), "b": torch.ones(8, MB).T}  # 256 MB, and 32 MB to be copied
+limit(32 * MB + 20 * MB)
+write(folder, {"model": weights}, {})
+verify(folder)
+limit(288 * MB + 20 * MB)
+assert torch.equal(read(folder).parts["model"]["a"], weights["a"])
+limit(10 * MB)
+try:
+    weights["a"].clone()
+except RuntimeError:
+    print("limited")
+"""
+
+
+def test_no_second_copy_is_made_in_memory(run_python, tmp_path):
+    """Weights of half the memory can be saved: one tensor is copied at a time, if it has to be."""
+    done = run_python(f"import sys; sys.argv.append({str(tmp_path / 'a')!r})\n{MEMORY}")
+
+    assert (done.stdout, done.stderr) == ("limited\n", "")

@@ -7,4 +7,16 @@ class Damage(Exception):  # noqa: N818  what is wrong with a file, not yet what 
     """A file isn't what its manifest says, or not what eventloop writes; the text is the reason.
 
     `format` makes a `CheckpointError` of it; `store` goes on to the next checkpoint.
+
+    Args:
+        reason: what is wrong, without the name of the file.
+        fix: what to do, if it isn't to take another checkpoint.
     """
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+    def of(self, name: str) -> Damage:
+        """Gives the same with the name of the file it is about."""
+        return Damage(f"{name}: {self}", self.fix)

@@ -313,7 +313,7 @@ def _about(name: str) -> Iterator[None]:
     try:
         yield
     except Damage as damage:
-        raise Damage(f"{name}: {damage}") from damage
+        raise damage.of(name) from damage
 
 
 @contextmanager
@@ -323,7 +323,7 @@ def _refusing(folder: Path) -> Iterator[None]:
     except Damage as damage:
         raise CheckpointError(
             f"the checkpoint {str(folder)!r} can't be used: {damage}",
-            fix="take another one, or that of a backup; a newer version needs a newer eventloop",
+            fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
         ) from damage
 
 

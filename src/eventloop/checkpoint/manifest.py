@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
             data = file.read(file.num_bytes)
         return _from_bytes(data)
     except Damage as damage:
-        raise Damage(f"{FILE}: {damage}") from damage
+        raise damage.of(FILE) from damage
 
 
 def _from_bytes(data: bytes) -> Manifest:
@@ -133,15 +133,18 @@ def _from_bytes(data: bytes) -> Manifest:
     version = value.get("version")
     # Whatever a newer version has changed, the manifest says its version.
     if type(version) is int and version > VERSION:
+        writer = value.get("eventloop")
+        by = repr(writer[:40]) if isinstance(writer, str) else "of an unknown version"
         raise Damage(
-            f"it has version {version} of the format, written by eventloop "
-            f"{str(value.get('eventloop'))[:40]!r}; this is eventloop {eventloop.__version__!r}, "
-            f"which knows versions up to {VERSION}"
+            f"it has version {version} of the format, written by eventloop {by}; "
+            f"this is eventloop {eventloop.__version__!r}, which knows versions up to {VERSION}",
+            fix="python -m pip install --upgrade torch-eventloop",
         )
     if not is_whole:
         raise Damage("it is damaged: its bytes aren't those that were digested")
     if type(version) is not int or version not in _READERS:
-        raise Damage(f"there is no version {str(version)[:40]} of the format")
+        said = version if type(version) is int else f"of type {type(version).__name__}"
+        raise Damage(f"there is no version {said} of the format")
     return _READERS[version](value)
 
 

@@ -1,0 +1,83 @@
+"""Checkpoints of every version of the format are read for ever.
+
+`fixtures/version_N` was written once, by `python tests/checkpoint/test_versions.py`, when version N
+was today's; it is never written again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eventloop.checkpoint import manifest
+from eventloop.checkpoint.format import name_of, read, verify, write
+from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.tensor_file import DTYPES
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"], "steps": (1, 2)}
+
+
+def parts():
+    """Gives what version 1 holds: everything that a nest may be."""
+    raw = torch.arange(32, dtype=torch.uint8)
+    return {
+        "model": {"1.weight": raw.view(torch.float32).view(2, 4), "0.count": torch.tensor(-7)},
+        "every_dtype": {name: (raw % 2).view(dtype) for name, dtype in DTYPES.items()},
+        "nest": {
+            "scalars": [
+                None,
+                True,
+                0,
+                -(2**63),
+                2**63,
+                10**30,
+                0.1,
+                -0.0,
+                float("nan"),
+                "ü\n",
+                b"\0\xff",
+            ],
+            "keys": {0: "int", "0": "str", "$tensor": "dollar", "": "empty"},
+            "empty": [{}, [], (), "", b"", torch.empty(0, 3)],
+            "tensors": (torch.tensor(1.5), [torch.tensor([True])], {7: torch.tensor([2])}),
+            "a": {"b": torch.tensor([1])},
+            "a.b": torch.tensor([2]),
+        },
+        "no_tensors": {"step": 12},
+        "nothing": {},
+    }
+
+
+@pytest.mark.parametrize("version", range(1, manifest.VERSION + 1))
+def test_every_version_is_still_read(version, same):
+    """A run may be resumed, and weights be used, years later."""
+    folder = FIXTURES / f"version_{version}"
+    path = folder / name_of(12)
+
+    found = read(path)
+
+    assert same(found.parts, dict(sorted(parts().items())))
+    assert same(verify(path), FACTS)
+    assert (found.batch, found.eventloop) == (12, "0.1.0")
+    assert Store(folder).latest() == (path, [])
+
+
+def test_the_fixture_of_today_is_what_is_written_today(tmp_path):
+    """Otherwise the format has changed, and needs another version."""
+    folder = FIXTURES / f"version_{manifest.VERSION}" / name_of(12)
+    fresh = tmp_path / name_of(12)
+
+    write(fresh, parts(), FACTS, batch=12)
+
+    names = [sorted(one.name for one in path.iterdir()) for path in (folder, fresh)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        if name != manifest.FILE:  # it names the eventloop that wrote it
+            assert (folder / name).read_bytes() == (fresh / name).read_bytes()
+
+
+if __name__ == "__main__":
+    write(FIXTURES / f"version_{manifest.VERSION}" / name_of(12), parts(), FACTS, batch=12)
