@@ -50,7 +50,7 @@ def test_size_is_limited_both_ways(value, monkeypatch):
     with pytest.raises(Damage, match="are allowed"):
         to_bytes(value)
 
-    monkeypatch.setattr(bounded_json, "_check_size", lambda data: None)
+    monkeypatch.setattr(bounded_json, "_check_size", lambda data, max_items: None)
     data = to_bytes(value)
     monkeypatch.undo()
     with pytest.raises(Damage, match="are allowed"):

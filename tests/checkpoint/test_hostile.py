@@ -35,7 +35,7 @@ def size():
     return int(pages) * resource.getpagesize()
 
 def outcome(function, *arguments):
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         function(*arguments)
         found = "read"
@@ -43,7 +43,7 @@ def outcome(function, *arguments):
         found = error.what
     except BaseException as error:
         found = f"{{type(error).__name__}}: {{error}}"[:500]
-    return found, time.perf_counter() - start
+    return found, time.process_time() - start
 
 def scan(path):
     latest, refused = Store(path.parent).latest()
@@ -53,7 +53,7 @@ def scan(path):
 resource.setrlimit(resource.RLIMIT_AS, (size() + {MAX_BYTES},) * 2)
 outcomes = {{}}
 for path in map(Path, sys.stdin.read().splitlines()):
-    for function in (format.read, format.verify, scan):
+    for function in (format.read, scan):
         outcomes[f"{{path.parent.name}} {{function.__name__}}"] = outcome(function, path)
 outcomes["too much"] = outcome(bytearray, {MAX_BYTES} + 2**20)
 print(json.dumps(outcomes))
@@ -81,6 +81,12 @@ def tensor_file(header, data=b""):
 
 def entry(shape, end):
     return {"w": {"dtype": "U8", "shape": [shape], "data_offsets": [0, end]}}
+
+
+def many(num_tensors):
+    """Gives a header of so many tensors without entries."""
+    of = b'"%d":{"dtype":"U8","shape":[0,1],"data_offsets":[0,0]}'
+    return b"{%s}" % b",".join(of % idx for idx in range(num_tensors))
 
 
 class Folder:
@@ -225,10 +231,8 @@ HOSTILE = {
     "items facts": lambda f, o, code: f.raw_manifest(
         BODY % (b"{}", b"{%s}" % b",".join(b'"$%d":1' % idx for idx in range(490_000)))
     ),
-    "items tensors": lambda f, o, code: f.put(
-        "model.safetensors",
-        tensor_file({str(idx): entry(0, 0)["w"] for idx in range(80_000)}),
-    ),
+    "items tensors": lambda f, o, code: f.put("model.safetensors", tensor_file(many(40_000))),
+    "items tensors more": lambda f, o, code: f.put("model.safetensors", tensor_file(many(130_000))),
     "items many": lambda f, o, code: f.put("model.json", b"[%s]" % b",".join([b"0"] * 2_000_000)),
     "text": lambda f, o, code: f.put("model.json", b'["%s"]' % (b"a" * (30 * 2**20))),
     "text escaped": lambda f, o, code: f.put(
@@ -246,7 +250,10 @@ def outside(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(outside, tmp_path_factory):
-    """What came of each kind, by kind and function: a message and seconds."""
+    """What came of each kind, by kind and function: a message and seconds of computing.
+
+    Others may keep the processor from it; a wait, at a pipe, say, would last until the time is up.
+    """
     root = tmp_path_factory.mktemp("hostile")
     code = pickle.dumps(Code(outside / "marker"))
     paths = [Folder(root, "good").path]
@@ -265,6 +272,7 @@ def outcomes(outside, tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
+        timeout=150,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
@@ -273,11 +281,11 @@ def outcomes(outside, tmp_path_factory):
 def test_the_bound_holds(outcomes):
     """A process that took more memory would have been refused it; a good folder is read."""
     assert outcomes["too much"][0].startswith("MemoryError")
-    for function in ("read", "verify", "scan"):
+    for function in ("read", "scan"):
         assert outcomes[f"good {function}"][0] == "read"
 
 
-@pytest.mark.parametrize("function", ["read", "verify", "scan"])
+@pytest.mark.parametrize("function", ["read", "scan"])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_folder_is_refused(kind, function, outcomes):
     """With a message of ours, in less than 2 s and 200 MB."""

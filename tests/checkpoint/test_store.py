@@ -156,6 +156,14 @@ def test_what_is_no_folder_is_no_checkpoint(kind, three, tmp_path):
     verify(three.folder / "ba00000003")
 
 
+def test_a_folder_that_can_not_be_listed_is_named(three, monkeypatch):
+    """Not taken for an empty one: the run would begin again."""
+    monkeypatch.setattr("eventloop.checkpoint.store.os.scandir", fails_with(errno.EACCES))
+
+    with pytest.raises(CheckpointError, match=r"checkpoints' can't be listed: Permission denied"):
+        three.latest()
+
+
 # Replacing
 
 
@@ -374,6 +382,33 @@ def test_another_processes_replacement_is_left_alone(three):
     child.communicate()
     three.clear()
     assert not path.exists()
+
+
+def test_folders_in_folders_do_not_end_a_save(three, parts, dead, monkeypatch):
+    """A stranger's run may have thousands in each other; Python removes them by recursion."""
+    left = three.folder / f".tmp-ba00000009-{place('here')}-{dead}-0123abcd"
+    (left / "a").mkdir(parents=True)
+
+    def fail(path):
+        raise RecursionError
+
+    monkeypatch.setattr(disk.shutil, "rmtree", fail)
+
+    three.save(4, parts, {})
+
+    assert three.latest()[0].name == "ba00000004"
+
+
+def test_links_in_leftovers_are_not_followed(three, dead):
+    """Only the link goes."""
+    left = three.folder / f".tmp-ba00000009-{place('here')}-{dead}-0123abcd"
+    left.mkdir()
+    (left / "link").symlink_to(three.folder / "ba00000003")
+
+    three.clear()
+
+    assert not left.exists()
+    verify(three.folder / "ba00000003")
 
 
 def test_two_stores_are_independent(tmp_path, parts):

@@ -2,8 +2,8 @@
 
 Each is a folder `ba00001200` next to the others. It is written under a name that doesn't count, is
 renamed when it is whole, and loses that name again before anything of it is removed. Which one is
-the latest is found by looking. Kept for the lifetime of a run: whatever moment a process is killed
-at, a verified checkpoint is there, if there was one before.
+the latest is found by looking. Whatever moment a process is killed at, a verified checkpoint is
+there, if there was one before.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Store:
                 alone for a day.
         """
         for folder in self._listed():
-            with suppress(OSError, CheckpointError):
+            with suppress(OSError, CheckpointError, RecursionError):  # of folders in folders
                 if not is_leftover(folder, alone=alone):
                     continue
                 if is_replaced(folder):
@@ -204,6 +204,11 @@ class Store:
             return sorted(Path(one) for one in os.scandir(self.folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoints in {str(self.folder)!r} can't be listed: {error.strerror}",
+                fix="look at its owner and rights, or give another run with `--run-dir FOLDER`",
+            ) from error
 
     def _paths(self) -> list[Path]:
         """Gives all folders with the name of a checkpoint: by batches, those replaced after others."""

@@ -47,6 +47,7 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 _MAX_DIMENSIONS = 64
+_MAX_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Draft:
         for name, tensor in tensors.items():
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
-            text = bounded_json.to_bytes(header)
+            text = bounded_json.to_bytes(header, _MAX_ITEMS)
         except Damage as error:
             raise CheckpointError(
                 f"{len(tensors):,} tensors can't be saved in {path!r}: {error}",
@@ -145,7 +146,7 @@ def _header(file: OldFile) -> dict[str, _Entry]:
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
         raise Damage(f"its header claims {length:,} bytes")
-    value = bounded_json.from_bytes(file.read(length))
+    value = bounded_json.from_bytes(file.read(length), _MAX_ITEMS)
     if not isinstance(value, dict):
         raise Damage("its header isn't a JSON object")
     value.pop(_METADATA, None)
