@@ -93,11 +93,9 @@ class Loop:
             duration: the length of the whole run, of which this fit may be a part.
         """
         hooks = self.hooks
-        state.stop_reason = None
         self.is_finished = False
         self._start_clean(state)
         state.wrapped_model.train()
-        self.processes.exchange.start_fit()
         if not self._in_training:
             hooks.training_start(state)
             self._in_training = True
@@ -365,8 +363,13 @@ class Loop:
             self.hooks.evaluate(state)
 
     def _save_if_due(self, state: State) -> None:
-        """Saves a checkpoint if anybody says so, unless that has been done at this batch count."""
-        if self.hooks.should_checkpoint(state) and self._saved_at != state.clock.batch:
+        """Saves a checkpoint if anybody says so."""
+        if self.hooks.should_checkpoint(state):
+            self.save_once(state)
+
+    def save_once(self, state: State) -> None:
+        """Saves a checkpoint, unless that has been done at this batch count."""
+        if self._saved_at != state.clock.batch:
             self._saved_at = state.clock.batch
             state.checkpoint_requested = False
             # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.

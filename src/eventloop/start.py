@@ -19,6 +19,7 @@ from eventloop.clock import Time
 from eventloop.entry import AfterCheckpoint
 from eventloop.errors import ResumeError
 from eventloop.plugin.records import fold
+from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
@@ -148,7 +149,7 @@ class FromCheckpoint:
         """Why the run was stopped, if nothing was left to be done."""
         is_finished = self._checkpoint.parts["training"]["loop"]["is_finished"]
         reason: str | None = self._facts["stop_reason"]
-        return reason if is_finished else None
+        return reason if is_finished and not is_interruption(reason) else None
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Keeps algorithms out that weren't there when the run began."""

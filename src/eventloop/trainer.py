@@ -45,6 +45,7 @@ from eventloop.readiness import (
 from eventloop.same import require_same_run
 from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.settings import SettingValues
+from eventloop.signals import Signals
 from eventloop.start import NOTHING, Allowed
 
 
@@ -169,10 +170,13 @@ class Trainer:
 
         Raises:
             EventloopError: there is nothing to train with, or no end.
+            KeyboardInterrupt: SIGINT came; a checkpoint is saved, and `fit` may be called again.
+            SystemExit: likewise SIGTERM.
             BaseException: whatever the task or a plugin raises, after every plugin was told.
         """
         state = self.state
         self._require_open()
+        signals = Signals(state)
         with self._told_of_failure():
             duration = self._resolved("max_duration", state.settings.max_duration)
             end = duration if until is None else self._resolved("until", Time(until))
@@ -188,7 +192,14 @@ class Trainer:
             if reason := self._why_nothing_to_train(until):
                 warnings.warn(f"nothing to train: {reason}", stacklevel=2)
             else:
-                self._loop.fit(state, duration)
+                state.stop_reason = None
+                self._processes.exchange.start_fit()
+                # What a signal asks for from here on isn't forgotten.
+                with signals:
+                    self._loop.fit(state, duration)
+                    if signals.agree(self._processes):
+                        self._loop.save_once(state)
+        signals.pass_on()
         return Result(
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
             history=list(self._core.bookkeeping.history),

@@ -19,6 +19,7 @@ from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time, resolve
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
 from eventloop.hooks import hookimpl
+from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
     from eventloop.settings import Settings
@@ -84,7 +85,9 @@ class Saver:
         if self._interval is None:
             return False
         clock = state.clock
-        is_end = clock.reached(state.until) or state.stop_reason is not None
+        # One that a signal stopped isn't at its end: it goes on from the checkpoint saved then.
+        is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
+        is_end = clock.reached(state.until) or is_stopped
         return not clock.batch or is_end or clock.crossed(self._interval)
 
     @hookimpl

@@ -16,6 +16,7 @@ from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
+from eventloop.signals import Interrupted
 from eventloop.state import State
 from eventloop.view import view_of
 
@@ -301,7 +302,7 @@ def _sometimes(
 
 def _blame(error: BaseException, one: Implementation, state: State) -> None:
     """Notes on an exception who raised it, once, whatever passes it on."""
-    if one.plugin.role == "core":
+    if one.plugin.role == "core" or isinstance(error, Interrupted):
         return
     if any(note.startswith((BLAME, _OF_TASK)) for note in getattr(error, "__notes__", ())):
         return

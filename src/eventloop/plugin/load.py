@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType
 
 from eventloop.errors import PluginError
 from eventloop.plugin.from_file import import_from_file
 from eventloop.plugin.records import Found, Selected
+from eventloop.signals import Interrupted, told_from_a_key
 
 
 @dataclass(frozen=True)
@@ -37,34 +34,12 @@ def load(
             try:
                 with told_from_a_key():
                     loaded.append(Loaded(one.found, _target(one.found)))
-            except InterruptedByKey:
+            except Interrupted:
                 raise
             # Whatever its code does when imported, SystemExit too, is that plugin's problem.
             except BaseException as error:  # noqa: BLE001
                 problems.append(_problem(one.found, error))
     return tuple(loaded), tuple(problems)
-
-
-class InterruptedByKey(KeyboardInterrupt):
-    """Somebody pressed Ctrl-C; a plugin that raises KeyboardInterrupt is no person."""
-
-
-@contextmanager
-def told_from_a_key() -> Iterator[None]:
-    """Tells a plugin that raises KeyboardInterrupt from a person who presses Ctrl-C."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise InterruptedByKey
 
 
 def _target(found: Found) -> object:

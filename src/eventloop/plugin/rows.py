@@ -11,12 +11,13 @@ from eventloop.errors import EventloopError, PluginError, SettingError
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover_all
-from eventloop.plugin.load import InterruptedByKey, Loaded, load, told_from_a_key
+from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.overlooked import without_hooks
 from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.shadow import shadowed
 from eventloop.plugin.validate import takes_part
+from eventloop.signals import Interrupted, told_from_a_key
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _row(one: Selected, configuration: Configuration) -> Row:
             return _built(one, loaded[0], configuration)
     except EventloopError as error:
         return Row(one, loaded[0].target, problems=(error,))
-    except InterruptedByKey:
+    except Interrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
         return Row(one, loaded[0].target, problems=(unexpected(one.found.origin, error),))
