@@ -6,17 +6,21 @@ import importlib
 import os
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, hookimpl
+from eventloop.distributed import rank_variables
 
 Install = Callable[..., None]
 Batches = list[tuple[Tensor, Tensor]]
@@ -128,6 +132,49 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in sys.modules.keys() - modules.keys():
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
+
+
+class Ended(NamedTuple):
+    """How ranks ended, and when."""
+
+    statuses: list[int]
+    err: str
+    at: float
+
+
+@pytest.fixture
+def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
+    """Calls a function on ranks that may fail: forks, whose exit status is what it gives."""
+
+    def end_ranks(function: Callable[..., int], *args: Any, world_size: int = 2) -> Ended:
+        import torch._dynamo  # noqa: F401  DDP wants it, and each rank would take seconds for it
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        errors = tmp_path / f"stderr-{store.port}"
+        pids = []
+        for rank in range(world_size):
+            pids.append(os.fork())
+            if not pids[-1]:
+                os.environ |= rank_variables(rank, world_size, store.port)
+                sys.stderr = os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w")
+                os.dup2(sys.stderr.fileno(), 2)
+                _call_and_exit(function, args)
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        return Ended(statuses, errors.read_text(), time.time())
+
+    return end_ranks
+
+
+def _call_and_exit(function: Callable[..., int], args: tuple[Any, ...]) -> None:
+    """Ends a fork; what pytest would do in it is its parent's to do."""
+    status = 70
+    try:
+        status = function(*args)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
 HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def close(self): pass\n"

@@ -115,7 +115,8 @@ def test_the_fit_saves_once_and_ends_whenever_the_signal_comes(
 
     late = moment in ("fit_end", "training_end")
     at_end_of_epoch = moment in ("eval_batch_end", "epoch_end", "epoch_checkpoint")
-    assert saves.saved_at == [trainer.state.clock.batch]
+    at_start = [0] if moment in ("training_start", "fit_start") else []
+    assert saves.saved_at == [*at_start, trainer.state.clock.batch]
     assert trainer.state.clock.batch == (6 if late else 3 if at_end_of_epoch else 1)
     assert handlers()
 

@@ -14,6 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from eventloop.errors import EventloopError, SettingError
 from eventloop.exchange import Agreed, Exchange
 from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.rank_hooks import RankHooks
+from eventloop.watchdog import watched
 
 if TYPE_CHECKING:
     from eventloop.clock import Moment
@@ -145,6 +147,10 @@ class DataParallel:
                 row[name] = value if reductions[name] == "sum" else value / self.world_size
 
         return over_ranks
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives what ends this process within 5 s if another one fails meanwhile."""
+        return watched()
 
 
 class _Exchange:

@@ -25,6 +25,24 @@ def join_processes() -> Processes:
     return join()
 
 
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Gives the variables that torchrun would set for a rank of this machine.
+
+    Args:
+        port: where the process that starts the ranks holds a TCPStore.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
     """Lets the first rank of each machine run a block before the others run it.

@@ -109,9 +109,10 @@ class Loop:
         if not state.clock.reached(state.until):
             state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
         log_train_metrics(state)
-        # Once more at the same batch count: now nothing is left to be done.
-        self.is_finished, self._saved_at = True, -1
-        self._save_if_due(state)
+        self.is_finished = True
+        if hooks.should_checkpoint(state):
+            self._saved_at = -1  # once more at this batch count: now nothing is left to be done
+            self.save_once(state)
         self.deliver(state, everything=True)
         hooks.fit_end(state)
         if state.stop_reason is not None or duration is None or state.clock.reached(duration):

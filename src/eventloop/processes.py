@@ -6,6 +6,7 @@ One object stands for one process, `DataParallel` for several; both have the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -69,6 +70,9 @@ class Processes(Protocol):
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives what reduces logged numbers over the ranks; None where there is one."""
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives what ends this process if another one fails meanwhile."""
+
 
 class SingleProcess:
     """Training in one process."""
@@ -110,6 +114,10 @@ class SingleProcess:
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives None: each number stays what it is."""
         return None
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives nothing: there is nobody to watch."""
+        return nullcontext()
 
 
 class Whole:

@@ -379,7 +379,7 @@ class Trainer:
     def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
         """Tells every plugin of an exception that passes, which goes on with what they raise."""
         try:
-            with self.state.precision.in_force():
+            with self._processes.watched(), self.state.precision.in_force():
                 yield
         except BaseException as error:
             late = failures_of(lambda: self._loop.deliver(self.state, everything=True, alone=True))

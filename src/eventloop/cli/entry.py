@@ -9,11 +9,14 @@ import sys
 from collections.abc import Sequence
 
 import eventloop
-from eventloop.cli.failure import in_ranks, report
+from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
+from eventloop.ending import end_process
 from eventloop.errors import UsageError, closest
+from eventloop.reports import exit_status, in_ranks
+from eventloop.signals import Interrupted, told_from_a_key
 
-SUCCESS, FAILURE, WRONG_USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+SUCCESS, WRONG_USAGE, BROKEN_PIPE = 0, 2, 141
 
 # Modules are imported when their command runs: `eventloop plugins` needs neither torch nor a task.
 COMMANDS = {
@@ -32,35 +35,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: what follows `eventloop`; of the process unless given.
 
     Returns:
-        0 on success, 1 when training fails, 2 for wrong usage, 130 when interrupted, 141 when
-        nobody reads the output.
+        0 on success, 1 when training fails, 2 for wrong usage, 130 when interrupted, 143 when
+        terminated, 141 when nobody reads the output.
     """
     try:
-        with short_warnings():
+        with short_warnings(), told_from_a_key():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write("interrupted\n")
-        return _end(INTERRUPTED)
     # A plugin or task that calls sys.exit has failed, whatever status it gives.
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last to see it; reported in full
+    except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return _end(BROKEN_PIPE)
+        if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
+            error = Interrupted("interrupted")  # nobody is blamed for it: a person's
         report(error)
-        return _end(WRONG_USAGE if isinstance(error, UsageError) else FAILURE)
+        return _end(exit_status(error))
     return status
 
 
 def _end(status: int) -> int:
-    """Gives the exit status of a failure; of several ranks, one that failed ends here.
-
-    Python's own way out would wait for groups in which the other ranks are missing.
-    """
+    """Gives the exit status of a failure; of several ranks, one that failed ends here."""
     if in_ranks():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        end_process(status)
     return status
 
 

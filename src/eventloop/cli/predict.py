@@ -13,12 +13,12 @@ from torch import Tensor
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
-from eventloop.cli.failure import in_ranks
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import input_path, job_help, output_path, prepare
 from eventloop.cli.output import write_lines, write_text
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files import save_tensors
+from eventloop.reports import in_ranks
 from eventloop.trainer import Trainer
 
 COMMAND = Command(

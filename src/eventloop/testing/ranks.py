@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
+from eventloop.distributed import rank_variables
+
 TIMEOUT_S = 120.0
 
 
@@ -45,7 +47,7 @@ def run_ranks(
     ranks = []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
-        variables = _variables(rank, world_size, store.port)
+        variables = rank_variables(rank, world_size, store.port)
         job = (theirs, variables, function, args, kwargs)
         process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
         process.start()
@@ -62,19 +64,6 @@ def run_ranks(
 
 class RankError(Exception):
     """A rank raised or died."""
-
-
-def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Gives what torchrun would set; the store is this process's, as it would be torchrun's."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
 
 
 def _run(

@@ -1,0 +1,45 @@
+"""What is said of a failure: first what happened and who did it, then where."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from eventloop.errors import EventloopError, UsageError
+from eventloop.signals import Interrupted, Terminated
+
+
+def in_ranks() -> bool:
+    """Tells whether this process is one of several that train together."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def first_line(error: BaseException) -> str:
+    """Says what happened, and who did it as far as a note tells."""
+    text, *_ = str(error).splitlines() or [""]
+    if isinstance(error, (Interrupted, Terminated)):
+        return text
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    notes = [note.splitlines()[0] for note in getattr(error, "__notes__", []) if note]
+    if not isinstance(error, EventloopError) and notes:
+        line = f"{line}; {notes[0]}"
+    return f"rank {os.environ['RANK']}: {line}" if in_ranks() else line
+
+
+def exit_status(error: BaseException) -> int:
+    """Gives the exit status of the command: 2 for wrong usage, 130 and 143 for signals, else 1."""
+    if isinstance(error, Interrupted):
+        return 130
+    if isinstance(error, Terminated):
+        return 143
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def details(error: BaseException) -> str:
+    """Gives what follows the first line: the rest of a message, or a traceback, and notes."""
+    if isinstance(error, (Interrupted, Terminated)):
+        return ""
+    if not isinstance(error, EventloopError):
+        return "".join(traceback.format_exception(error))
+    lines = [*str(error).splitlines()[1:], *getattr(error, "__notes__", [])]
+    return "".join(f"{line}\n" for line in lines)
