@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, hookimpl
+from eventloop.bulletin import wait_until
 from eventloop.distributed import rank_variables
 
 Install = Callable[..., None]
@@ -144,21 +145,32 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
-    """Calls a function on ranks that may fail: forks, whose exit status is what it gives."""
+    """Calls a function on ranks that may fail: forks, whose exit status is what it gives.
 
-    def end_ranks(function: Callable[..., int], *args: Any, world_size: int = 2) -> Ended:
+    The store is lost when `store_until` comes true.
+    """
+
+    def end_ranks(
+        function: Callable[..., int],
+        *args: Any,
+        world_size: int = 2,
+        store_until: Callable[[], bool] | None = None,
+    ) -> Ended:
         import torch._dynamo  # noqa: F401  DDP wants it, and each rank would take seconds for it
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        errors = tmp_path / f"stderr-{store.port}"
+        errors, port = tmp_path / f"stderr-{store.port}", store.port
         pids = []
         for rank in range(world_size):
             pids.append(os.fork())
             if not pids[-1]:
-                os.environ |= rank_variables(rank, world_size, store.port)
+                os.environ |= rank_variables(rank, world_size, port)
                 sys.stderr = os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w")
                 os.dup2(sys.stderr.fileno(), 2)
                 _call_and_exit(function, args)
+        if store_until is not None:
+            assert wait_until(store_until, 60)
+            del store
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         return Ended(statuses, errors.read_text(), time.time())
 

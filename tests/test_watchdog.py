@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import threading
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
+from eventloop import hookimpl
+from eventloop.bulletin import bulletin, wait_until
 from eventloop.cli import main
+from eventloop.distributed import timeout_s
+from eventloop.errors import SettingError
+from eventloop.testing import isolated_trainer
+from eventloop.watchdog import watched
 
 BOUND_S = 10
 FAILING = '''
@@ -64,6 +74,28 @@ def task():
     return made
 '''
 
+HANGS = """
+import threading
+
+from eventloop import hookimpl
+from eventloop.testing import tiny_task
+
+
+class Hangs:
+    name = "hangs"
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.rank == 1 and state.clock.batch == 2:
+            threading.Event().wait()
+
+
+def task():
+    made = tiny_task(callbacks=[Hangs()])
+    made.settings |= {"device": "cpu", "max_duration": "2ep"}
+    return made
+"""
+
 
 @pytest.fixture
 def fit_failing(clean, end_ranks):
@@ -105,3 +137,187 @@ def test_a_plugin_that_fails_on_one_rank_ends_all_and_is_named(hook, kind, rank,
     assert err.count(first) == 1
     assert 0 not in statuses
     assert took_s < BOUND_S
+
+
+def fit(callback, folder=".", **settings):
+    """Fits on a rank as a script would; what it raises is the end of the script."""
+    with isolated_trainer(Path(folder), callbacks=[callback], **settings) as trainer:
+        trainer.fit()
+    return 0
+
+
+class OnRank:
+    """Calls a function at the end of the second batch, on one rank or on all."""
+
+    name = "on-rank"
+
+    def __init__(self, function, rank=None):
+        self.function = function
+        self.rank = rank
+
+    @hookimpl
+    def batch_end(self, state):
+        if self.rank in (None, state.rank) and state.clock.batch == 2:
+            self.function()
+
+
+def wait_for_ever():
+    threading.Event().wait()
+
+
+def fail():
+    raise LookupError("nothing found")
+
+
+def test_a_script_s_rank_that_raises_ends_the_other_wherever_it_is(end_ranks, clean):
+    """Python writes the traceback; who is ended says why. Not every rank waits in a collective."""
+
+    def script():
+        rank = int(os.environ["RANK"])
+        return fit(OnRank(wait_for_ever if rank == 0 else fail))
+
+    statuses, err, _ = end_ranks(script)
+
+    assert statuses == [1, 70]
+    assert err.count("LookupError: nothing found") >= 2
+    assert err.count("\nrank 1: LookupError: nothing found; raised by plugin on-rank") == 1
+
+
+def test_an_error_of_all_ranks_may_be_caught(end_ranks, clean):
+    """They go on together, and the failure that all have left behind ends nobody."""
+
+    def script():
+        with isolated_trainer(Path(), callbacks=[OnRank(fail)]) as trainer:
+            try:
+                trainer.fit()
+            except LookupError:
+                trainer.fit(until="9ba")
+        return trainer.state.clock.batch
+
+    assert end_ranks(script) == ([9, 9], "", ANY)
+
+
+def test_an_error_of_all_ranks_is_reported_once(end_ranks, clean):
+    """By the command; the others see to it that it is written."""
+    (clean / "failing.py").write_text(FAILING.replace("state.rank == self.rank", "True"))
+    plugin = ["--no-plugins", "-p", "./failing.py:Fails", "--fails.hook", "batch_start"]
+
+    statuses, err, _ = end_ranks(main, ["fit", "failing.py", *plugin])
+
+    assert statuses == [1, 1]
+    assert err.count("Exception: on purpose; raised by") == 1
+    assert err.count("Traceback") == 1
+
+
+def test_a_rank_that_goes_on_alone_leaves_the_others_to_end(end_ranks, clean):
+    """Its exception was caught, but they wait for it."""
+
+    def script():
+        try:
+            return fit(OnRank(wait_for_ever if os.environ["RANK"] == "0" else fail))
+        except LookupError:
+            return 5
+
+    statuses, err, _ = end_ranks(script)
+
+    assert statuses == [1, 5]
+    assert err.startswith("rank 1: LookupError: nothing found; raised by plugin on-rank")
+
+
+def test_what_the_end_of_a_rank_causes_names_it(end_ranks, clean):
+    """A script's traceback of a broken connection says nothing else of the reason."""
+    statuses, err, _ = end_ranks(lambda: fit(OnRank(fail, rank=1)))
+
+    assert statuses == [70, 70]
+    assert "what came first: rank 1: LookupError: nothing found; raised by plugin on-rank" in err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other(end_ranks, clean, rank):
+    """Also one that isn't in a collective, which would have noticed."""
+
+    def script():
+        me = int(os.environ["RANK"])
+        return fit(OnRank(lambda: os._exit(9) if me == rank else wait_for_ever()))
+
+    statuses, err, _ = end_ranks(script)
+
+    assert statuses == ([9, 1] if rank == 0 else [1, 9])
+    assert re.match(rf"rank {rank}: its process \d+ is gone without a word\n", err)
+
+
+@pytest.mark.parametrize(("leaves", "status"), [(True, 0), (False, 1)])
+def test_a_rank_that_left_in_order_ends_nobody(end_ranks, monkeypatch, leaves, status):
+    """Prediction takes as long as it takes on each; control: one that didn't leave does."""
+    monkeypatch.setattr("eventloop.watchdog.POLL_S", 0.01)
+    monkeypatch.setattr("eventloop.watchdog.GRACE_S", 0.01)
+
+    def script():
+        board = bulletin()
+        with watched():
+            if board.rank == 0:
+                assert wait_until(lambda: board.process_of(1) is not None, 5)
+                wait_until(lambda: False, 1)
+            elif not leaves:
+                os._exit(0)
+        return 0
+
+    statuses, err, _ = end_ranks(script)
+
+    assert statuses == [status, 0]
+    assert bool(err) != leaves
+
+
+def test_ranks_end_when_the_store_is_lost(end_ranks, clean):
+    """It goes with what started them; nobody else would end them."""
+
+    def script():
+        def wait():
+            Path(f"waits-{os.environ['RANK']}").touch()
+            wait_for_ever()
+
+        return fit(OnRank(wait))
+
+    waits = [clean / "waits-0", clean / "waits-1"]
+    statuses, err, _ = end_ranks(script, store_until=lambda: all(one.exists() for one in waits))
+
+    assert statuses == [1, 1]
+    for rank in (0, 1):
+        assert f"rank {rank}: the process that held the ranks' store is gone" in err
+
+
+def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
+    """The collective times out on the rank that waits; who made it wait comes first."""
+    monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", "2")
+    (clean / "hangs.py").write_text(HANGS)
+
+    statuses, err, _ = end_ranks(main, ["fit", "hangs.py", "--no-plugins"])
+
+    first, *_ = err.splitlines()
+    assert statuses == [1, 1]
+    assert re.match(r"rank 0: RuntimeError: .*Timed out waiting 2000ms", first)
+    hangs = r"rank 1 in batch_end of callback hangs \(Task\(callbacks=...\)\), at work/hangs.py:\d+"
+    assert re.search(rf"; {hangs}; rank 0 in evaluate, at eventloop/\w+.py:\d+$", first)
+
+
+def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeypatch):
+    """NCCL's timeout ends the process from C++, where nobody asks the ranks where they are."""
+    monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", "4")
+    monkeypatch.setattr("eventloop.watchdog.post", lambda *_: os._exit(6))
+    (clean / "hangs.py").write_text(HANGS)
+
+    statuses, err, _ = end_ranks(main, ["fit", "hangs.py", "--no-plugins"])
+
+    first, *_ = err.splitlines()
+    assert statuses == [6, 1]
+    assert re.match(r"rank 0: its process \d+ is gone without a word; before that: rank 0 ", first)
+    assert "rank 1 in batch_end of callback hangs" in first
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_the_timeout_is_a_number_of_seconds(text, monkeypatch):
+    """An error in it would show after half an hour."""
+    monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", text)
+
+    with pytest.raises(SettingError, match=re.escape(f"EVENTLOOP_TIMEOUT_S='{text}' isn't a")):
+        timeout_s()

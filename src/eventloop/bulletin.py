@@ -117,7 +117,7 @@ class Bulletin:
     def places(self) -> dict[int, str]:
         """Gives where the ranks are that have told."""
         found = {rank: self._read(self._key(f"place/{rank}")) for rank in range(self.world_size)}
-        return {rank: text.decode() for rank, text in found.items() if text is not None}
+        return {rank: text.decode() for rank, text in found.items() if text}
 
     def enter(self) -> None:
         """Tells that this process does now what takes all ranks."""

@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import (  # type: ignore[attr-defined]  # public, not in __all__
+    PrefixStore,
+    rendezvous,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.averaging import average_gradients, take_from_first
+from eventloop.distributed import timeout_s
 from eventloop.errors import EventloopError, SettingError
 from eventloop.exchange import Agreed, Exchange
 from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
@@ -37,8 +42,6 @@ if TYPE_CHECKING:
     from eventloop.numbers import OverRanks, Reduction, Row
     from eventloop.settings import Settings
     from eventloop.state import State
-
-_TIMEOUT = timedelta(minutes=30)
 
 
 class DataParallel:
@@ -210,7 +213,15 @@ def join() -> DataParallel:
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            dist.init_process_group(backend, timeout=_TIMEOUT)
+            timeout = timedelta(seconds=timeout_s())
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            # torchrun keeps its store over a restart, with addresses of processes that are gone,
+            # and torch would call them (torch 2.13).
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = PrefixStore(f"eventloop/{attempt}", store)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
         except (ValueError, RuntimeError) as error:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
             raise EventloopError(
@@ -225,7 +236,8 @@ def join() -> DataParallel:
 @functools.cache
 def _groups() -> list[dist.ProcessGroup]:
     """Makes the groups beside the default one, once for all trainers of this process."""
-    groups = [dist.new_group(backend="gloo"), dist.new_group()]
+    timeout = timedelta(seconds=timeout_s())
+    groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
     atexit.register(_leave, groups)
     return groups
 

@@ -17,6 +17,8 @@ from eventloop.plugin.rules import KEYS
 PREFIX = "EVENTLOOP_"
 AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
 SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
+TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
+_NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE)
 Kind = Literal["flag", "keyword", "variable", "file"]
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
@@ -56,11 +58,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     """
     values = {}
     for variable, text in environ.items():
-        if (
-            text
-            and variable.startswith(PREFIX)
-            and variable not in (AUTOLOAD_VARIABLE, SITE_VARIABLE)
-        ):
+        if text and variable.startswith(PREFIX) and variable not in _NO_SETTINGS:
             key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
             values[key] = Value(text, variable)
     if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):

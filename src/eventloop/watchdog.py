@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eventloop.bulletin import Bulletin, Failure, bulletin, wait_until
+from eventloop.distributed import timeout_s
 from eventloop.ending import end_process
 from eventloop.reports import details, exit_status, first_line
 from eventloop.whereabouts import place_of_error, place_of_thread
@@ -22,6 +25,8 @@ POLL_S = 0.5
 # with a poll by the rank that notices and one by the others, all are gone within 5 s.
 GRACE_S = 2.5
 _PLACES_S = 2 * POLL_S
+# Of the timeout; a rank that hasn't moved for so long tells where it is while it can.
+_STUCK_FRAC = 0.5
 _LOST = (
     "gloo",
     "NCCL",
@@ -60,9 +65,14 @@ def post(board: Bulletin, error: BaseException) -> Failure:
     What another rank's end has caused isn't the first: it is waited for. Where nobody tells of
     anything, ranks have waited for each other, and the error gets a note of where each one is.
     """
-    if _lost_another(error) and not wait_until(lambda: board.first_failure() is not None, GRACE_S):
+    is_lost = _lost_another(error)
+    if is_lost and not wait_until(lambda: board.first_failure() is not None, GRACE_S):
         _ask_around(board, error)
-    return board.post(_failure(board, error))
+    first = board.post(_failure(board, error))
+    note = f"what came first: {first.line}"
+    if is_lost and first.rank != board.rank and note not in getattr(error, "__notes__", []):
+        error.add_note(note)
+    return first
 
 
 def _ask_around(board: Bulletin, error: BaseException) -> None:
@@ -72,19 +82,21 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
         return
     board.put_place(place_of_error(error))
     wait_until(lambda: len(board.places()) == board.world_size, _PLACES_S)
+    error.__notes__ = [_places(board), *getattr(error, "__notes__", [])]
+    board.replace(_failure(board, error))
+
+
+def _places(board: Bulletin) -> str:
+    """Lists the ranks by where they are; this one last, which waits for the others."""
     ranks: dict[str, list[int]] = {}
     for rank, place in board.places().items():
         ranks.setdefault(place, []).append(rank)
     # Whoever isn't where the others are is to blame, most likely.
-    places = sorted(ranks.items(), key=lambda item: (len(item[1]), item[1] == [board.rank]))
-    text = "; ".join(f"{_ranks(found)} {place}" for place, found in places)
-    notes = getattr(error, "__notes__", [])
-    error.__notes__ = [text, *notes]
-    board.replace(_failure(board, error))
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    places = sorted(ranks.items(), key=lambda item: (board.rank in item[1], len(item[1])))
+    return "; ".join(
+        f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))} {place}"
+        for place, found in places
+    )
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
@@ -114,11 +126,15 @@ class _Watchdog:
         self._over = over
         self._watched = watched
         self._neighbour = _neighbour(board.rank)
+        self._position: tuple[int, int] | None = None
+        self._moved_at = time.monotonic()
+        self._is_stuck = False
 
     def run(self) -> None:
         """Looks around until the block is left; ends the process if a rank has failed."""
         while not self._over.wait(POLL_S):
             try:
+                self._tell_if_stuck()
                 failure = self._board.first_failure() or self._lost_neighbour()
                 if failure is not None:
                     self._end(failure)
@@ -126,6 +142,22 @@ class _Watchdog:
             except RuntimeError:  # the connection to the store is lost
                 self._end_without_store()
                 return
+
+    def _tell_if_stuck(self) -> None:
+        """Tells where the watched thread waits, before a timeout ends the process in C++.
+
+        A glance at one frame, without a stop of the thread.
+        """
+        frame = sys._current_frames().get(self._watched)
+        position = None if frame is None else (id(frame), frame.f_lasti)
+        if position != self._position:
+            self._position, self._moved_at = position, time.monotonic()
+            if self._is_stuck:
+                self._is_stuck = False
+                self._board.put_place("")
+        elif not self._is_stuck and time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s():
+            self._is_stuck = True
+            self._board.put_place(place_of_thread(self._watched))
 
     def _lost_neighbour(self) -> Failure | None:
         """Looks after one rank, which may have ended without a word; posts it if it has."""
@@ -136,8 +168,10 @@ class _Watchdog:
         found = board.process_of(rank)
         if found is None or not found.is_inside:
             return None  # it left in order, just now or long ago
-        what = f"rank {rank}: its process {found.pid} is gone without a word; it was killed, it "
-        return board.post(Failure(rank, f"{what}called os._exit, or it ran out of memory"))
+        what = f"rank {rank}: its process {found.pid} is gone without a word"
+        places = _places(board)
+        stuck = f"; before that: {places}" if places else ""
+        return board.post(Failure(rank, f"{what}{stuck}"))
 
     def _end(self, failure: Failure) -> None:
         """Ends the process, unless it leaves by itself, and sees that the failure is told."""

@@ -5,15 +5,20 @@ Read from its frames when somebody wants to know, so that the loop keeps no acco
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
+
+import torch
 
 from eventloop.plugin import freeze
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.order import Implementation
 
 _PACKAGE = str(Path(freeze.__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_PYTHON = str(Path(os.__file__).parent)
 
 
 def place_of_thread(ident: int) -> str:
@@ -32,7 +37,7 @@ def place_of_error(error: BaseException) -> str:
 
 
 def _place(frames: list[tuple[FrameType, int]]) -> str:
-    """Gives the innermost hook, if there is one, and the innermost line.
+    """Gives the innermost hook, if there is one, and the innermost line that tells something.
 
     Args:
         frames: with their lines, the innermost first.
@@ -40,7 +45,7 @@ def _place(frames: list[tuple[FrameType, int]]) -> str:
     if not frames:
         return "nowhere"
     hook = next((found for frame, _ in frames if (found := _hook_of(frame))), "")
-    innermost, line = frames[0]
+    innermost, line = next((one for one in frames if _is_telling(one[0])), frames[0])
     at = f"{_short(innermost.f_code.co_filename)}:{line}"
     return f"{hook}, at {at}" if hook else f"between hooks, at {at}"
 
@@ -56,6 +61,13 @@ def _hook_of(frame: FrameType) -> str:
     if code.co_name in HOOKS and code.co_filename.startswith(_PACKAGE):
         return f"in {code.co_name}"
     return ""
+
+
+def _is_telling(frame: FrameType) -> bool:
+    """Tells whether a frame is neither torch's nor Python's: all of those wait alike."""
+    filename = frame.f_code.co_filename
+    is_python_s = filename.startswith((_PYTHON, "<frozen")) and "site-packages" not in filename
+    return not is_python_s and not filename.startswith(_TORCH)
 
 
 def _outwards(frame: FrameType | None) -> list[tuple[FrameType, int]]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,11 @@ def task(how: str = "raise"):
 def start(tiny: Path):
     """Runs `eventloop ...` in a process of its own."""
 
-    def start(*argv: str) -> subprocess.CompletedProcess[str]:
+    def start(*argv: str, through: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         source = Path(__file__).parents[2] / "src"
         path = os.pathsep.join([str(tiny), str(source)])
         return subprocess.run(
-            [sys.executable, "-m", "eventloop", *argv],
+            [sys.executable, *through, "-m", "eventloop", *argv],
             cwd=tiny,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -98,6 +99,24 @@ def test_a_rank_that_fails_ends_all_and_is_named_first(start, tiny, how, status,
     assert re.match(first, ran.stderr)
     assert re.search(rf"(?m)^rank 1 {closing[how]} \(process \d+\)", ran.stderr)
     assert ran.stderr.count("Traceback") == (how == "raise")
+
+
+RECOVERING = FAILING.replace(
+    "if state.rank == 1",
+    'if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and state.rank == 1',
+).replace("100000ep", "2ep")
+
+
+def test_a_restart_of_torchrun_s_is_not_ended_by_the_failure_before(start, tiny):
+    """What ranks told each other stays in the store that the next attempt uses."""
+    (tiny / "recovering.py").write_text(RECOVERING)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+
+    ran = start("fit", "recovering.py", "--no-plugins", through=[*torchrun, "--standalone"])
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("rank 1: LookupError: nothing found; raised by plugin ends") == 1
+    assert ran.stdout.count("2 epochs, 4 batches") == 1
 
 
 def test_what_is_wrong_on_all_ranks_is_said_once(start):
