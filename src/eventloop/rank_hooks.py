@@ -45,7 +45,7 @@ class RankHooks:
             return ""
         return (
             f"data: nobody here can split {', '.join(names)} over the ranks; unless the data set "
-            f"does, all {self._processes.world_size} ranks see the same samples: let it give "
+            "does, they all see the same samples: let it give "
             "`itertools.islice(samples, int(os.environ['RANK']), None, "
             "int(os.environ['WORLD_SIZE']))`"
         )
