@@ -283,6 +283,12 @@ def test_uneven_numbers_of_batches_may_be_an_error(tmp_path, loader_of):
         lengths(tmp_path, loader_of, "error")
 
 
+def test_shapes_that_no_rank_knows_yet_are_refused(fit):
+    """A lazy layer has none before its first batch: nothing could be compared, nor exchanged."""
+    with pytest.raises(RankError, match=r"TaskError: the shape of 'weight' isn't known before"):
+        run_ranks(fit, task={"model": lambda: nn.LazyLinear(3)})
+
+
 def test_fewer_samples_than_ranks_are_refused(fit):
     """A rank without a sample has nothing to train on."""
     task = {"train_dataloader": DataLoader(TensorDataset(X[:1], Y[:1]))}

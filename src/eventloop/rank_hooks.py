@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from eventloop.averaging import take_from_first
+from eventloop.errors import TaskError
 from eventloop.hooks import hookimpl
 from eventloop.same import require_same
 from eventloop.sharding import (
@@ -52,6 +54,7 @@ class RankHooks:
 
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Any:
+        _require_shapes(state.model)
         # Before anybody shards or copies them, and whoever that is.
         shapes = [
             f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
@@ -99,6 +102,17 @@ class RankHooks:
     def eval_before_all(self, state: State) -> None:
         # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
         take_from_first(state.model, buffers_alone=True)
+
+
+def _require_shapes(model: nn.Module) -> None:
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(one):
+            raise TaskError(
+                f"the shape of {name!r} isn't known before the first batch, but the ranks have to "
+                "agree on it before",
+                fix="give the layer its sizes, nn.Linear(8, 3), or let the function that makes the "
+                "model call it once: `model(example)`",
+            )
 
 
 def _alone() -> bool:
