@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from eventloop.checkpoint import tensor_file
+from eventloop.checkpoint import tensor_file, tensor_header
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.disk import NewFile, OldFile
 from eventloop.errors import CheckpointError
@@ -165,7 +165,7 @@ def test_a_header_is_compared_with_the_file(header, reason, path):
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
 
-    for function in (tensor_file.read, tensor_file.read_names):
+    for function in (tensor_file.read, tensor_header.read_names):
         with OldFile(path) as file, pytest.raises(Damage, match=reason):
             function(file)
 
@@ -219,3 +219,10 @@ def test_no_second_copy_is_made_in_memory(run_python, tmp_path):
     done = run_python(f"import sys; sys.argv.append({str(tmp_path / 'a')!r})\n{MEMORY}")
 
     assert (done.stdout, done.stderr) == ("limited\n", "")
+
+
+def test_dtypes_have_one_table_with_torch_and_one_without():
+    """Verifying needs no torch, and must not take a tensor for damaged."""
+    sizes = {name: dtype.itemsize for name, dtype in tensor_file.DTYPES.items()}
+
+    assert sizes == tensor_header.ITEM_BYTES

@@ -2,13 +2,11 @@
 
 Each part is a nest. Its tensors stand in `NAME.safetensors`; what else there is in `NAME.json`, which
 a flat dict of tensors doesn't need. `manifest.json` is written last. Nothing is pickled, nothing is
-evaluated, and what is read is what was verified: each file is opened once, with care, and digested
-while it is taken in.
+evaluated.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,14 +22,22 @@ from eventloop.checkpoint.manifest import (
     FileFacts,
     Manifest,
     is_part_name,
-    read_manifest,
     to_bytes,
 )
-from eventloop.checkpoint.nest import Json, Nest, flatten, is_plain, restore
+from eventloop.checkpoint.nest import Json, Nest, flatten, is_plain
+from eventloop.checkpoint.verifying import (
+    batch_of,
+    checked_manifest,
+    examine,
+    facts_in,
+    name_of,
+    opened,
+    put_together,
+)
 from eventloop.errors import CheckpointError
 
+__all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
-_NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 
 
 @dataclass(frozen=True)
@@ -97,14 +103,14 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
         CheckpointError: it isn't one, is damaged, of a newer version, or lacks a part.
     """
     with _refusing(folder):
-        manifest = _checked_manifest(folder)
+        manifest = checked_manifest(folder)
         files = manifest.parts
         wanted = list(files) if only is None else list(only)
         missing = sorted(set(wanted) - files.keys())
         if missing:
             raise Damage(f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}")
         parts = {name: _read_part(folder, files[name], manifest) for name in wanted}
-        facts = _facts(manifest)
+        facts = facts_in(manifest)
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop)
 
 
@@ -115,42 +121,7 @@ def verify(folder: Path) -> dict[str, Any]:
         CheckpointError: `read` would refuse it.
     """
     with _refusing(folder):
-        return _facts(examine(folder))
-
-
-def examine(folder: Path, *, digests: bool = True) -> Manifest:
-    """Gives the manifest of a checkpoint that is as it says; for who wants the reason, if not.
-
-    Args:
-        digests: whether files are read and digested; otherwise only their sizes are compared.
-
-    Raises:
-        Damage: it isn't as it says.
-    """
-    manifest = _checked_manifest(folder)
-    for name, wanted in manifest.files.items():
-        with _about(name):
-            _check_size(disk.num_bytes_of(folder / name), wanted)
-    _facts(manifest)
-    if digests:
-        for files in manifest.parts.values():
-            _check_part(folder, files, manifest)
-    return manifest
-
-
-def name_of(batch: int) -> str:
-    """Gives the name of the folder of a checkpoint: `ba00001200`, which sorts by batches."""
-    return f"ba{batch:08}"
-
-
-def batch_of(name: str) -> int | None:
-    """Gives the batches in the name of a checkpoint's folder; None for another name."""
-    found = _NAMED.fullmatch(name)
-    if found is None:
-        return None
-    plain = found[1] or found[2]
-    batch = int(plain.removeprefix("ba"))
-    return batch if name_of(batch) == plain else None
+        return facts_in(examine(folder))
 
 
 class Draft:
@@ -244,76 +215,12 @@ class Draft:
 # Reading
 
 
-def _checked_manifest(folder: Path) -> Manifest:
-    manifest = read_manifest(folder)
-    named = batch_of(folder.name)
-    if named is not None and named != manifest.batch:
-        raise Damage(
-            f"{FILE}: it is that of batch {manifest.batch}, the folder's name says {named}"
-        )
-    return manifest
-
-
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    with _about(f"{FILE}: facts"):
-        facts = restore(manifest.facts, {})
-        if not isinstance(facts, dict):
-            raise Damage("they are no dict")
-    return facts
-
-
 def _read_part(folder: Path, files: Mapping[str, str], manifest: Manifest) -> Nest:
     tensors: dict[str, Tensor] = {}
     if name := files.get(".safetensors"):
-        with _opened(folder, name, manifest) as file:
+        with opened(folder, name, manifest) as file:
             tensors = tensor_file.read(file)
-    return _put_together(folder, files, manifest, tensors)
-
-
-def _check_part(folder: Path, files: Mapping[str, str], manifest: Manifest) -> None:
-    names: list[str] = []
-    if name := files.get(".safetensors"):
-        with _opened(folder, name, manifest) as file:
-            names = tensor_file.read_names(file)
-    _put_together(folder, files, manifest, dict.fromkeys(names))
-
-
-def _put_together(
-    folder: Path, files: Mapping[str, str], manifest: Manifest, tensors: Mapping[str, Any]
-) -> Nest:
-    name = files.get(".json")
-    if name is None:
-        return dict(tensors)
-    with _opened(folder, name, manifest) as file:
-        if file.num_bytes > bounded_json.MAX_BYTES:
-            raise Damage(f"it has {file.num_bytes:,} bytes")
-        data = file.read(file.num_bytes)
-    with _about(name):
-        return restore(bounded_json.from_bytes(data), tensors)
-
-
-@contextmanager
-def _opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile]:
-    """Opens a file of the size that the manifest says; compares the digest of what was read."""
-    wanted = manifest.files[name]
-    with _about(name), disk.OldFile(folder / name) as file:
-        _check_size(file.num_bytes, wanted)
-        yield file
-        if file.digest() != wanted.sha256:
-            raise Damage("its bytes aren't those that were written: the digest differs")
-
-
-def _check_size(num_bytes: int, wanted: FileFacts) -> None:
-    if num_bytes != wanted.num_bytes:
-        raise Damage(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
-
-
-@contextmanager
-def _about(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Damage as damage:
-        raise damage.of(name) from damage
+    return put_together(folder, files, manifest, tensors)
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
-
-from torch import Tensor
-from torch.nn import Parameter
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from eventloop.checkpoint.damage import Damage
 from eventloop.errors import CheckpointError, a
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # None, bool, int, float, str, bytes, a tensor, and dicts, lists and tuples of nests.
 Nest: TypeAlias = Any
@@ -130,7 +130,7 @@ def _encode(value: Nest, at: _At) -> Json:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, Tensor):
+    if _is_tensor(value):
         return _encode_tensor(value, at)
     if kind is list or kind is tuple:
         items = [_encode(one, at.below(idx, is_idx=True)) for idx, one in enumerate(value)]
@@ -140,8 +140,16 @@ def _encode(value: Nest, at: _At) -> Json:
     return _encode_scalar(value, at)
 
 
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Tells whether a value is a tensor; where nobody has imported torch, there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _encode_tensor(tensor: Tensor, at: _At) -> Json:
-    if type(tensor) not in (Tensor, Parameter):
+    import torch  # kept out of what only puts together
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise at.refuse(tensor)  # a part of a tensor that is spread over ranks, say
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
         raise at.refuse(tensor, f"a tensor of {tensor.layout}, {tensor.dtype}, not a dense one")

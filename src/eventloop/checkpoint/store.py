@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import disk, format  # noqa: A004  the module's subject
+from eventloop.checkpoint import disk
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.leftovers import (
     REPLACED,
@@ -26,7 +26,8 @@ from eventloop.checkpoint.leftovers import (
     new_id,
 )
 from eventloop.checkpoint.manifest import Manifest
-from eventloop.checkpoint.nest import Nest, restore
+from eventloop.checkpoint.nest import Nest
+from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
 from eventloop.errors import CheckpointError
 
 
@@ -73,9 +74,11 @@ class Store:
             CheckpointError: something can't be saved, or the disk is full or broken; then nothing of
                 it is left, and what was there before is as it was.
         """
-        draft = format.Draft(parts, facts, batch)
+        from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
+
+        draft = Draft(parts, facts, batch)
         self.clear()
-        target = self.folder / format.name_of(batch)
+        target = self.folder / name_of(batch)
         with new_id() as one, draft.failing(target):
             disk.make_folders(self.folder)
             temporary = self.folder / f"{UNDER_WAY}{target.name}-{one}"
@@ -122,7 +125,7 @@ class Store:
             CheckpointError: one can't be removed.
         """
         paths = self._paths()
-        kept = [path for path in paths if format.batch_of(path.name) in keep]
+        kept = [path for path in paths if batch_of(path.name) in keep]
         # What is being replaced is settled by whoever does it, or by `clear`.
         surplus = [path for path in paths if path not in kept and not is_replaced(path)]
         if not surplus:
@@ -212,19 +215,19 @@ class Store:
 
     def _paths(self) -> list[Path]:
         """Gives all folders with the name of a checkpoint: by batches, those replaced after others."""
-        named = [(format.batch_of(one.name), one) for one in self._listed()]
+        named = [(batch_of(one.name), one) for one in self._listed()]
         ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
         return [one for _, _, one in sorted(ordered, reverse=True)]
 
     def _look_at(self, path: Path, *, digests: bool) -> Found:
-        batch = format.batch_of(path.name) or 0
+        batch = batch_of(path.name) or 0
         try:
             if path.is_symlink() or not path.is_dir():
                 raise Damage("it is a link to somewhere else, or no folder")
-            manifest = format.examine(path, digests=digests)
+            manifest = examine(path, digests=digests)
         except Damage as damage:
             return Found(path, batch, {}, 0, str(damage))
-        return Found(path, batch, restore(manifest.facts, {}), manifest.num_bytes, "")
+        return Found(path, batch, facts_in(manifest), manifest.num_bytes, "")
 
     def _verifies(self, path: Path) -> bool:
         return not self._look_at(path, digests=True).reason
@@ -243,7 +246,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 def _is_same(folder: Path, manifest: Manifest) -> bool:
     """Says whether a folder has a whole checkpoint with the same files and facts."""
     try:
-        there = format.examine(folder)
+        there = examine(folder)
     except Damage:
         return False
     return not folder.is_symlink() and (there.files, there.facts) == (

@@ -1,18 +1,15 @@
 """Files of tensors: safetensors, written and read without a second copy in memory.
 
-The layout is that of safetensors: the length of the header, in 8 bytes; the header, a JSON object
-with dtype, shape and offsets of each tensor; their bytes. The library of that name reads what is
-written here, and the other way round. It can't be used itself for what checkpoints need: digests of
-exactly the bytes that were written or read, errors of the disk with their numbers, files that were
-opened with care, the order of the tensors, and memory for one tensor instead of all.
+The library of that name reads what is written here, and the other way round. It can't be used
+itself for what checkpoints need: digests of exactly the bytes that were written or read, errors of
+the disk with their numbers, files that were opened with care, the order of the tensors, and memory
+for one tensor instead of all.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +18,13 @@ from torch import Tensor
 from eventloop.checkpoint import bounded_json
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.disk import NewFile, OldFile
+from eventloop.checkpoint.tensor_header import (
+    MAX_DIMENSIONS,
+    MAX_ITEMS,
+    METADATA,
+    by_offset,
+    read_header,
+)
 from eventloop.errors import CheckpointError
 
 DTYPES: dict[str, torch.dtype] = {
@@ -45,19 +49,6 @@ DTYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_METADATA = "__metadata__"
-_MAX_DIMENSIONS = 64
-_MAX_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor in a file: what it is, and where its bytes start and end after the header."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 class Draft:
@@ -81,11 +72,11 @@ class Draft:
         for name in ordered:
             start, end = end, end + tensors[name].nbytes
             offsets[name] = [start, end]
-        header: dict[str, Any] = {_METADATA: {"format": "pt"}}
+        header: dict[str, Any] = {METADATA: {"format": "pt"}}
         for name, tensor in tensors.items():
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
-            text = bounded_json.to_bytes(header, _MAX_ITEMS)
+            text = bounded_json.to_bytes(header, MAX_ITEMS)
         except Damage as error:
             raise CheckpointError(
                 f"{len(tensors):,} tensors can't be saved in {path!r}: {error}",
@@ -109,73 +100,25 @@ def read(file: OldFile) -> dict[str, Tensor]:
     Raises:
         Damage: it isn't a whole safetensors file; nothing is allocated before that is known.
     """
-    header = _header(file)
+    header = read_header(file)
     tensors = {}
-    for name, entry in _by_offset(header):
+    for name, entry in by_offset(header):
         try:
             raw = torch.empty(entry.end - entry.start, dtype=torch.uint8)
         except RuntimeError as error:
             raise Damage(f"there is no memory for the tensor {name[:80]!r}") from error
         file.fill(_bytes_of(raw))
-        tensors[name] = raw.view(entry.dtype).reshape(entry.shape)
+        tensors[name] = raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
     return {name: tensors[name] for name in header}
 
 
-def read_names(file: OldFile) -> list[str]:
-    """Reads a whole file, but keeps only the names of its tensors.
-
-    Raises:
-        Damage: it isn't a whole safetensors file.
-    """
-    names = list(_header(file))
-    file.skip()
-    return names
-
-
 def _described(tensor: Tensor, path: str) -> dict[str, Any]:
-    if tensor.dtype not in _NAMES or tensor.ndim > _MAX_DIMENSIONS:
+    if tensor.dtype not in _NAMES or tensor.ndim > MAX_DIMENSIONS:
         raise CheckpointError(
             f"{path!r} can't be saved: safetensors has no {tensor.dtype} of {tensor.ndim} dimensions",
             fix="save it as another tensor, `torch.view_as_real(complex_tensor)`, say",
         )
     return {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
-
-
-def _header(file: OldFile) -> dict[str, _Entry]:
-    """Reads the header; its entries cover the rest of the file without gaps."""
-    length = int.from_bytes(file.read(8), "little")
-    if length > min(file.num_left, bounded_json.MAX_BYTES):
-        raise Damage(f"its header claims {length:,} bytes")
-    value = bounded_json.from_bytes(file.read(length), _MAX_ITEMS)
-    if not isinstance(value, dict):
-        raise Damage("its header isn't a JSON object")
-    value.pop(_METADATA, None)
-    header = {name: _entry(name, one) for name, one in value.items()}
-    end = 0
-    for name, entry in _by_offset(header):
-        if entry.start != end:
-            raise Damage(f"the tensor {name[:80]!r} doesn't start where the one before it ends")
-        end = entry.end
-    if end != file.num_left:
-        raise Damage(f"its tensors claim {end:,} bytes, of which {file.num_left:,} are there")
-    return header
-
-
-def _entry(name: str, value: Any) -> _Entry:
-    match value:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
-            sizes = [one for one in shape if type(one) is int and 0 <= one < 2**63]
-            num_entries = math.prod(one or 1 for one in sizes[:_MAX_DIMENSIONS])
-            fits = dtype in DTYPES and len(shape) == len(sizes) <= _MAX_DIMENSIONS
-            if fits and num_entries < 2**63 and 0 <= start <= end:
-                num_bytes = math.prod(sizes) * DTYPES[dtype].itemsize
-                if num_bytes == end - start:
-                    return _Entry(DTYPES[dtype], tuple(sizes), start, end)
-    raise Damage(f"its header says something impossible of the tensor {name[:80]!r}")
-
-
-def _by_offset(header: Mapping[str, _Entry]) -> list[tuple[str, _Entry]]:
-    return sorted(header.items(), key=lambda one: (one[1].start, one[1].end))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
