@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_MISSING = "not there"
+_MISSING = object()
+_MOST_CHARACTERS = 60
+_CHUNK = 2**22  # entries that are compared at once, as float64
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Difference:
     Args:
         path: `model/0.weight`.
         first, second: what stands there, in a few words.
-        largest: the largest absolute difference of two tensors of one shape; else None.
+        largest: the largest absolute difference of two tensors of one shape and dtype; NaN where
+            only one of them is; 0 for zeros of different signs. Else None.
     """
 
     path: str
@@ -33,34 +38,40 @@ def differences(
 ) -> Iterator[Difference]:
     """Gives what isn't the same in the parts of two checkpoints.
 
+    What one of them lacks is one difference, whatever is in it.
+
     Args:
+        first, second: nests by name.
         times: whether the seconds that training took count, too, which no two runs share.
     """
-    one, other = (dict(_flat(parts)) for parts in (first, second))
-    for path in {**one, **other}:
-        if times or not _is_time(path):
-            found = _difference(path, one.get(path, _MISSING), other.get(path, _MISSING))
+    for path, one, other in _pairs("", first, second):
+        if times or not _is_time(path, one, other):
+            found = _difference(path, one, other)
             if found is not None:
                 yield found
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Gives the leaves of a nest, and its empty branches."""
-    branches: Any = None
-    if isinstance(value, Mapping):
-        branches = value.items()
-    elif isinstance(value, list | tuple):
-        branches = enumerate(value)
-    if not branches or not len(value):
-        yield path, value
+def _pairs(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Gives the leaves that stand in one place of two nests, and what is only in one of them."""
+    both = (one, other)
+    branches: Iterator[tuple[object, Any, Any]]
+    if all(isinstance(nest, Mapping) for nest in both):
+        keys = {**one, **other}
+        branches = ((key, one.get(key, _MISSING), other.get(key, _MISSING)) for key in keys)
+    elif all(type(nest) is list for nest in both) or all(type(nest) is tuple for nest in both):
+        items = zip_longest(one, other, fillvalue=_MISSING)
+        branches = ((idx, *pair) for idx, pair in enumerate(items))
+    else:
+        yield path, one, other
         return
-    for key, one in branches:
-        yield from _flat(one, f"{path}/{key}".removeprefix("/"))
+    for key, *pair in branches:
+        yield from _pairs(f"{path}/{key}" if path else str(key), *pair)
 
 
-def _is_time(path: str) -> bool:
+def _is_time(path: str, one: Any, other: Any) -> bool:
     in_clock = path.startswith("training/clock/") and path.endswith("/4")
-    return in_clock or path.endswith("/seconds")
+    are_numbers = all(type(value) in (int, float) for value in (one, other))
+    return are_numbers and (in_clock or path.endswith("/seconds"))
 
 
 def _difference(path: str, one: Any, other: Any) -> Difference | None:
@@ -69,11 +80,17 @@ def _difference(path: str, one: Any, other: Any) -> Difference | None:
             return Difference(path, _described(one), _described(other))
         if _same_bits(one, other):
             return None
-        gap = (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
-        return Difference(path, _described(one), _described(other), gap)
-    if type(one) is type(other) and (one == other or (one != one and other != other)):
+        return Difference(path, _described(one), _described(other), _largest(one, other))
+    if type(one) is type(other) and _same(one, other):
         return None
     return Difference(path, _described(one), _described(other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compares two values of one type, which are no tensors; the sign of a zero counts."""
+    if isinstance(one, float):
+        return one.hex() == float(other).hex()
+    return bool(one == other)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -81,8 +98,37 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*raw)
 
 
+def _largest(one: Tensor, other: Tensor) -> float:
+    parts = (torch.split(tensor.reshape(-1), _CHUNK) for tensor in (one, other))
+    gaps = [_gap(*pair) for pair in zip(*parts, strict=True)]
+    if any(map(math.isnan, gaps)):
+        return math.nan
+    # Large ints that aren't the same may be so as float64.
+    least = 0.0 if one.is_floating_point() or one.is_complex() else 1.0
+    return max(least, *gaps)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    a, b = (
+        (torch.view_as_real(part) if part.is_complex() else part).double() for part in (one, other)
+    )
+    is_same = (a == b) | (a.isnan() & b.isnan())
+    return float((a - b).abs().masked_fill(is_same, 0.0).max())
+
+
 def _described(value: Any) -> str:
+    if value is _MISSING:
+        return "not there"
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    text = repr(value) if value != _MISSING else _MISSING
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, Mapping | list | tuple):
+        return f"{type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 2**63:  # Python may refuse to write it in decimals
+        return _shortened(hex(value))
+    if isinstance(value, str | bytes):
+        return _shortened(repr(value[: _MOST_CHARACTERS + 1]))
+    return repr(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
