@@ -365,3 +365,26 @@ def test_a_checkpoint_asked_of_one_rank_is_everybody_s(tmp_path):
     ((status, _, saved_at),) = first
     assert status == 0
     assert len(saved_at) == 1
+
+
+def fit_with_late_signal(folder, number):
+    """Fits on a rank for an epoch, with a signal to rank 1 when the last batch is done."""
+    saves, sends = Saves(), Sends(number, at="epoch_checkpoint")
+    sends.has_sent = os.environ["RANK"] == "0"
+    with isolated_trainer(folder, tiny_task(), algorithms=[saves], callbacks=[sends]) as trainer:
+        try:
+            trainer.fit()
+            status = 0
+        except SystemExit as error:
+            status = error.code
+    return status, trainer.state.clock.batch, saves.saved_at
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 0)])
+def test_what_one_rank_asks_for_after_the_last_batch_is_granted(tmp_path, number, status):
+    """No batch is left whose exchange would tell the others."""
+    first, second = run_ranks(fit_with_late_signal, tmp_path, number)
+
+    found, batch, saved_at = first
+    assert first == second
+    assert (found, saved_at) == (status, [batch])

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -196,12 +196,22 @@ class _Exchange:
         self._work.wait()
         samples, tokens, seconds, stops, checkpoints = self._sums
         if stops:
-            reasons = self._processes.gathered(self._stop_reason)
-            asked = next((idx, one) for idx, one in enumerate(reasons) if one is not None)
-            state.stop_reason = state.stop_reason or asked[1]
+            self._grant_stop(state, self._processes.gathered(self._stop_reason))
         if checkpoints:
             state.checkpoint_requested, self._checkpoint = True, False
         return int(samples), int(tokens), seconds
+
+    def end_fit(self, state: State) -> None:
+        """Grants what came too late for the last batch's exchange."""
+        asked = self._processes.gathered((self._stop_reason, self._checkpoint))
+        reasons, checkpoints = zip(*asked, strict=True)
+        self._grant_stop(state, reasons)
+        if any(checkpoints):
+            state.checkpoint_requested, self._checkpoint = True, False
+
+    def _grant_stop(self, state: State, reasons: Iterable[str | None]) -> None:
+        """Stops the run for the first reason, in order of the ranks."""
+        state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
 
 
 def join() -> DataParallel:

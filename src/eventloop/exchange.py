@@ -35,6 +35,9 @@ class Exchange(Protocol):
     def end(self, state: State) -> Agreed:
         """Gives what all ranks told, and grants what one of them asked for."""
 
+    def end_fit(self, state: State) -> None:
+        """Grants what one of them has asked for since the last batch."""
+
 
 class Alone:
     """The exchange of one process, which grants at once what is asked."""
@@ -61,3 +64,6 @@ class Alone:
         """Gives what the batch counted for."""
         since, self._since = self._since, time.perf_counter()
         return state.count.samples, state.count.tokens, self._since - since
+
+    def end_fit(self, state: State) -> None:
+        """Does nothing: all that was asked is granted."""

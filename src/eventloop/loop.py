@@ -106,6 +106,7 @@ class Loop:
         while not over:
             over = self._epoch(state)
 
+        self.processes.exchange.end_fit(state)
         if not state.clock.reached(state.until):
             state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
         log_train_metrics(state)
