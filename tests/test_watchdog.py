@@ -286,6 +286,34 @@ def test_ranks_end_when_the_store_is_lost(end_ranks, clean):
         assert f"rank {rank}: the process that held the ranks' store is gone" in err
 
 
+def test_a_failure_stays_what_it_is_where_the_store_is_lost(end_ranks, clean):
+    """It may have been that of rank 0, which ended first; nothing can be told then, or watched."""
+
+    def script():
+        board = bulletin()
+        try:
+            with watched():
+                Path(f"inside-{board.rank}").touch()
+                assert wait_until(lambda: _is_lost(board), 60)
+                raise LookupError
+        except LookupError:
+            with watched():
+                return 5
+
+    inside = [clean / "inside-0", clean / "inside-1"]
+    ended = end_ranks(script, store_until=lambda: all(one.exists() for one in inside))
+
+    assert ended.statuses == [5, 5]
+
+
+def _is_lost(board):
+    try:
+        board.first_failure()
+    except RuntimeError:
+        return True
+    return False
+
+
 def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
     """The collective times out on the rank that waits; who made it wait comes first."""
     monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", "2")

@@ -139,9 +139,9 @@ class Bulletin:
         return Process(pid, is_inside) if machine == _machine() else None
 
     def _put_process(self, *, is_inside: bool) -> None:
-        self.is_inside = is_inside
         text = json.dumps([_machine(), os.getpid(), is_inside])
         self._store.set(f"{self._attempt}/process/{self.rank}", text)
+        self.is_inside = is_inside
 
     def _key(self, name: str) -> str:
         return f"{self._attempt}/{self._num_failures}/{name}"

@@ -6,12 +6,13 @@ loop nothing. A rank that waits for one that has failed can't be woken in any ot
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from eventloop.bulletin import Bulletin, Failure, bulletin, wait_until
@@ -42,21 +43,29 @@ _LOST = (
 def watched() -> Iterator[None]:
     """Watches over the other ranks while a block runs, and tells them if it raises."""
     board = bulletin()
-    if board is None or board.is_inside:
+    if board is None or board.is_inside or not _reached(board.enter):
         yield
         return
-    board.enter()
     over = threading.Event()
     watchdog = _Watchdog(board, over, threading.get_ident())
     threading.Thread(target=watchdog.run, name="eventloop watchdog", daemon=True).start()
     try:
         yield
     except BaseException as error:
-        post(board, error)
+        _reached(functools.partial(post, board, error))
         raise
     finally:
         over.set()
-        board.leave()
+        _reached(board.leave)
+
+
+def _reached(call: Callable[[], object]) -> bool:
+    """Makes a call that needs the store; tells whether that is there."""
+    try:
+        call()
+    except RuntimeError:  # it was rank 0's, say, which is gone
+        return False
+    return True
 
 
 def post(board: Bulletin, error: BaseException) -> Failure:

@@ -66,6 +66,18 @@ def test_an_interrupt_is_no_traceback(run, clean):
     assert run("fit", "slow.py") == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "SystemExit"])
+def test_a_plugin_that_raises_an_interrupt_has_failed(run, tiny, kind):
+    """A person's Ctrl-C is told from it; 0 or 130 would hide that nothing was trained."""
+    hook = f"    @hookimpl\n    def batch_end(self):\n        raise {kind}\n"
+    (tiny / "bad.py").write_text(f"from eventloop import hookimpl\n\n\nclass Bad:\n{hook}")
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "./bad.py:Bad")
+
+    assert ran.status == 1
+    assert ran.err.startswith(f"{kind}; raised by plugin bad (./bad.py:Bad) in batch_end, epoch 0")
+
+
 def test_nobody_reading_is_no_error():
     """`eventloop plugins | head -1` is a normal thing to do."""
     process = subprocess.Popen(
