@@ -6,6 +6,7 @@ import os
 import traceback
 
 from eventloop.errors import EventloopError, UsageError
+from eventloop.plain import plain
 from eventloop.signals import Interrupted, Terminated
 
 
@@ -16,14 +17,14 @@ def in_ranks() -> bool:
 
 def first_line(error: BaseException) -> str:
     """Says what happened, and who did it as far as a note tells."""
-    text, *_ = str(error).splitlines() or [""]
+    text, *_ = str(error).split("\n")
     if isinstance(error, (Interrupted, Terminated)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    notes = [note.splitlines()[0] for note in getattr(error, "__notes__", []) if note]
+    notes = [note.split("\n")[0] for note in getattr(error, "__notes__", []) if note]
     if not isinstance(error, EventloopError) and notes:
         line = f"{line}; {notes[0]}"
-    return f"rank {os.environ['RANK']}: {line}" if in_ranks() else line
+    return plain(f"rank {os.environ['RANK']}: {line}" if in_ranks() else line)
 
 
 def exit_status(error: BaseException) -> int:
@@ -40,6 +41,6 @@ def details(error: BaseException) -> str:
     if isinstance(error, (Interrupted, Terminated)):
         return ""
     if not isinstance(error, EventloopError):
-        return "".join(traceback.format_exception(error))
-    lines = [*str(error).splitlines()[1:], *getattr(error, "__notes__", [])]
-    return "".join(f"{line}\n" for line in lines)
+        return plain("".join(traceback.format_exception(error)))
+    lines = [*str(error).split("\n")[1:], *getattr(error, "__notes__", [])]
+    return plain("".join(f"{line}\n" for line in lines))

@@ -234,7 +234,8 @@ class State:
         """Logs a number for the moment under way; it stays on its device until it is delivered.
 
         Args:
-            name: a plugin's numbers start with its name and a slash.
+            name: a plugin's numbers start with its name and a slash. Any text will do: whoever
+                prints it shows control characters as text, and leaves out most of a long one.
             value: a number, or a tensor of one entry, which is copied, not awaited.
             reduce: None keeps rank 0's value; "mean" and "sum" reduce over the ranks.
 

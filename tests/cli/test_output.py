@@ -51,3 +51,23 @@ def test_on_a_narrow_terminal_nothing_is_cut_and_empty_columns_take_no_room(monk
     words = terminal.getvalue().split()
     assert "marks" not in words
     assert "".join(words).endswith(reason.replace(" ", ""))
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\rname\u202e"
+
+
+def test_names_and_errors_cannot_command_the_terminal(run, tiny):
+    """A metric, a data set and an exception with control characters; all lines stay lines."""
+    code = (tiny / "tiny.py").read_text()
+    for name in ("test", "accuracy"):
+        code = code.replace(f'"{name}"', repr(f"{name}\n{HOSTILE}"))
+    (tiny / "named.py").write_text(code)
+    (tiny / "raises.py").write_text(f"raise LookupError({HOSTILE!r} * 100_000)\n")
+
+    good, bad = run("fit", "named.py", "--no-plugins"), run("fit", "raises.py", "--no-plugins")
+
+    assert (good.status, bad.status) == (0, 1)
+    for text in (good.out, good.err, bad.out, bad.err):
+        assert not set("\x1b\x07\r\u202e") & set(text)
+    assert "\\x1b[2J" in good.out
+    assert max(map(len, bad.err.splitlines())) < 10_000

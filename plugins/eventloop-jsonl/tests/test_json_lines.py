@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -180,3 +181,18 @@ def test_what_does_not_fit_is_taken_back(tmp_path):
     file.close()
 
     assert file.path.read_text() == "first\n"
+
+
+def test_long_names_are_written_and_forgotten():
+    """Ten megabytes each; what is kept of names makes the next lines quick, not the memory full."""
+    tracemalloc.start()
+    try:
+        for number in range(3):
+            name = f"{number}{'x' * 10_000_000}"
+            assert strictly(lines({name: 1.0}, AT))["name"] == name
+        del name
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 1_000_000

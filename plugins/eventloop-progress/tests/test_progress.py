@@ -27,13 +27,13 @@ class Mean(MeanMetric):
 BATCH = torch.ones(4, 2), torch.zeros(4, 1)
 
 
-def tiny_task(*, loader=(BATCH,) * 12, model=None, **values):
+def tiny_task(*, loader=(BATCH,) * 12, model=None, metrics=None, **values):
     return Task(
         model=model or torch.nn.Linear(2, 1),
         loss=torch.nn.functional.mse_loss,
         train_dataloader=loader,
         eval_dataloaders={"test": [BATCH] * 2},
-        metrics={"mean": Mean()},
+        metrics=metrics or {"mean": Mean()},
         num_tokens=lambda inputs: inputs.numel(),
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         **values,
@@ -361,3 +361,20 @@ def test_a_rate_that_never_or_always_draws_is_refused(rate):
     """The interval between two frames is its inverse."""
     with pytest.raises(ValueError, match="positive number"):
         Progress(refresh_per_s=rate)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_that_are_long_or_command_a_terminal_do_no_harm(terminal):
+    """Ten megabytes, ends of lines, and codes that would clear the screen."""
+    hostile = "a\x1b[2J\x1b]0;owned\x07\nb"
+    names = {f"{hostile}{'x' * 10_000_000}": Mean(), hostile: Mean()}
+    task = tiny_task(metrics=names)
+    task.eval_dataloaders = {hostile * 1000: [BATCH] * 2}
+
+    text = fit(progress_on(terminal=terminal), task=task)
+
+    assert "\x1b[2J" not in text
+    assert "\x1b]" not in text
+    assert "\x07" not in text
+    assert len(text) < 100_000
+    assert "a?[2J?]0;owned??b" in text

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
+from eventloop.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Of a line on stdout: a header may well be long.
+_MOST_CHARS = 20_000
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 
 
@@ -48,7 +51,7 @@ def short_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> str:
         if filename.startswith(_OURS):
-            return f"{category.__name__}: {message}\n"
+            return plain(f"{category.__name__}: {message}\n")
         return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = short
@@ -67,7 +70,7 @@ def write_text(text: str) -> None:
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines; on a terminal the long ones are folded between words, with an indent."""
     console = _terminal()
-    for line in lines if _is_heard() else ():
+    for line in map(_plain, lines if _is_heard() else ()):
         if console is None:
             write_text(line)
             continue
@@ -87,7 +90,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     console = _terminal()
     if console is None:
-        lines = [columns, *rows]
+        lines = [columns, *([*map(_plain, row)] for row in rows)]
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -95,7 +98,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     from rich.table import Table
 
-    filled = [*rows]
+    filled = [[*map(_plain, row)] for row in rows]
     kept = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
     table = Table(box=None, pad_edge=False)
     for idx in kept:
@@ -108,6 +111,10 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def write_json(content: object) -> None:
     """Writes JSON that every parser reads: numbers that aren't finite become null."""
     write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
+
+
+def _plain(text: str) -> str:
+    return plain(text, _MOST_CHARS)
 
 
 def _is_heard() -> bool:

@@ -18,6 +18,7 @@ from eventloop import Moment
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '
+_MOST_CHARS = 200
 
 
 def lines(numbers: Mapping[str, float], at: Moment) -> str:
@@ -29,8 +30,17 @@ def lines(numbers: Mapping[str, float], at: Moment) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1024)
 def _name(name: str) -> str:
+    # Long ones would fill the memory.
+    return _known(name) if len(name) <= _MOST_CHARS else _encoded(name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(name: str) -> str:
+    return _encoded(name)
+
+
+def _encoded(name: str) -> str:
     # Half a surrogate pair passes `json` but not a strict parser; UTF-16 joins whole pairs.
     return _encode(name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 

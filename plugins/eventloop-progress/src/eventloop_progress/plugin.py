@@ -15,7 +15,7 @@ from eventloop.data import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on
 from eventloop_progress.fit import Fit
-from eventloop_progress.text import Results, clock_time, per_second, printable, short
+from eventloop_progress.text import Results, clock_time, per_second, printable, short, shortened
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -190,13 +190,15 @@ class Progress:
     def _evaluated(self, state: StateView) -> str:
         num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         total = "" if num_batches is None else f"/{num_batches:,}"
-        name = printable(state.eval_name or "", self.console.encoding)
+        name = printable(shortened(state.eval_name or ""), self.console.encoding)
         return f"{name} {self._num_evaluated:,}{total}"
 
 
 def _numbers(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
     """Reads the metrics that are one number each."""
     return {
-        dataset: {name: value.item() for name, value in found.items() if value.numel() == 1}
+        shortened(dataset): {
+            shortened(name): value.item() for name, value in found.items() if value.numel() == 1
+        }
         for dataset, found in metrics.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+MOST_CHARS = 100
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -37,6 +38,11 @@ def clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shortened(name: str) -> str:
+    """Gives a name with its middle left out where it is too long to be read."""
+    return name if len(name) <= MOST_CHARS else f"{name[:60]}...{name[-30:]}"
 
 
 def printable(name: str, encoding: str) -> str:

@@ -1,0 +1,37 @@
+"""Text that does no harm to a terminal, whoever wrote it."""
+
+from __future__ import annotations
+
+import unicodedata
+
+MOST_CHARS = 2_000
+
+
+def plain(text: str, most_chars: int = MOST_CHARS) -> str:
+    r"""Gives text whose lines are short enough to read and hold no control characters.
+
+    Those are written as in Python, `\x1b`; so are the ones that hide, join or turn text around.
+    Tabs and ends of lines stay.
+
+    Args:
+        most_chars: how long a line may be; of a longer one the middle is left out.
+    """
+    return "\n".join(_line(line, most_chars) for line in text.split("\n"))
+
+
+def _line(line: str, most_chars: int) -> str:
+    if len(line) > most_chars:
+        half = most_chars // 2
+        left_out = f"... ({len(line) - 2 * half:,} characters) ..."
+        line = f"{line[:half]}{left_out}{line[-half:]}"
+    if line.isprintable():
+        return line
+    return "".join(char if _is_plain(char) else _escaped(char) for char in line)
+
+
+def _is_plain(char: str) -> bool:
+    return char.isprintable() or char == "\t" or unicodedata.category(char) == "Zs"
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
