@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import numpy
 import pytest
@@ -352,3 +353,15 @@ def test_ranks_that_cant_be_reached_are_an_error(make_trainer, monkeypatch):
 
     with pytest.raises(EventloopError, match=r"can't be reached[\s\S]*RANK=nothing"):
         make_trainer()
+
+
+def test_a_port_that_is_taken_is_told_of(make_trainer, monkeypatch):
+    """Two jobs on one machine, each with the port of the other's example."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+
+        with pytest.raises(EventloopError, match=r"fix  set MASTER_PORT to a port that nobody"):
+            make_trainer()

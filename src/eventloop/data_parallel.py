@@ -234,10 +234,13 @@ def join() -> DataParallel:
             )
         except (ValueError, RuntimeError) as error:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            start = "start with `eventloop fit TASK --nproc 2` or with torchrun, which set "
+            is_taken = "address already in use" in str(error).lower()
             raise EventloopError(
                 f"the other ranks can't be reached: {error}",
-                fix="start with `eventloop fit TASK --nproc 2` or with torchrun, which set "
-                + ", ".join(names),
+                fix="set MASTER_PORT to a port that nobody listens at, the same on all ranks"
+                if is_taken
+                else start + ", ".join(names),
                 set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),
             ) from error
     return DataParallel(_groups())
