@@ -445,6 +445,15 @@ def test_what_can_not_be_is_refused_when_the_trainer_is_built(tmp_path, options,
         run_ranks(lambda: trainer_of(tmp_path, Fsdp(**options), **settings))
 
 
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Rprop"])
+def test_an_optimizer_that_can_not_step_shards_is_refused(tmp_path, name):
+    """Instead of torch's word about placements, at the first step."""
+    task = {"optimizer": lambda model: getattr(torch.optim, name)(model.parameters())}
+
+    with pytest.raises(RankError, match=f"is {name}, which can't step the shards of fsdp"):
+        run_ranks(lambda: trainer_of(tmp_path, Fsdp(), task=task))
+
+
 def test_one_process_has_nothing_to_shard(tmp_path):
     """Who asks for it is told; one that is merely installed is off."""
     with pytest.raises(PluginError, match="one process alone has nothing to shard"):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.optim import Optimizer
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.averaging import take_from_first
@@ -20,6 +21,8 @@ from eventloop_fsdp.whole import load_whole_states, shards_like, whole, whole_st
 
 # Zeros for parameters that a rank hasn't used; of torch 2.13.
 _CAN_FILL_IN = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+# Their steps flatten DTensors, or write into them what has another placement (torch 2.13).
+_CANT_STEP = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -86,6 +89,21 @@ class Fsdp:
         if state.settings.find_unused_parameters:
             self._root.set_reduce_scatter_unused_params(True)
         return state.model
+
+    @hookimpl(wrapper=True)
+    def build_optimizers(
+        self, state: State
+    ) -> Generator[None, dict[str, Optimizer], dict[str, Optimizer]]:
+        """Refuses optimizers that can't step shards."""
+        optimizers = yield
+        for name, optimizer in optimizers.items():
+            if self._root is not None and isinstance(optimizer, _CANT_STEP):
+                raise SettingError(
+                    f"the optimizer {name!r} is {type(optimizer).__name__}, which can't step the "
+                    "shards of fsdp",
+                    fix="take another, AdamW say, or train with DDP, `-p no:fsdp`",
+                )
+        return optimizers
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
