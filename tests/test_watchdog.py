@@ -13,9 +13,9 @@ import pytest
 from eventloop import hookimpl
 from eventloop.bulletin import bulletin, wait_until
 from eventloop.cli import main
-from eventloop.distributed import timeout_s
 from eventloop.errors import SettingError
 from eventloop.testing import isolated_trainer
+from eventloop.timeout import timeout_s
 from eventloop.watchdog import watched
 
 BOUND_S = 10

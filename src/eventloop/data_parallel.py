@@ -29,11 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.averaging import average_gradients, take_from_first
-from eventloop.distributed import timeout_s
 from eventloop.errors import EventloopError, SettingError
 from eventloop.exchange import Agreed, Exchange
 from eventloop.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.rank_hooks import RankHooks
+from eventloop.timeout import timeout_s
 from eventloop.watchdog import watched
 
 if TYPE_CHECKING:

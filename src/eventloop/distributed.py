@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 import torch
 
 from eventloop.errors import SettingError
-from eventloop.layers import TIMEOUT_VARIABLE
 from eventloop.processes import Processes, SingleProcess
 
 
@@ -58,25 +56,6 @@ def rank_zero_first() -> Iterator[None]:
     yield
     if not processes.local_rank:
         processes.gathered(None)
-
-
-def timeout_s() -> float:
-    """Gives how long ranks wait for each other in a collective: 1,800 s, or the variable's.
-
-    Raises:
-        SettingError: EVENTLOOP_TIMEOUT_S isn't a number of seconds.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE) or "1800"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise SettingError(
-            f"{TIMEOUT_VARIABLE}={text!r} isn't a number of seconds",
-            fix=f"unset it, or write `{TIMEOUT_VARIABLE}=600`",
-        )
-    return seconds
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

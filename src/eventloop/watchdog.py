@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from eventloop.bulletin import Bulletin, Failure, bulletin, wait_until
-from eventloop.distributed import timeout_s
 from eventloop.ending import end_process
 from eventloop.reports import details, exit_status, first_line
+from eventloop.timeout import timeout_s
 from eventloop.whereabouts import place_of_error, place_of_thread
 
 POLL_S = 0.5
