@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def why_no_folder(path: Path) -> str:
@@ -39,6 +39,9 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
     Raises:
         EventloopError: it can't be written.
     """
+    from safetensors import SafetensorError  # with torch, which the other functions do without
+    from safetensors.torch import save_file
+
     reason = why_no_file(path)
     if not reason:
         copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from eventloop.brought import brought_by, task_plugin
 from eventloop.checkpoint.facts import described
 from eventloop.checkpoint.find import find_start
+from eventloop.checkpoint.loading import warn_of_misfits, weights_at
 from eventloop.checkpoint.store import Store
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
@@ -262,17 +262,23 @@ class Trainer:
             return self._hooks.export(self.state, Path(path))
 
     def load_weights(self, path: str | Path, *, strict: bool = True) -> None:
-        """Loads weights that `export` wrote into the model.
+        """Loads weights into the model, and nothing else.
 
         Args:
-            strict: whether missing and unexpected names are errors.
+            path: a file that `export` wrote, a checkpoint, or the folder of a run, which stands for
+                its newest checkpoint that verifies.
+            strict: whether missing and unexpected names are errors; otherwise they are warned of,
+                and what is missing stays as it is.
 
         Raises:
-            TaskError: the file can't be read, or doesn't fit the model.
+            TaskError: they can't be read, or don't fit the model.
+            CheckpointError: the checkpoint doesn't verify.
         """
         with self._told_of_failure():
             try:
-                weights = load_file(path, device="cpu")
+                weights = weights_at(Path(path))
+                if not strict:
+                    warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._hooks.restore_model(self.state, weights, strict)
             except (OSError, SafetensorError, RuntimeError) as error:
                 raise TaskError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 
 def test_metrics_are_a_table(run, tiny):
     """A row for each eval set and metric."""
@@ -41,6 +43,44 @@ def test_weights_that_do_not_exist_are_wrong_usage(run, tiny):
 
     assert ran.status == 2
     assert "there is no file 'm.safetensors'" in ran.err
+
+
+def test_weights_that_fit_in_part_are_evaluated_where_that_is_asked_for(run, tiny):
+    """A backbone, say; what the file lacks is told of."""
+    run("fit", "tiny.py", "--no-plugins", "--export", "m.safetensors")
+    code = (tiny / "tiny.py").read_text()
+    (tiny / "more.py").write_text(code.replace("Linear(3, hidden_size),", "Linear(3, hidden_size),"
+                                               " torch.nn.Linear(4, 4),"))  # fmt: skip
+    argv = ("eval", "more.py", "--no-plugins", "--weights", "m.safetensors")
+
+    strict = run(*argv)
+
+    assert strict.status == 1
+    assert "can't be loaded" in strict.err
+    with pytest.warns(
+        UserWarning, match=r"lacks 2 weights of the model, left as built: '2\.weight'"
+    ):
+        assert run(*argv, "--not-strict").status == 1  # the second layer has another shape
+
+
+def test_not_strict_of_no_weights_is_wrong_usage(run, tiny):
+    """It would have no effect."""
+    ran = run("eval", "tiny.py", "--not-strict")
+
+    assert ran.status == 2
+    assert "no --weights" in ran.err
+
+
+def test_a_checkpoint_that_does_not_verify_is_not_evaluated(run, tiny):
+    """Its exit status is told from that of a run that failed."""
+    run("fit", "tiny.py", "--no-plugins", "--run-dir", "run")
+    folder = tiny / "run" / "checkpoints" / "ba00000006"
+    (folder / "model.safetensors").write_bytes(b"")
+
+    ran = run("eval", "tiny.py", "--no-plugins", "--weights", str(folder))
+
+    assert ran.status == 4
+    assert "model.safetensors: it has 0 bytes" in ran.err
 
 
 def test_a_task_without_eval_data_is_told(run, tiny):

@@ -50,6 +50,7 @@ class Checkpoint:
         facts: what is known of it, without opening its parts.
         parts: by name; those that were asked for.
         eventloop: the version that wrote it.
+        names: of all its parts.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Checkpoint:
     facts: dict[str, Any]
     parts: dict[str, Nest]
     eventloop: str
+    names: tuple[str, ...]
 
 
 def write(
@@ -111,7 +113,7 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
             raise Damage(f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}")
         parts = {name: _read_part(folder, files[name], manifest) for name in wanted}
         facts = facts_in(manifest)
-    return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop)
+    return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
 
 
 def verify(folder: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ FILE = "manifest.json"
 FORMAT = "eventloop checkpoint"
 VERSION = 1
 SUFFIXES = (".safetensors", ".json")
+BEGINNING = b'{"sha256":"'
 
 _HEAD = re.compile(rb'\{"sha256":"([0-9a-f]{64})",\n')
 _PART = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,99}")
@@ -98,7 +99,7 @@ def to_bytes(manifest: Manifest) -> bytes:
         }
     )
     rest = body.removeprefix(b"{") + b"\n"
-    return b'{"sha256":"%s",\n%s' % (hashlib.sha256(rest).hexdigest().encode(), rest)
+    return BEGINNING + b'%s",\n%s' % (hashlib.sha256(rest).hexdigest().encode(), rest)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -98,7 +98,16 @@ class Store:
             digests: whether all files are read and verified; otherwise only the manifests, and that
                 the files are there in their sizes.
         """
-        return [self._look_at(path, digests=digests) for path in self._paths()]
+        return [look_at(path, digests=digests) for path in self.paths()]
+
+    def paths(self) -> list[Path]:
+        """Gives all folders with the name of a checkpoint, the newest first.
+
+        One that is being replaced comes after its successor.
+        """
+        named = [(batch_of(one.name), one) for one in self._listed()]
+        ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
+        return [one for _, _, one in sorted(ordered, reverse=True)]
 
     def latest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
         """Gives the newest checkpoint that verifies, and newer ones with why they can't be used.
@@ -106,8 +115,8 @@ class Store:
         Looks at each from the newest on; nothing points to it.
         """
         refused: list[tuple[Path, str]] = []
-        for path in self._paths():
-            one = self._look_at(path, digests=True)
+        for path in self.paths():
+            one = look_at(path, digests=True)
             if not one.reason:
                 return path, refused
             refused.append((path, one.reason))
@@ -124,7 +133,7 @@ class Store:
         Raises:
             CheckpointError: one can't be removed.
         """
-        paths = self._paths()
+        paths = self.paths()
         kept = [path for path in paths if batch_of(path.name) in keep]
         # What is being replaced is settled by whoever does it, or by `clear`.
         surplus = [path for path in paths if path not in kept and not is_replaced(path)]
@@ -213,24 +222,25 @@ class Store:
                 fix="look at its owner and rights, or give another run with `--run-dir FOLDER`",
             ) from error
 
-    def _paths(self) -> list[Path]:
-        """Gives all folders with the name of a checkpoint: by batches, those replaced after others."""
-        named = [(batch_of(one.name), one) for one in self._listed()]
-        ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
-        return [one for _, _, one in sorted(ordered, reverse=True)]
-
-    def _look_at(self, path: Path, *, digests: bool) -> Found:
-        batch = batch_of(path.name) or 0
-        try:
-            if path.is_symlink() or not path.is_dir():
-                raise Damage("it is a link to somewhere else, or no folder")
-            manifest = examine(path, digests=digests)
-        except Damage as damage:
-            return Found(path, batch, {}, 0, str(damage))
-        return Found(path, batch, facts_in(manifest), manifest.num_bytes, "")
-
     def _verifies(self, path: Path) -> bool:
-        return not self._look_at(path, digests=True).reason
+        return not look_at(path, digests=True).reason
+
+
+def look_at(path: Path, *, digests: bool) -> Found:
+    """Looks whether a folder is a checkpoint that can be used; what it finds may change meanwhile.
+
+    Args:
+        digests: whether all files are read and verified; otherwise only the manifest, and that the
+            files are there in their sizes.
+    """
+    batch = batch_of(path.name) or 0
+    try:
+        if path.is_symlink() or not path.is_dir():
+            raise Damage("it is a link to somewhere else, or no folder")
+        manifest = examine(path, digests=digests)
+    except Damage as damage:
+        return Found(path, batch, {}, 0, str(damage))
+    return Found(path, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
 
 
 @contextmanager

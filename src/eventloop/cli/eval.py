@@ -11,7 +11,7 @@ from torch import Tensor
 from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.header import header_lines
-from eventloop.cli.job import input_path, job_help, prepare
+from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, prepare, weights_path
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.output import (
@@ -28,7 +28,8 @@ COMMAND = Command(
     "eval",
     "Evaluates a task on its eval data, and writes the metrics.",
     (
-        CommandOption("weights", "FILE.safetensors", "load these; else as the task builds them"),
+        WEIGHTS,
+        NOT_STRICT,
         NPROC,
         CommandOption("json", "", "write JSON instead of a header and a table"),
     ),
@@ -62,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
     """Evaluates the task; gives the metrics by data loader and name."""
-    weights = input_path(arguments, "weights")
+    weights = weights_path(arguments)
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,
@@ -71,7 +72,7 @@ def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
         active += trainer.plugins
         require_eval_data(trainer, arguments.task)
         if weights is not None:
-            trainer.load_weights(weights)
+            trainer.load_weights(weights, strict="not_strict" not in arguments.given)
         if "json" not in arguments.given:
             write_lines(header_lines(trainer, arguments.task, job.task_options()))
         return {

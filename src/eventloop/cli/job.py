@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.help import command_help, options_help
+from eventloop.cli.new_file import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest, raise_all
-from eventloop.files import why_no_file
 from eventloop.options import flag
 from eventloop.plugin.configure import dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
@@ -23,7 +23,14 @@ from eventloop.seeding import seed_everything
 from eventloop.settings import setting_options
 from eventloop.task import Task
 
-SUFFIX = ".safetensors"
+WEIGHTS = CommandOption(
+    "weights",
+    "PATH",
+    "load these: a safetensors file, a checkpoint, or a run's newest; else as the task builds them",
+)
+NOT_STRICT = CommandOption(
+    "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"
+)
 
 
 @dataclass(frozen=True)
@@ -116,17 +123,23 @@ def job_help(arguments: Arguments, command: Command) -> str:
     return command_help(command, [(heading, text or "  no options") for heading, text in sections])
 
 
-def input_path(arguments: Arguments, name: str) -> Path | None:
-    """Gives the file that an option of the command names.
+def weights_path(arguments: Arguments) -> Path | None:
+    """Gives the file or folder of which `--weights` are to be loaded.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is none, or `--not-strict` is said of no weights.
     """
-    path = arguments.path(name)
-    if path is not None and not path.is_file():
-        names = [one.name for one in path.parent.glob(f"*{SUFFIX}")]
+    path = arguments.path("weights")
+    if path is None and NOT_STRICT.name.replace("-", "_") in arguments.given:
         raise UsageError(
-            f"{flag(name)}: there is no file {str(path)!r}{closest(path.name, names)}",
+            "--not-strict, but no --weights that it could be said of",
+            fix=f"add `--weights model{SUFFIX}`, or leave --not-strict out",
+        )
+    if path is not None and not path.exists():
+        there = path.parent
+        names = [one.name for one in there.iterdir()] if there.is_dir() else []
+        raise UsageError(
+            f"--weights: there is no file {str(path)!r}{closest(path.name, names)}",
             fix=f"`eventloop fit TASK --export model{SUFFIX}` writes one",
         )
     return path
@@ -139,22 +152,8 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
         UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
     """
     path = arguments.path(name)
-    if path is not None and path.suffix != suffix:
-        what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
-        raise UsageError(
-            f"{flag(name)} {path}: {what} written as {suffix}",
-            fix=f"write `{flag(name)} {path.with_suffix(suffix)}`",
-        )
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(
-            f"{flag(name)} {path}: there is no folder {str(path.parent)!r}",
-            fix=f"make it with `mkdir -p {path.parent}`",
-        )
-    if path is not None and (reason := why_no_file(path)):
-        raise UsageError(
-            f"{flag(name)} {path}: it can't be written: {reason}",
-            fix=f"give another file: `{flag(name)} other{SUFFIX}`",
-        )
+    if path is not None:
+        require_writable(path, f"{flag(name)} ", suffix)
     return path
 
 

@@ -14,7 +14,7 @@ from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
 from eventloop.cli.header import header_lines
-from eventloop.cli.job import input_path, job_help, output_path, prepare
+from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, output_path, prepare, weights_path
 from eventloop.cli.output import write_lines, write_text
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files import save_tensors
@@ -25,7 +25,8 @@ COMMAND = Command(
     "predict",
     "Writes the outputs for a task's eval data, in the order of the data.",
     (
-        CommandOption("weights", "FILE.safetensors", "load these; else as the task builds them"),
+        WEIGHTS,
+        NOT_STRICT,
         CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),
         CommandOption("dataloader", "NAME", "for this eval data loader alone"),
     ),
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
             f"`eventloop predict` runs in one process, not in {os.environ['WORLD_SIZE']}",
             fix="start it without torchrun",
         )
-    weights = input_path(arguments, "weights")
+    weights = weights_path(arguments)
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)
     with (
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         require_eval_data(trainer, arguments.task)
         loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
         if weights is not None:
-            trainer.load_weights(weights)
+            trainer.load_weights(weights, strict="not_strict" not in arguments.given)
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         tensors: dict[str, Tensor] = {}
         for name, loader in loaders.items():
