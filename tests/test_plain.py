@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventloop.plain import plain
+from eventloop.plain import one_line, plain
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,8 @@ def test_the_middle_of_a_long_line_is_left_out():
     assert text.startswith("begins xxx")
     assert "... (9,998,012 characters) ..." in text
     assert text.endswith("xxx ends\nshort")
+
+
+def test_one_line_stays_one():
+    """A name with an end of a line in it would make a row of a table of its own."""
+    assert one_line("a\nb\tc\x1b") == r"a\nb\tc\x1b"

@@ -19,6 +19,11 @@ def plain(text: str, most_chars: int = MOST_CHARS) -> str:
     return "\n".join(_line(line, most_chars) for line in text.split("\n"))
 
 
+def one_line(text: str, most_chars: int = MOST_CHARS) -> str:
+    """Gives what `plain` gives, as one line: its ends of lines and tabs are written, too."""
+    return plain(text.replace("\n", "\\n").replace("\t", "\\t"), most_chars)
+
+
 def _line(line: str, most_chars: int) -> str:
     if len(line) > most_chars:
         half = most_chars // 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import traceback
 
-from eventloop.errors import EventloopError, UsageError
+from eventloop.errors import CheckpointError, EventloopError, UsageError
 from eventloop.plain import plain
 from eventloop.signals import Interrupted, Terminated
+
+FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
 
 
 def in_ranks() -> bool:
@@ -28,12 +30,19 @@ def first_line(error: BaseException) -> str:
 
 
 def exit_status(error: BaseException) -> int:
-    """Gives the exit status of the command: 2 for wrong usage, 130 and 143 for signals, else 1."""
+    """Gives the exit status of the command.
+
+    Returns:
+        2 for wrong usage, 4 where a checkpoint can't be used or written, 130 and 143 for signals,
+        else 1.
+    """
     if isinstance(error, Interrupted):
         return 130
     if isinstance(error, Terminated):
         return 143
-    return 2 if isinstance(error, UsageError) else 1
+    if isinstance(error, CheckpointError):
+        return NO_CHECKPOINT
+    return WRONG_USAGE if isinstance(error, UsageError) else FAILURE
 
 
 def details(error: BaseException) -> str:

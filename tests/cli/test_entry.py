@@ -16,7 +16,7 @@ def test_help_names_every_command(run, argv):
     ran = run(*argv)
 
     assert ran.status == 0
-    for command in ("fit", "eval", "predict", "plugins"):
+    for command in ("fit", "eval", "predict", "checkpoints", "export", "plugins"):
         assert f"  {command}" in ran.out
 
 

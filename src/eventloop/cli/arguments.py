@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eventloop.errors import UsageError
+from eventloop.errors import UsageError, closest
 from eventloop.plugin.records import fold
 from eventloop.plugin.select import Choice
 
@@ -32,14 +32,16 @@ class Command:
     """What one subcommand understands besides settings and options.
 
     Args:
-        argument: what stands alone on its command line; "" where nothing does, in brackets where
-            it may be left out.
+        argument: what stands alone on its command line, "A B" where two do; "" where nothing does,
+            in brackets where it may be left out.
+        takes_plugins: whether plugins may be chosen, and settings read from a file.
     """
 
     name: str
     summary: str
     options: tuple[CommandOption, ...] = ()
     argument: str = "TASK"
+    takes_plugins: bool = True
 
     @property
     def takes_task(self) -> bool:
@@ -53,7 +55,8 @@ class Command:
 
     def all_options(self) -> dict[str, CommandOption]:
         """Gives its own options and those that every command has, by folded name."""
-        return {fold(option.name): option for option in (*_COMMON, *self.options)}
+        common = _COMMON if self.takes_plugins else (_HELP,)
+        return {fold(option.name): option for option in (*common, *self.options)}
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,21 @@ class Arguments:
         flags: settings and options as text, by folded key.
         given: the values of the command's own options, by folded name; "" for a switch.
         choice: what `-p` and `--no-plugins` say.
+        words: all that stands alone.
     """
 
     task: str = ""
     flags: dict[str, str] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
     choice: Choice = field(default_factory=Choice)
+    words: tuple[str, ...] = ()
 
     def path(self, name: str) -> Path | None:
         """Gives the value of an option of the command that is a path."""
         return Path(self.given[name]) if name in self.given else None
 
 
+_HELP = CommandOption("help", "", "show this help")
 _COMMON = (
     CommandOption("help", "", "show this help; with TASK, its options too"),
     CommandOption("config", "FILE", "read settings and options from a YAML file"),
@@ -88,21 +94,22 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     """Reads a command line; long options may be written with dashes or underscores.
 
     Raises:
-        UsageError: an option lacks its value, one of the command's own is given twice, or there is
-            more than one TASK.
+        UsageError: an option lacks its value, one of the command's own is given twice, or more
+            stands alone than should.
     """
     options = command.all_options()
     switches = {name for name, option in options.items() if not option.metavar}
     flags: dict[str, str] = {}
     given: dict[str, str] = {}
     plugins: list[str] = []
-    tasks: list[str] = []
+    words: list[str] = []
     for name, value in _pairs(argv, switches):
         key = fold(name.removeprefix("--"))
         if name == "-p":
+            _refuse_choice(command)
             plugins.append(value)
         elif not name:
-            tasks.append(value)
+            words.append(value)
         elif key in options:
             if value and key in given:
                 raise UsageError(
@@ -112,13 +119,27 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             given[key] = value
         else:
             flags[key] = value
-    if len(tasks) > int(bool(command.argument)):
+    if len(words) > len(command.argument.split()):
         raise UsageError(
-            f"{tasks[-1]!r} isn't expected here",
+            f"{words[-1]!r} isn't expected here",
             fix=f"write it as `{command.usage}`",
         )
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
-    return Arguments(tasks[0] if tasks else "", flags, given, choice)
+    return Arguments(words[0] if words else "", flags, given, choice, tuple(words))
+
+
+def refuse_flags(arguments: Arguments, command: Command) -> None:
+    """Refuses settings and options where they would have no effect.
+
+    Raises:
+        UsageError: there are some.
+    """
+    for key in arguments.flags:
+        raise UsageError(
+            f"`eventloop {command.name}` has no option {key!r}"
+            f"{closest(key, command.all_options())}",
+            fix=f"list its options with `eventloop {command.name} --help`",
+        )
 
 
 def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]:
@@ -140,6 +161,14 @@ def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]
             yield name, ""
         else:
             yield name, value if equals else _value(name, next(rest, None))
+
+
+def _refuse_choice(command: Command) -> None:
+    if not command.takes_plugins:
+        raise UsageError(
+            f"`eventloop {command.name}` takes no -p: no plugin takes part in it",
+            fix=f"write it as `{command.usage}`",
+        )
 
 
 def _value(name: str, word: str | None) -> str:

@@ -13,16 +13,19 @@ from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
 from eventloop.ending import end_process
 from eventloop.errors import UsageError, closest
-from eventloop.reports import exit_status, in_ranks
+from eventloop.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.signals import Interrupted, told_from_a_key
 
-SUCCESS, WRONG_USAGE, BROKEN_PIPE = 0, 2, 141
+SUCCESS, BROKEN_PIPE = 0, 141
 
-# Modules are imported when their command runs: `eventloop plugins` needs neither torch nor a task.
+# Modules are imported when their command runs: `eventloop plugins` and
+# `eventloop checkpoints` need neither torch nor a task.
 COMMANDS = {
     "fit": "train a task",
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
+    "checkpoints": "list a run's checkpoints, verify them, compare two",
+    "export": "write the weights of a checkpoint to a file",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
 _USAGE = "usage: eventloop COMMAND ...\n"
@@ -35,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: what follows `eventloop`; of the process unless given.
 
     Returns:
-        0 on success, 1 when training fails, 2 for wrong usage, 130 when interrupted, 143 when
-        terminated, 141 when nobody reads the output.
+        0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
+        or written, 130 when interrupted, 143 when terminated, 141 when nobody reads the output.
     """
     try:
         with short_warnings(), told_from_a_key():

@@ -18,13 +18,14 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
     Args:
         sections: more headings, each with its text.
     """
-    about = [
+    of_plugins = [
         ("-p NAME, -p no:NAME", "insist on a plugin, or switch it off"),
         ("-p FILE.py:CLASS", "add a plugin that isn't packaged"),
     ]
+    about = of_plugins if command.takes_plugins else []
     for option in command.all_options().values():
         about.append((f"{flag(option.name)} {option.metavar}".strip(), option.doc))
-    parts = [f"usage: {command.usage}", command.summary]
+    parts = [f"usage: {command.usage}", textwrap.fill(command.summary, _WIDTH)]
     if command.takes_task:
         parts.append(
             "TASK is a file or a dotted module with a function `task`, a `Task` object named "

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Of a line on stdout: a header may well be long.
 _MOST_CHARS = 20_000
+_LONG_WORD = 20  # letters of one that may be folded
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 
 
@@ -85,7 +86,10 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table; on a terminal cells are folded, and columns without a word left out."""
+    """Writes a table; on a terminal cells are folded, and columns without a word left out.
+
+    Where a terminal is too narrow for that, each row becomes a block of lines.
+    """
     if not _is_heard():
         return
     console = _terminal()
@@ -100,12 +104,32 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     filled = [[*map(_plain, row)] for row in rows]
     kept = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
+    if _min_width([[columns[idx], *(row[idx] for row in filled)] for idx in kept]) > console.width:
+        _write_blocks(
+            [columns[idx] for idx in kept], [[row[idx] for idx in kept] for row in filled]
+        )
+        return
     table = Table(box=None, pad_edge=False)
     for idx in kept:
         table.add_column(columns[idx], overflow="fold")
     for row in filled:
         table.add_row(*(row[idx] for idx in kept))
     console.print(table, markup=False, highlight=False)
+
+
+def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
+    """Gives the width that a table needs to be read: words stay whole, but for long ones."""
+    columns = list(cells_by_column)
+    words = ([len(word) for cell in cells for word in cell.split()] for cells in columns)
+    return sum(min(max(sizes, default=0), _LONG_WORD) for sizes in words) + 2 * (len(columns) - 1)
+
+
+def _write_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    width = max(map(len, columns), default=0)
+    for row in rows:
+        named = zip(columns, row, strict=True)
+        write_lines(f"{name:<{width}}  {cell}" for name, cell in named if cell)
+        write_text("")
 
 
 def write_json(content: object) -> None:

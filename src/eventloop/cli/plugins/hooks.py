@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.actions import Actions
-from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.cli.plugins.request import JSON, refuse_flags
+from eventloop.cli.plugins.request import JSON
 from eventloop.errors import UsageError, closest
 from eventloop.events import HOOKS as EVENTS
 from eventloop.events import Events

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.request import JSON, configuration_of, refuse_flags
+from eventloop.cli.plugins.request import JSON, configuration_of
 from eventloop.configuration import Configuration
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.options import flag

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import eventloop
-from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
-from eventloop.cli.plugins.request import JSON, refuse_flags
+from eventloop.cli.plugins.request import JSON
 from eventloop.cli.plugins.templates import FILES, GROUPS
 from eventloop.errors import UsageError, closest
 from eventloop.plugin.records import fold

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.configuration import Configuration
-from eventloop.errors import UsageError, closest, raise_all
+from eventloop.errors import UsageError, raise_all
 
 if TYPE_CHECKING:
     from eventloop.plugin.survey import Survey
@@ -43,17 +43,3 @@ def refuse_choice(found: Survey) -> None:
     of_plugins = {id(problem) for row in found.rows for problem in row.problems}
     others = [one for one in found.problems if id(one) not in of_plugins]
     raise_all([one for one in others if isinstance(one, UsageError)])
-
-
-def refuse_flags(arguments: Arguments, command: Command) -> None:
-    """Refuses settings and options where they would have no effect.
-
-    Raises:
-        UsageError: there are some.
-    """
-    for key in arguments.flags:
-        raise UsageError(
-            f"`eventloop {command.name}` has no option {key!r}"
-            f"{closest(key, command.all_options())}",
-            fix=f"list its options with `eventloop {command.name} --help`",
-        )

@@ -1,0 +1,154 @@
+"""`eventloop checkpoints diff A B`: what differs between two checkpoints."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eventloop.checkpoint.compare import Difference, differences
+from eventloop.checkpoint.format import Checkpoint, read
+from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
+from eventloop.cli.checkpoints.request import JSON, one_checkpoint, words
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_table, write_text
+from eventloop.plain import one_line
+from eventloop.reports import FAILURE
+
+COMMAND = Command(
+    "checkpoints diff",
+    "Compares two checkpoints: configuration, task, plugins, what else is known of them, and all "
+    "that training goes on from, tensors by name with the largest absolute difference. A and B are "
+    "folders of checkpoints, or of runs, which stand for their newest that verifies. Seconds that "
+    "training took don't count. Exit status 1 if anything differs.",
+    (
+        CommandOption("state", "", "compare only what training goes on from"),
+        JSON,
+    ),
+    argument="A B",
+    takes_plugins=False,
+)
+_CONFIGURATION = ("settings", "task", "optimizers", "owners", "device")
+_COLUMNS = ("what", "A", "B", "largest difference")
+Sections = dict[str, list[Difference]]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    refuse_flags(arguments, COMMAND)
+    paths = [one_checkpoint(word) for word in words(arguments, COMMAND)]
+    first, second = (read(path, only=()) for path in paths)
+    sections: Sections = {}
+    source: list[str] = []
+    if "state" not in arguments.given:
+        sections, source = _told(first.facts, second.facts)
+    sections["state"] = list(_state(first, second))
+    is_equal = not source and not any(sections.values())
+    if "json" in arguments.given:
+        write_json(_content(paths, sections, source))
+    else:
+        _write(paths, sections, source)
+    return 0 if is_equal else FAILURE
+
+
+def _told(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Sections, list[str]]:
+    """Compares what is known of two checkpoints; gives the task's file as the lines of a diff."""
+    one, other = _arranged(first), _arranged(second)
+    source = _source_difference(one, other)
+    if source:  # which says more
+        for task in (_task(one), _task(other)):
+            del task["source"]
+            task.pop("digest", None)
+    return {name: list(differences(one[name], other[name])) for name in one}, source
+
+
+def _arranged(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Gives facts by subject; plugins by name, so that one that was added moves no other."""
+    rest = dict(facts)
+    manifest = rest.pop("manifest", {})
+    if not isinstance(manifest, dict):
+        manifest, rest["manifest"] = {}, manifest
+    known = dict(manifest)
+    configuration = {name: known.pop(name) for name in _CONFIGURATION if name in known}
+    if isinstance(configuration.get("task"), dict):
+        configuration["task"] = dict(configuration["task"])
+    line = known.get("command_line")
+    if isinstance(line, list) and all(isinstance(word, str) for word in line):
+        known["command_line"] = shlex.join(line)
+    names = [name for name in ("plugins", "off", "absent", "order") if name in known]
+    plugins = {name: _by_name(known.pop(name)) for name in names}
+    return {"configuration": configuration, "plugins": plugins, "facts": {**rest, **known}}
+
+
+def _by_name(plugins: Any) -> Any:
+    if not isinstance(plugins, list):
+        return plugins
+    rows = [one for one in plugins if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    named = {one["name"]: one for one in rows}
+    return named if len(named) == len(plugins) else plugins
+
+
+def _task(arranged: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    task = arranged["configuration"].get("task")
+    return task if isinstance(task, dict) else {}
+
+
+def _source_difference(
+    one: Mapping[str, dict[str, Any]], other: Mapping[str, dict[str, Any]]
+) -> list[str]:
+    texts = [_task(each).get("source") for each in (one, other)]
+    before, after = (text.splitlines() if isinstance(text, str) else [] for text in texts)
+    if not before or not after:
+        return []
+    return list(difflib.unified_diff(before, after, "A", "B", n=1, lineterm=""))
+
+
+def _state(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
+    """Compares the parts; of each checkpoint one at a time is in memory."""
+    for name in sorted({*first.names, *second.names}):
+        there = [name in one.names for one in (first, second)]
+        if all(there):
+            one, other = (read(each.path, only=[name]).parts for each in (first, second))
+            yield from differences(one, other)
+        else:
+            a, b = ("there" if one else "not there" for one in there)
+            yield Difference(name, a, b)
+
+
+def _content(paths: Sequence[Path], sections: Sections, source: list[str]) -> dict[str, Any]:
+    rows = {
+        name: [
+            {"path": one.path, "a": one.first, "b": one.second, "largest": one.largest}
+            for one in section
+        ]
+        for name, section in sections.items()
+    }
+    a, b = map(str, paths)
+    is_equal = not source and not any(sections.values())
+    return {"a": a, "b": b, "equal": is_equal, "task": source, **rows}
+
+
+def _write(paths: Sequence[Path], sections: Sections, source: list[str]) -> None:
+    for name, path in zip("AB", paths, strict=True):
+        write_text(one_line(f"{name}  {path}"))
+    for name, section in sections.items():
+        if section:
+            write_text(f"\n{name}:")
+            write_table(_COLUMNS, [_cells(one) for one in section])
+        if name == "configuration" and source:
+            write_text("\ntask:")
+            for line in source:
+                write_text(one_line(line.expandtabs()))
+    if not source and not any(sections.values()):
+        write_text("no difference")
+
+
+def _cells(one: Difference) -> list[str]:
+    largest = "" if one.largest is None else f"{one.largest:.4g}"
+    return [one_line(cell) for cell in (one.path, one.first, one.second, largest)]

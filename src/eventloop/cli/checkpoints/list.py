@@ -1,0 +1,104 @@
+"""`eventloop checkpoints RUN`: the checkpoints of a run, in a table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eventloop.checkpoint.leftovers import is_replaced
+from eventloop.checkpoint.places import checkpoints_at, why_none
+from eventloop.checkpoint.store import Found, look_at
+from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
+from eventloop.cli.checkpoints.request import JSON, words
+from eventloop.cli.checkpoints.told import content, saved, shown, size_text
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_table, write_text
+from eventloop.plain import one_line
+
+COMMAND = Command(
+    "checkpoints list",
+    "Lists the checkpoints of a run, the newest first: when each was saved, how large it is, whether "
+    "it verifies, its metrics and plugins. RUN is a run's folder or the `checkpoints` in it.",
+    (
+        CommandOption("quick", "", "compare sizes alone; otherwise all files are read"),
+        JSON,
+    ),
+    argument="RUN",
+    takes_plugins=False,
+)
+_COLUMNS = (
+    "checkpoint",
+    "batch",
+    "epoch",
+    "saved",
+    "size",
+    "verified",
+    "metrics",
+    "plugins",
+    "reason",
+)
+_SLOW_BYTES = 2 * 10**9  # takes seconds
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    refuse_flags(arguments, COMMAND)
+    (word,) = words(arguments, COMMAND)
+    path = Path(word)
+    is_quick = "quick" in arguments.given
+    rows = list(_rows(checkpoints_at(path), is_quick=is_quick))
+    if "json" in arguments.given:
+        write_json([row for _, row in rows])
+    elif rows:
+        write_table(_COLUMNS, [_cells(found, row) for found, row in rows])
+    else:
+        write_text(one_line(why_none(path)))
+    return 0
+
+
+def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[tuple[Found, dict[str, Any]]]:
+    looks = [look_at(path, digests=False) for path in paths]
+    if not is_quick:
+        _tell_of_wait(looks)
+    whole: set[int] = set()
+    for look in looks:
+        found = look if is_quick or look.reason else look_at(look.path, digests=True)
+        if is_replaced(found.path) and found.batch in whole:
+            continue  # its successor is there
+        if not found.reason:
+            whole.add(found.batch)
+        verified = False if found.reason else None if is_quick else True
+        yield found, content(found, verified=verified)
+
+
+def _tell_of_wait(looks: Sequence[Found]) -> None:
+    num_bytes = sum(one.num_bytes for one in looks)
+    if num_bytes > _SLOW_BYTES:
+        sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares sizes alone\n")
+        sys.stderr.flush()
+
+
+def _cells(found: Found, row: dict[str, Any]) -> list[str]:
+    saved_at = saved(found.path)
+    metrics = ", ".join(f"{shown(name)} {shown(value)}" for name, value in row["metrics"].items())
+    plugins = ", ".join(
+        f"{shown(one['name'])} {shown(one['version'])}".strip() for one in row["plugins"]
+    )
+    cells = (
+        found.path.name,
+        str(row["batch"]),
+        "" if row["epoch"] is None else str(row["epoch"]),
+        saved_at.strftime("%Y-%m-%d %H:%M:%S") if saved_at else "",
+        size_text(row["bytes"]) if row["bytes"] else "",
+        {True: "yes", False: "no", None: "not read"}[row["verified"]],
+        metrics,
+        plugins,
+        row["reason"],
+    )
+    return [one_line(cell) for cell in cells]

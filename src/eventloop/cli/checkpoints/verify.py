@@ -1,0 +1,57 @@
+"""`eventloop checkpoints verify PATH`: whether all files are what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.checkpoint.places import require_checkpoints
+from eventloop.checkpoint.verifying import damages
+from eventloop.cli.arguments import Command, read_arguments, refuse_flags
+from eventloop.cli.checkpoints.request import JSON, words
+from eventloop.cli.help import command_help
+from eventloop.cli.output import write_json, write_text
+from eventloop.errors import counted
+from eventloop.plain import one_line
+from eventloop.reports import NO_CHECKPOINT
+
+COMMAND = Command(
+    "checkpoints verify",
+    "Reads all files of a checkpoint, or of all checkpoints of a run, and names each that isn't what "
+    "was written. PATH is the folder of a checkpoint or of a run. Exit status 4 if anything is wrong.",
+    (JSON,),
+    argument="PATH",
+    takes_plugins=False,
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the subcommand."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    refuse_flags(arguments, COMMAND)
+    (word,) = words(arguments, COMMAND)
+    as_json = "json" in arguments.given
+    rows = []
+    for path in require_checkpoints(Path(word)):
+        problems = _problems(path)
+        rows.append({"checkpoint": str(path), "verified": not problems, "problems": problems})
+        if not as_json:
+            verdict = "doesn't verify" if problems else "verified"
+            write_text(one_line(f"{path}: {verdict}"))
+            for problem in problems:
+                write_text(f"  {one_line(problem)}")
+    if as_json:
+        write_json(rows)
+    num_wrong = sum(not row["verified"] for row in rows)
+    if len(rows) > 1 and not as_json:
+        write_text(f"{len(rows) - num_wrong} of {counted(len(rows), 'checkpoint')} verified")
+    return NO_CHECKPOINT if num_wrong else 0
+
+
+def _problems(path: Path) -> list[str]:
+    if path.is_symlink() or not path.is_dir():
+        return ["it is a link to somewhere else, or no folder"]
+    return [str(damage) for damage in damages(path)]

@@ -1,0 +1,46 @@
+"""`eventloop export CHECKPOINT FILE.safetensors`: the weights of a checkpoint alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.checkpoint.weights import export_weights
+from eventloop.cli.arguments import Command, read_arguments, refuse_flags
+from eventloop.cli.checkpoints.request import one_checkpoint, words
+from eventloop.cli.checkpoints.told import size_text
+from eventloop.cli.help import command_help
+from eventloop.cli.new_file import require_writable
+from eventloop.cli.output import write_text
+from eventloop.errors import counted
+from eventloop.plain import one_line
+
+COMMAND = Command(
+    "export",
+    "Writes the weights of a checkpoint, and nothing else of it, to a safetensors file; needs no "
+    "task. CHECKPOINT is the folder of a checkpoint, or of a run, which stands for its newest that "
+    "verifies. The weights are those that training goes on from; `eventloop fit --export` writes "
+    "those that evaluation sees, an average's, say.",
+    argument="CHECKPOINT FILE.safetensors",
+    takes_plugins=False,
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command."""
+    arguments = read_arguments(argv, COMMAND)
+    if "help" in arguments.given:
+        write_text(command_help(COMMAND))
+        return 0
+    refuse_flags(arguments, COMMAND)
+    source, target = words(arguments, COMMAND)
+    path = Path(target)
+    require_writable(path)
+    checkpoint = one_checkpoint(source)
+    names, others = export_weights(checkpoint, path)
+    size = size_text(path.stat().st_size)
+    told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {checkpoint}"
+    write_text(one_line(told))
+    for name in others:
+        write_text(one_line(f"left out, because it is no tensor: {name}"))
+    return 0
