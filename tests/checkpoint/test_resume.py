@@ -13,7 +13,7 @@ from torch import nn
 
 from eventloop import hookimpl, schedules
 from eventloop.checkpoint.compare import differences
-from eventloop.checkpoint.format import read, write
+from eventloop.checkpoint.format import read, verify, write
 from eventloop.start import Allowed
 from eventloop.testing.runs import isolated_trainer, tiny_batches, tiny_task
 
@@ -189,6 +189,24 @@ def test_what_is_left_out_makes_it_end_otherwise(tmp_path, uninterrupted, spoil)
         one.fit()
 
     assert differing(uninterrupted[0], ended_with(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, uninterrupted):
+    """The run goes on from the one before, and replaces it when it comes there."""
+    with trainer(tmp_path) as one:
+        one.fit("8ba")
+    weights = tmp_path / "run" / "checkpoints" / "ba00000008" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+    with trainer(tmp_path) as one:
+        assert one.notes[0].startswith("ba00000008 isn't used: model.safetensors: ")
+        assert one.state.clock.batch == 6
+        one.fit()
+
+    assert differing(uninterrupted[0], ended_with(tmp_path)) == []
+    verify(weights.parent)
 
 
 def test_a_complete_run_does_nothing_and_says_so(tmp_path):

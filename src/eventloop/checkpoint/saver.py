@@ -14,7 +14,7 @@ from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.snapshot import Snapshot
-from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.store import Store, look_at
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time, resolve
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
@@ -132,11 +132,13 @@ class Saver:
         Raises:
             ResumeError: it has.
         """
-        newest = max((one.batch for one in self._store.found()), default=0)
-        if newest > state.clock.batch:
+        now = state.clock.batch
+        newer = [one for one in self._store.found() if one.batch > now and not one.reason]
+        # One that is damaged was passed over when the trainer was built.
+        newest = next((one.batch for one in newer if not look_at(one.path, digests=True).reason), 0)
+        if newest:
             raise ResumeError(
-                f"the run has gone on to batch {newest} since this trainer was built at batch "
-                f"{state.clock.batch}",
+                f"the run has gone on to batch {newest} since this trainer was built at batch {now}",
                 fix="build the trainer again, or give another run_dir",
             )
 
