@@ -39,6 +39,11 @@ def test_a_tame_plugin_passes(role):
     check_plugin(Tame, role=role)
 
 
+def test_a_state_of_each_rank_passes():
+    """Control for those that keep theirs as if it were one for all."""
+    check_plugin(OnePerRank, role="algorithm")
+
+
 class Undocumented(Tame):
     """Says nothing of its option."""
 
@@ -116,6 +121,69 @@ class OddState(Tame):
         return {"total": self.total, "lock": {1, 2}}
 
 
+class HidesItsState:
+    """Changes what is trained, by what it forgets when the process ends."""
+
+    def __init__(self) -> None:
+        self.num_batches = 0
+
+    @hookimpl
+    def before_forward(self, state):
+        self.num_batches += 1
+        state.inputs = state.inputs / self.num_batches
+
+
+class HidesACount(HidesItsState):
+    """Tells of it, and changes nothing."""
+
+    @hookimpl
+    def before_forward(self, state):
+        self.num_batches += 1
+        state.log("hides/count", self.num_batches)
+
+
+class SavesHalf(Tame):
+    """Leaves out of its state what the state depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(())
+
+    @hookimpl
+    def batch_end(self, state):
+        self.total, self.last = self.total + self.last, state.loss.clone()
+
+
+class CanNotLoad(Tame):
+    """Understands only what an older version wrote."""
+
+    def load_state_dict(self, state, version):
+        self.total = state["sum"]
+
+
+class OnePerRank(HidesItsState):
+    """Keeps something else on each rank."""
+
+    state_per_rank = True
+
+    @hookimpl
+    def before_forward(self, state):
+        self.num_batches += 1 + state.rank
+        state.inputs = state.inputs / self.num_batches
+
+    def state_dict(self):
+        return {"num_batches": self.num_batches}
+
+    def load_state_dict(self, state, version):
+        self.num_batches = state["num_batches"]
+
+
+class OneForAll(OnePerRank):
+    """Says so of none."""
+
+    state_per_rank = False
+
+
 class FailsToClose:
     """Closes what it never opened."""
 
@@ -165,8 +233,29 @@ FOUND = [
     (Reads, "algorithm", "batch_end: read from the device with item()"),
     (Random, "algorithm", "two runs with one seed end with different weights"),
     (Forgets, "algorithm", "what load_state_dict was given isn't what state_dict gives"),
-    (HalfState, "algorithm", "one of state_dict and load_state_dict(state, version) without"),
-    (OddState, "algorithm", "state_dict()['lock'] is a set; only tensors and JSON values"),
+    (HalfState, "algorithm", "no trainer can be built with it: it has state_dict without"),
+    (OddState, "algorithm", "'state_dict().lock' can't be saved: it is a set"),
+    (
+        HidesItsState,
+        "algorithm",
+        "stopped after batch 4 and resumed ends with other weights than one in one go; what it "
+        "keeps from batch to batch belongs in state_dict() and load_state_dict(state, version)",
+    ),
+    (
+        HidesACount,
+        "callback",
+        "resumed logs 1 as 'hides/count' at batch 5, where one in one go logs 5; what it keeps",
+    ),
+    (SavesHalf, "callback", "ends with another state_dict() than one in one go: total is"),
+    (CanNotLoad, "callback", "load_state_dict raises KeyError: 'sum'"),
+    (CanNotLoad, "callback", "a run with it can't be resumed: KeyError: 'sum'"),
+    (
+        OneForAll,
+        "algorithm",
+        "of two, a run that is stopped after batch 3 and resumed ends with other weights than one in "
+        "one go; something that it keeps isn't in state_dict(), or doesn't come back; where each rank "
+        "keeps something else, write state_per_rank = True",
+    ),
     (FailsToClose, "callback", "after another plugin's failure it fails, too"),
     (Thread, "callback", "threads go on after close: left-behind"),
     (Drifts, "algorithm", "two ranks with it end with different weights"),
@@ -181,6 +270,24 @@ def test_what_is_wrong_is_found(plugin, role, message):
         check_plugin(plugin, role=role)
 
     assert message in str(caught.value)
+
+
+class Forgetful(torch.nn.Linear):
+    """A model that no checkpoint holds all of."""
+
+    num_calls = 0
+
+    def forward(self, inputs):
+        self.num_calls += 1
+        return super().forward(inputs / self.num_calls)
+
+
+def test_a_task_that_forgets_is_not_the_plugins_fault():
+    """Who looks for it in the plugin would look for long."""
+    with pytest.raises(AssertionError, match="the task isn't resumed exactly") as caught:
+        check_plugin(Tame, role="callback", task=lambda: tiny_task(model=lambda: Forgetful(3, 3)))
+
+    assert "\n2." not in str(caught.value)
 
 
 def test_a_plugin_that_is_not_installed_needs_a_role():

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from eventloop.plugin.freeze import BLAME
 from eventloop.plugin.records import Plugin, fold
+from eventloop.plugin.state_methods import is_per_rank, keeps_state
 
 
 class PluginStates:
@@ -38,7 +36,7 @@ class PluginStates:
         """
         found = {} if per_rank else dict(self.kept)
         for plugin in self._plugins():
-            if keeps_state(plugin) and _is_per_rank(plugin) is per_rank:
+            if keeps_state(plugin) and is_per_rank(plugin) is per_rank:
                 target: Any = plugin.target
                 with _blamed(plugin, "state_dict"):
                     found[fold(plugin.name)] = {
@@ -61,17 +59,6 @@ class PluginStates:
                     target.load_state_dict(one["state"], one["version"])
 
 
-def keeps_state(plugin: Plugin) -> bool:
-    """Tells whether a plugin has a state of its own to keep.
-
-    The methods that a module, an optimizer or a scheduler inherits from torch don't count.
-    """
-    if plugin.role == "core":
-        return False
-    methods = [getattr(plugin.target, name, None) for name in ("state_dict", "load_state_dict")]
-    return all(callable(one) and not _is_torchs(one) for one in methods)
-
-
 @contextmanager
 def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
     """Notes on an exception which plugin raised it, in which of its methods."""
@@ -80,13 +67,3 @@ def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"{BLAME}{plugin.origin} in {method}\n  fix  {plugin.fix('mend it')}")
         raise
-
-
-def _is_per_rank(plugin: Plugin) -> bool:
-    return bool(getattr(plugin.target, "state_per_rank", False))
-
-
-def _is_torchs(method: Any) -> bool:
-    function = getattr(method, "__func__", method)
-    inherited = (nn.Module, Optimizer)
-    return any(function is getattr(kind, method.__name__) for kind in inherited)

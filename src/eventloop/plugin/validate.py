@@ -14,6 +14,7 @@ from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.overlooked import computed, hidden, method_of, unmarked
 from eventloop.plugin.records import Plugin, fold
+from eventloop.plugin.state_methods import state_misfits
 
 
 def implementations(
@@ -23,6 +24,7 @@ def implementations(
     found: list[Implementation] = []
     problems = [*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)]
     marked = list(_marked(plugin))
+    problems += state_misfits(plugin)
     logs = any((impl.opts["specname"] or name) == "log" for name, impl in marked)
     for name, impl in marked:
         hook_name = impl.opts["specname"] or name

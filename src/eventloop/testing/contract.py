@@ -7,23 +7,19 @@ import inspect
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from eventloop.check import Check, Finding
-from eventloop.hooks import hookimpl
+from eventloop.errors import EventloopError
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import discover
 from eventloop.task import Task
+from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
 from eventloop.testing.ranks import RankError, run_ranks
-from eventloop.testing.runs import isolated_trainer, tiny_task
-from eventloop.trainer import Trainer
-
-Role = Literal["algorithm", "callback"]
+from eventloop.testing.resuming import is_resumed, saves_its_state
+from eventloop.testing.runs import tiny_task
 
 
 def check_plugin(
@@ -38,10 +34,10 @@ def check_plugin(
 
     Its options are documented and typed; two runs give the same weights, whatever the order in
     which it and others are handed over; no step reads the device; it closes after a run, without
-    one, and after a failure; its state comes back from `state_dict`. A callback changes nothing:
-    no tensor is written, and the weights are those of a run without it.
-
-    What needs checkpoints isn't checked: there are none yet.
+    one, and after a failure. Its state can be saved, and a run that is stopped in the middle of an
+    epoch and resumed, by instances built anew, has the weights, the logged numbers and the state of
+    one in one go; on two ranks, too. A callback changes nothing: no tensor is written, and the
+    weights are those of a run without it.
 
     Args:
         plugin: the class; built anew for each run.
@@ -56,7 +52,7 @@ def check_plugin(
     """
     role = role or _installed_role(plugin)
     with tempfile.TemporaryDirectory(prefix="eventloop-check-") as folder:
-        case = functools.partial(_Case, plugin, role, dict(options or {}), task, Path(folder))
+        case = functools.partial(Case, plugin, role, dict(options or {}), task, Path(folder))
         if world_size == 1:
             problems = _problems(case, (*_CHECKS, _two_ranks_end_alike))
         else:
@@ -66,95 +62,7 @@ def check_plugin(
         raise AssertionError(f"{plugin.__name__} isn't what every plugin must be\n{listed}")
 
 
-class _Run(NamedTuple):
-    weights: dict[str, Tensor]
-    findings: list[Finding]
-    called: dict[str, list[str]]
-
-
-@dataclass
-class _Case:
-    """A plugin under check."""
-
-    plugin: type
-    role: Role
-    options: dict[str, Any]
-    task: Callable[[], Task]
-    folder: Path
-    origin: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        with self.trainer(self.build()) as trainer:
-            self.origin = next(
-                one.origin for one in trainer.plugins if isinstance(one.target, self.plugin)
-            )
-
-    def build(self) -> Any:
-        return self.plugin(**self.options)
-
-    def trainer(
-        self, *plugins: object, algorithms: tuple[object, ...] = (), **given: Any
-    ) -> Trainer:
-        """Builds a trainer with instances of the plugin, and with other algorithms before it."""
-        given = {"max_duration": "2ep", **given}
-        mine = {"algorithm": [*algorithms], "callback": []}
-        mine[self.role] += plugins
-        folder = tempfile.mkdtemp(dir=self.folder)
-        return isolated_trainer(
-            Path(folder),
-            self.task(),
-            algorithms=mine["algorithm"],
-            callbacks=mine["callback"],
-            **given,
-        )
-
-    def run(self, *plugins: object, **given: Any) -> _Run:
-        """Trains, evaluates and predicts; gives the weights, what was found and who was called."""
-        check = Check()
-        with self.trainer(*plugins, observers=[check], **given) as trainer:
-            trainer.fit()
-            if trainer.state.eval_dataloaders:
-                trainer.eval()
-                trainer.predict(next(iter(trainer.state.eval_dataloaders.values())))
-            weights = {
-                name: tensor.clone() for name, tensor in trainer.state.model.state_dict().items()
-            }
-            called = {
-                name: [one.plugin.name for one in ordered]
-                for name, ordered in trainer.assembly.implementations.items()
-            }
-        return _Run(weights, check.findings, called)
-
-
-class _Other:
-    """An algorithm that everything else must get along with: it shrinks every gradient."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @hookimpl
-    def after_train_batch(self, state: Any) -> None:
-        for parameter in state.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(0.9)
-
-
-class _Fails:
-    """An algorithm that ends a run at its second batch."""
-
-    name = "fails"
-
-    @hookimpl
-    def batch_end(self, state: Any) -> None:
-        if state.clock.batch == 2:
-            raise _ExpectedError
-
-
-class _ExpectedError(Exception):
-    pass
-
-
-def _options(case: _Case) -> Iterator[str]:
+def _options(case: Case) -> Iterator[str]:
     parameters = inspect.signature(case.plugin).parameters
     for option in plugin_options(case.plugin).values():
         if parameters[option.name].annotation is inspect.Parameter.empty:
@@ -163,36 +71,36 @@ def _options(case: _Case) -> Iterator[str]:
             yield f"option {option.name} isn't documented; add it to Args: in the class's docstring"
 
 
-def _leaves_the_step_alone(case: _Case) -> Iterator[str]:
+def _leaves_the_step_alone(case: Case) -> Iterator[str]:
     first, again = case.run(case.build()), case.run(case.build())
-    yield from (str(one) for one in first.findings if one.who.startswith(case.origin))
-    if not _equal(first.weights, again.weights):
+    yield from (str(one) for one in first.findings if one.who.startswith(case.found.origin))
+    if not equal(first.weights, again.weights):
         yield "two runs with one seed end with different weights; draw from state.generator(name)"
-    if case.role == "callback" and not _equal(first.weights, case.run().weights):
+    if case.role == "callback" and not equal(first.weights, case.run().weights):
         yield "a run with it ends with other weights than one without; a callback may only watch"
 
 
-def _runs_alike_in_any_order(case: _Case) -> Iterator[str]:
+def _runs_alike_in_any_order(case: Case) -> Iterator[str]:
     names = ("aa-other", "zz-other")
     runs = [
-        case.run(case.build(), algorithms=tuple(_Other(name) for name in order))
+        case.run(case.build(), algorithms=tuple(Other(name) for name in order))
         for order in (names, names[::-1])
     ]
     if runs[0].called != runs[1].called:
         yield "the order of calls depends on the order in which plugins are handed over"
-    if not _equal(runs[0].weights, runs[1].weights):
+    if not equal(runs[0].weights, runs[1].weights):
         yield "the weights depend on the order in which plugins are handed over"
 
 
-def _closes(case: _Case) -> Iterator[str]:
+def _closes(case: Case) -> Iterator[str]:
     threads = set(threading.enumerate())
     unused = case.trainer(case.build())
     unused.close()
     unused.close()
     try:
-        with case.trainer(case.build(), algorithms=(_Fails(),)) as trainer:
+        with case.trainer(case.build(), algorithms=(Fails(2),)) as trainer:
             trainer.fit()
-    except _ExpectedError as error:
+    except ExpectedError as error:
         yield from (
             f"after another plugin's failure it fails, too: {note}"
             for note in getattr(error, "__notes__", ())
@@ -203,36 +111,24 @@ def _closes(case: _Case) -> Iterator[str]:
         yield f"threads go on after close: {', '.join(left)}"
 
 
-def _state_comes_back(case: _Case) -> Iterator[str]:
-    has = [callable(getattr(case.plugin, name, None)) for name in ("state_dict", "load_state_dict")]
-    if any(has) and not all(has):
-        yield "it has one of state_dict and load_state_dict(state, version) without the other"
-    if not all(has):
-        return
-    plugin, fresh = case.build(), case.build()
-    with case.trainer(plugin) as trainer:
-        trainer.fit()
-        saved = plugin.state_dict()
-    yield from _unsaveable(saved, "state_dict()")
-    with case.trainer(fresh):
-        fresh.load_state_dict(saved, "")
-        if not _equal(fresh.state_dict(), saved):
-            yield "what load_state_dict was given isn't what state_dict gives afterwards"
-
-
-def _two_ranks_end_alike(case: _Case) -> Iterator[str]:
-    def train() -> dict[str, Tensor]:
+def _two_ranks_end_alike(case: Case) -> Iterator[str]:
+    def train() -> tuple[dict[str, Tensor], list[str]]:
         with case.trainer(case.build()) as trainer:
             trainer.fit()
-            return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+            weights = weights_of(trainer)
+        # What is wrong in one process is told already.
+        return weights, list(is_resumed(case)) if case.is_resumed else []
 
     try:
-        one, other = run_ranks(train)
+        (one, problems), (other, problems_of_other) = run_ranks(train)
     except (RankError, TimeoutError) as error:
         yield f"two ranks with it fail: {error}"
-    else:
-        if not _equal(one, other):
-            yield "two ranks with it end with different weights; draw alike what changes the model"
+        return
+    if not equal(one, other):
+        yield "two ranks with it end with different weights; draw alike what changes the model"
+    elif problems or problems_of_other:
+        rank, found = (0, problems) if problems else (1, problems_of_other)
+        yield from (f"on rank {rank} of two, {problem}" for problem in found)
 
 
 _CHECKS = (
@@ -240,39 +136,19 @@ _CHECKS = (
     _leaves_the_step_alone,
     _runs_alike_in_any_order,
     _closes,
-    _state_comes_back,
+    saves_its_state,
+    is_resumed,
 )
 
 
 def _problems(
-    make_case: Callable[[], _Case], checks: Iterable[Callable[[_Case], Iterator[str]]]
+    make_case: Callable[[], Case], checks: Iterable[Callable[[Case], Iterator[str]]]
 ) -> list[str]:
-    case = make_case()
+    try:
+        case = make_case()
+    except EventloopError as error:
+        return [f"no trainer can be built with it: {error}"]
     return [problem for check in checks for problem in check(case)]
-
-
-def _unsaveable(value: Any, where: str) -> Iterator[str]:
-    """Finds what is neither a tensor nor a JSON value nor a nest of them."""
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            if not isinstance(key, str):
-                yield f"{where} has the key {key!r}; keys must be text"
-            yield from _unsaveable(one, f"{where}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
-        for idx, one in enumerate(value):
-            yield from _unsaveable(one, f"{where}[{idx}]")
-    elif not (value is None or isinstance(value, (Tensor, bool, int, float, str))):
-        yield f"{where} is a {type(value).__name__}; only tensors and JSON values can be saved"
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
 
 
 def _installed_role(plugin: type) -> Role:

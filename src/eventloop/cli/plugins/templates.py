@@ -153,6 +153,8 @@ _CALLBACK = '''\
 
 from __future__ import annotations
 
+from typing import Any
+
 from eventloop import StateView, hookimpl
 
 
@@ -178,6 +180,14 @@ class @CLASS@:
         self.num_batches += 1
         if self.num_batches % self.every == 0:
             state.log("@NAME@/batches", self.num_batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives what a resumed run needs: tensors and values that JSON can hold."""
+        return {"num_batches": self.num_batches}
+
+    def load_state_dict(self, state: dict[str, Any], version: str) -> None:
+        """Goes on from what `state_dict` gave, in the version of this package that is told."""
+        self.num_batches = state["num_batches"]
 '''
 
 _TEST_ALGORITHM = '''\
@@ -199,7 +209,7 @@ def weights_after(folder: Path, *algorithms: @CLASS@) -> torch.Tensor:
 
 
 def test_it_is_what_every_plugin_must_be() -> None:
-    """Documented options, the same run twice, no wait for the device, and so on."""
+    """Documented options, the same run twice, also when resumed, no wait for the device."""
     check_plugin(@CLASS@, role="algorithm")
 
 
@@ -235,8 +245,8 @@ from @PACKAGE@ import @CLASS@
 
 
 def test_it_is_what_every_plugin_must_be() -> None:
-    """Documented options, read-only, no wait for the device, and so on."""
-    check_plugin(@CLASS@, role="callback")
+    """Documented options, read-only, no wait for the device, a resumed run is one, and so on."""
+    check_plugin(@CLASS@, role="callback", options={"every": 1})
 
 
 def test_every_batch_is_counted(tmp_path: Path) -> None:

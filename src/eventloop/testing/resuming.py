@@ -1,0 +1,195 @@
+"""`check_plugin`: a run that is stopped and goes on in another process is one run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.nest import flatten, restore
+from eventloop.errors import CheckpointError
+from eventloop.hooks import hookimpl
+from eventloop.plugin.state_methods import is_per_rank, keeps_state
+from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
+from eventloop.trainer import Trainer
+
+Numbers = dict[tuple[int, str], float]
+_DURATION = "3ep"  # half of it is in the middle of the second
+
+
+def saves_its_state(case: Case) -> Iterator[str]:
+    """Looks whether what `state_dict` gives can be saved, and comes back by `load_state_dict`."""
+    if not keeps_state(case.found):
+        return
+    plugin, fresh = case.build(), case.build()
+    with case.trainer(plugin) as trainer:
+        trainer.fit()
+        try:
+            saved = _as_saved(plugin)
+        except CheckpointError as error:
+            yield str(error).partition("\n")[0]
+            return
+    with case.trainer(fresh):
+        try:
+            fresh.load_state_dict(_as_saved(plugin), case.found.version)
+        except Exception as error:  # noqa: BLE001  whatever its author does there
+            yield f"load_state_dict raises {type(error).__name__}: {error}"
+            return
+        difference = _difference(saved, _as_saved(fresh))
+    if difference:
+        yield f"what load_state_dict was given isn't what state_dict gives then: {difference}"
+
+
+def is_resumed(case: Case) -> Iterator[str]:
+    """Compares runs in one go with one that was stopped in the middle of an epoch.
+
+    What two runs in one go don't share, seconds say, isn't compared.
+    """
+    try:
+        whole, again = _in_one_go(case), _in_one_go(case)
+    except CheckpointError:  # its state can't be saved, which is told already
+        return
+    batch = whole.num_batches // 2
+    try:
+        resumed = _resumed(case, batch)
+    except Exception as error:  # noqa: BLE001  whatever its author does there
+        yield f"a run with it can't be resumed: {type(error).__name__}: {error}"
+        return
+    problems = list(_differing(whole, again, resumed))
+    case.is_resumed = not problems
+    # One rank alone can't look.
+    if problems and whole.world_size == 1 and not _task_is_resumed(case, batch):
+        yield "the task isn't resumed exactly, with it or without; give another one with task="
+        return
+    for problem in problems:
+        yield f"a run that is stopped after batch {batch} and resumed {problem}; {_advice(case)}"
+
+
+class _Outcome(NamedTuple):
+    """What a run ends with."""
+
+    weights: dict[str, Tensor]
+    numbers: Numbers
+    state: Any
+    num_batches: int
+    world_size: int
+
+
+class _Records:
+    """A callback that keeps the numbers by moment and name; a later one takes the place."""
+
+    name = "check-plugin-records"
+
+    def __init__(self) -> None:
+        self.numbers: Numbers = {}
+
+    @hookimpl
+    def log(self, state: Any, numbers: Mapping[str, float], at: Any) -> None:
+        self.numbers |= {(at.batch, name): value for name, value in numbers.items()}
+
+
+class _Saves:
+    """A callback that wants one checkpoint."""
+
+    name = "check-plugin-saves"
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    @hookimpl
+    def should_checkpoint(self, state: Any) -> bool:
+        return bool(state.clock.batch == self.batch)
+
+
+def _in_one_go(case: Case) -> _Outcome:
+    plugin, records = case.build(), _Records()
+    with case.trainer(plugin, callbacks=(records,), max_duration=_DURATION) as trainer:
+        return _outcome(case, trainer, plugin, records)
+
+
+def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
+    """Trains until one batch after a checkpoint, and goes on with everything built anew.
+
+    Args:
+        alone: without the plugin.
+    """
+    folder, records = case.new_folder(), _Records()
+    plugins = () if alone else (case.build(),)
+    given: dict[str, Any] = {"folder": folder, "max_duration": _DURATION}
+    given["callbacks"] = (_Saves(batch), records)
+    stop = (Fails(batch + 1),)
+    with (
+        contextlib.suppress(ExpectedError),
+        case.trainer(*plugins, algorithms=stop, **given) as trainer,
+    ):
+        trainer.fit()
+    records.numbers = {at: value for at, value in records.numbers.items() if at[0] <= batch}
+    plugins = () if alone else (case.build(),)
+    # A run goes on with the algorithms that it had.
+    with case.trainer(*plugins, algorithms=(Fails(-1),), **given) as trainer:
+        return _outcome(case, trainer, plugins[0] if plugins else None, records)
+
+
+def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _Outcome:
+    trainer.fit()
+    num_batches, world_size = trainer.state.clock.batch, trainer.state.world_size
+    # What rank 0 keeps for all may well be of no use on the others.
+    is_kept = keeps_state(case.found) and (is_per_rank(case.found) or not trainer.state.rank)
+    state = _as_saved(plugin) if plugin is not None and is_kept else None
+    return _Outcome(weights_of(trainer), records.numbers, state, num_batches, world_size)
+
+
+def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[str]:
+    """Says in which of what two runs in one go share the resumed one differs."""
+    if equal(whole.weights, again.weights) and not equal(whole.weights, resumed.weights):
+        yield "ends with other weights than one in one go"
+    for at in sorted(whole.numbers.keys() | resumed.numbers.keys()):
+        first, second, third = (one.numbers.get(at) for one in (whole, again, resumed))
+        if not _difference(first, second) and _difference(first, third):
+            batch, name = at
+            yield f"logs {third} as {name!r} at batch {batch}, where one in one go logs {first}"
+            break
+    difference = _difference(whole.state, resumed.state)
+    if difference and not _difference(whole.state, again.state):
+        yield f"ends with another state_dict() than one in one go: {difference}"
+
+
+def _task_is_resumed(case: Case, batch: int) -> bool:
+    """Looks whether the task by itself is resumed exactly, so that the plugin is to blame."""
+    with case.trainer(max_duration=_DURATION) as trainer:
+        trainer.fit()
+        whole = weights_of(trainer)
+    return equal(whole, _resumed(case, batch, alone=True).weights)
+
+
+def _advice(case: Case) -> str:
+    if not keeps_state(case.found):
+        return (
+            "what it keeps from batch to batch belongs in state_dict() and "
+            "load_state_dict(state, version)"
+        )
+    mend = "something that it keeps isn't in state_dict(), or doesn't come back"
+    if not is_per_rank(case.found):
+        mend += "; where each rank keeps something else, write state_per_rank = True"
+    return mend
+
+
+def _as_saved(plugin: Any) -> Any:
+    """Gives the state of a plugin as a checkpoint would give it back.
+
+    Raises:
+        CheckpointError: it can't be saved.
+    """
+    tensors, skeleton = flatten(plugin.state_dict(), "state_dict()")
+    return restore(skeleton, {name: one.clone() for name, one in tensors.items()})
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Says where two nests differ first; "" where they don't."""
+    for found in differences({"state": one}, {"state": other}):
+        path = found.path.removeprefix("state").lstrip("/")
+        return f"{path or 'it'} is {found.second}, not {found.first}"
+    return ""
