@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from eventloop import hookimpl
 from eventloop.errors import NonFiniteError
+from eventloop.testing import isolated_trainer, run_ranks
 
 
 @pytest.fixture
@@ -195,3 +197,28 @@ def test_a_trainer_that_is_dropped_is_still_closed(make_task, make_plugin, clean
 
     assert dropped() is None
     assert closed == [True]
+
+
+def test_no_rank_ends_well_where_another_s_loss_is_bad(tmp_path):
+    """The gradients of all are spoilt by it; a checkpoint or an export would hold them."""
+
+    class Spoiler:
+        name = "spoiler"
+
+        @hookimpl
+        def after_loss(self, state):
+            if state.rank == 1:
+                state.loss = state.loss + math.nan
+
+    def train():
+        with isolated_trainer(tmp_path, algorithms=[Spoiler()], max_duration="1ba") as trainer:
+            try:
+                trainer.fit()
+            except NonFiniteError as error:
+                return error.what
+        return "nothing"
+
+    assert run_ranks(train) == [
+        "the loss of 1 other rank isn't finite, by batch 1",
+        "the loss is nan at epoch 0, batch 1",
+    ]

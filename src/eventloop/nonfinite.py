@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.clock import Moment
-from eventloop.errors import NonFiniteError
+from eventloop.errors import NonFiniteError, counted
 from eventloop.hooks import hookimpl
 from eventloop.host_copy import HostCopy
 
@@ -62,9 +62,23 @@ class LossWatch:
         self._look_at_all(state)
 
     def _look_at_all(self, state: State) -> None:
+        """Looks at what there is; where one rank's loss is bad, all ranks raise."""
+        error: NonFiniteError | None = None
         self._start_copy()
-        while self._copies:
-            self._look(state)
+        while self._copies and error is None:
+            try:
+                self._look(state)
+            except NonFiniteError as found:
+                error = found
+        num_bad = state.num_yes(error is not None)
+        if error is not None:
+            raise error
+        if num_bad:
+            raise NonFiniteError(
+                f"the loss of {counted(num_bad, 'other rank')} isn't finite, by batch "
+                f"{state.clock.batch}",
+                fix="see what that rank reports",
+            )
 
     def _start_copy(self) -> None:
         if self._losses:
