@@ -146,8 +146,9 @@ class _Watchdog:
                 self._tell_if_stuck()
                 failure = self._board.first_failure() or self._lost_neighbour()
                 if failure is not None:
-                    self._end(failure)
-                    return
+                    if failure.rank != self._board.rank:
+                        self._end(failure)
+                    return  # this rank's own: it is on its way out
             except RuntimeError:  # the connection to the store is lost
                 self._end_without_store()
                 return
