@@ -12,7 +12,6 @@ from eventloop import Event, PluginError
 from eventloop.plugin.assembly import HOOKS
 
 DOCS = Path(__file__).parents[1] / "docs"
-NOT_YET = {"before_load", "restore_model", "restore_optimizers"}  # come with checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def test_the_pseudo_code_has_every_event_in_order(pseudo_code):
              *(event for event in Event if event.per == "any")]  # fmt: skip
     order.sort(key=lambda event: event is Event.CLOSE)
 
-    assert events_in(pseudo_code) == [event for event in order if event not in NOT_YET]
+    assert events_in(pseudo_code) == order
 
 
 def run_page(name: str) -> dict[str, object]:
@@ -107,7 +106,7 @@ def test_the_plugins_of_the_page_on_plugins_work(make_trainer):
         make_trainer(algorithms=[namespace["OnlyImages"]()])
 
 
-@pytest.mark.parametrize("name", [name for name in HOOKS if name not in NOT_YET])
+@pytest.mark.parametrize("name", HOOKS)
 def test_the_pseudo_code_names_every_hook(name, pseudo_code):
     """Whoever looks for a place to hook in reads that page."""
     written = rf"<{name}>" if HOOKS[name].kind == "action" else rf"\b{name}\b"

@@ -77,7 +77,7 @@ class Core:
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
         self._active: tuple[Plugin, ...] = ()
-        self._saver = Saver(lambda: self.capture.take(), store, settings)
+        self._saver = Saver(self.hooks, store, settings)
         self.capture = Capture(
             self.state,
             self.hooks,
@@ -133,6 +133,7 @@ class Core:
         state.connect(
             {fold(one.name): one for one in assembly.plugins if one.role != "core"},
             update=self.loop.update,
+            capture=self.capture.all,
             is_heard=len(assembly.implementations["log"]) > 0,
             own_hooks={
                 name: getattr(self.hooks, name) for name in assembly.hooks if name not in HOOKS

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from eventloop.hooks import Per, declared_hooks, hookspec
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from eventloop.clock import Moment
     from eventloop.state import State
 
@@ -462,6 +464,18 @@ class Events(Protocol):
         """
 
     @hookspec(per="any")
+    def checkpoint_saved(self, state: State, path: Path) -> None:
+        """Tells that a checkpoint is on the disk, whole.
+
+        Fires: once for each that the core has written, on rank 0 alone, when a batch is done or
+            when the fit ends, before `fit_end`. The one at the end of a fit may replace another.
+        State: later than the checkpoint, whose manifest tells of its moment.
+        May: copy it elsewhere; tell a person, or a tracker of runs.
+        Must not: change the folder, or the training, of which other ranks would not know; count on
+            the folder later, since only so many are kept.
+        """
+
+    @hookspec(per="any")
     def exception(self, state: State, error: BaseException) -> None:
         """Tells that something raised and training ends.
 
@@ -524,6 +538,7 @@ class Event(StrEnum):
     PREDICT_BATCH_END = "predict_batch_end"
     PREDICT_END = "predict_end"
     LOG = "log"
+    CHECKPOINT_SAVED = "checkpoint_saved"
     EXCEPTION = "exception"
     CLOSE = "close"
 

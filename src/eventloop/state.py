@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from eventloop.precision import Precision
 from eventloop.processes import Processes
 from eventloop.scaling import Stepped
 from eventloop.settings import Settings
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.capture import Captured
 
 Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], Any]
 
@@ -70,6 +73,7 @@ class State:
 
     __slots__ = (
         "_again",
+        "_capture",
         "_generators",
         "_own_hooks",
         "_plugins",
@@ -130,6 +134,7 @@ class State:
         self._own_hooks: Mapping[str, Callable[..., Any]] = {}
         self._again: Callable[[], Any] | None = None
         self._update: Update | None = None
+        self._capture: Callable[[], Captured] | None = None
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
@@ -166,6 +171,7 @@ class State:
         is_heard: bool,
         own_hooks: Mapping[str, Callable[..., Any]],
         update: Update,
+        capture: Callable[[], Captured],
     ) -> None:
         """Makes the active plugins known, by folded name; the trainer calls it.
 
@@ -173,10 +179,12 @@ class State:
             is_heard: whether anybody implements `log`.
             own_hooks: the plans of the hooks that plugins add.
             update: makes one update of some optimizers.
+            capture: gives what a checkpoint of now holds.
         """
         self._plugins = plugins
         self._own_hooks = own_hooks
         self._update = update
+        self._capture = capture
         if is_heard:
             over_ranks = self._processes.reducer(self.device)
             self.numbers = Numbers(self.settings.log_interval, over_ranks)
@@ -344,6 +352,27 @@ class State:
         assert self._update is not None
         names = self.optimizers if optimizers is None else optimizers
         return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
+
+    def capture(self) -> Captured:
+        """Gives what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
+
+        To be called on all ranks, between batches. The tensors are the run's own, on their devices:
+        they change when it goes on. `eventloop.checkpoint.format.write` writes both to a folder, from
+        which `resume` goes on.
+
+        Returns:
+            The parts by name, whole on rank 0 and of no use on the others, and the facts.
+
+        Raises:
+            PluginError: a batch is under way.
+        """
+        if self.batch is not None:
+            raise PluginError(
+                "state.capture() while a batch is under way would give half of it",
+                fix="call it in save_checkpoint, batch_checkpoint or epoch_checkpoint",
+            )
+        assert self._capture is not None
+        return self._capture()
 
     def call(self, hook: str, *args: Any) -> Any:
         """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.

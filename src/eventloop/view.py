@@ -139,7 +139,7 @@ class ReadOnlyState:
 
     __slots__ = ("_state", "_who")
     _HIDDEN = frozenset(
-        {"again", "call", "connect", "generator", "generators", "numbers", "update"}
+        {"again", "call", "capture", "connect", "generator", "generators", "numbers", "update"}
     )
 
     def __init__(self, state: State, who: str) -> None:

@@ -153,7 +153,7 @@ def test_an_interrupt_is_no_failure(make_trainer, make_plugin):
 
 
 @pytest.mark.parametrize("event", [one for one in Event if one not in ("before_load", "exception")])
-def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batches):
+def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batches, tmp_path):
     """Wherever it is, from the trainer's constructor to its end."""
     bad = make_plugin("bad", **{event: lambda: 1 / 0})
 
@@ -163,4 +163,4 @@ def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batc
             trainer.predict(make_batches())
     else:
         with pytest.warns(UserWarning, match=f"ZeroDivisionError in {event}"):
-            weights(bad)
+            weights(bad, run_dir=tmp_path / "run")

@@ -7,11 +7,12 @@ a rank alone knows is in `rank0`, `rank1` and so on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.generators import generators_of, put_generators
 from eventloop.checkpoint.metrics import counts_of, put_counts
 from eventloop.checkpoint.plugins import PluginStates
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 Parts = dict[str, Any]
+
+
+class Captured(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        parts: nests of tensors and plain values by name.
+        facts: what tells it from others; values that JSON can hold.
+    """
+
+    parts: Parts
+    facts: dict[str, Any]
 
 
 class Stateful(Protocol):
@@ -59,6 +72,10 @@ class Capture:
         self._loop = loop
         self._training = training
         self.plugins = plugins
+
+    def all(self) -> Captured:
+        """Gives what a checkpoint of now holds; see `State.capture`."""
+        return Captured(self.take(), facts_of(self._state))
 
     def take(self) -> Parts:
         """Gives the parts of a checkpoint of now; to be called on all ranks.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.capture import Parts
-from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.snapshot import Snapshot
@@ -22,6 +20,7 @@ from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
+    from eventloop.plugin.freeze import Plans
     from eventloop.settings import Settings
     from eventloop.state import State
 
@@ -30,18 +29,19 @@ class Saver:
     """Saves checkpoints when they are due, in the background, on rank 0.
 
     Args:
-        take: gives what a checkpoint of now holds; to be called on all ranks.
+        hooks: the plans of the run.
         store: the run's checkpoints.
         settings: how often to save, and what to keep.
     """
 
-    def __init__(self, take: Callable[[], Parts], store: Store, settings: Settings) -> None:
-        self._take = take
+    def __init__(self, hooks: Plans, store: Store, settings: Settings) -> None:
+        self._hooks = hooks
         self._store = store
         self._lock = None if settings.run_dir is None else RunLock(settings.run_dir)
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
+        self._written: Path | None = None  # and nobody told yet
         self._best: Best | None = None
         self._kept_best: dict[str, Any] = {}
 
@@ -80,6 +80,8 @@ class Saver:
     def should_checkpoint(self, state: State) -> bool:
         if self._writer.failure is not None:
             self._tell(state, self._writer.failure)
+        if self._written is not None:
+            self._tell_of_written(state)
         if state.checkpoint_requested:
             return True
         if self._interval is None:
@@ -93,9 +95,9 @@ class Saver:
     @hookimpl
     def save_checkpoint(self, state: State) -> Path:
         self._settle(state)
-        parts, batch = self._take(), state.clock.batch
+        (parts, facts), batch = state.capture(), state.clock.batch
         if state.rank == 0:
-            taken, facts = self._snapshot.take(parts), facts_of(state)
+            taken = self._snapshot.take(parts)
             best = self._best.batch if self._best is not None else None
             write = functools.partial(self._write, batch, taken, facts, best)
             self._writer.start(functools.partial(write, state.settings.checkpoint_keep))
@@ -103,9 +105,10 @@ class Saver:
             self._settle(state)  # a run that can't save shows it before it trains
         return self._store.folder / name_of(batch)
 
-    @hookimpl(trylast=True)
-    def fit_end(self, state: State) -> None:
-        self._settle(state)
+    @hookimpl(wrapper=True)
+    def fit_end(self, state: State) -> Generator[None, None, None]:
+        self._settle(state)  # so that whoever ends a fit knows all its checkpoints
+        yield
 
     @hookimpl
     def close(self) -> None:
@@ -152,10 +155,11 @@ class Saver:
     ) -> None:
         """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread."""
         self._snapshot.wait()
-        self._store.save(batch, parts, facts)
+        path = self._store.save(batch, parts, facts)
         if num_kept is not None:
             newest = [one.batch for one in self._store.found() if not one.reason][:num_kept]
             self._store.prune({*newest, batch, *([] if best is None else [best])})
+        self._written = path
 
     def _settle(self, state: State) -> None:
         """Waits until everything is written; raises on all ranks what rank 0 couldn't write."""
@@ -169,6 +173,13 @@ class Saver:
             raise failure
         if text is not None:
             raise CheckpointError(f"rank 0: {text}")
+        self._tell_of_written(state)
+
+    def _tell_of_written(self, state: State) -> None:
+        """Tells plugins of a checkpoint that the writer's thread has done; on rank 0."""
+        path, self._written = self._written, None
+        if path is not None:
+            self._hooks.checkpoint_saved(state, path)
 
     def _tell(self, state: State, failure: BaseException) -> None:
         """Tells of a checkpoint that couldn't be written, soon after: by raising, or on all ranks."""

@@ -1,0 +1,186 @@
+"""Plugins are told of checkpoints that are on the disk, and may write what one holds elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eventloop import PluginError, hookimpl
+from eventloop.checkpoint import disk
+from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.format import read, verify, write
+from eventloop.start import Allowed
+from eventloop.testing import run_ranks
+from eventloop.testing.runs import isolated_trainer
+
+
+class Watches:
+    """A callback that verifies what it is told of at once."""
+
+    name = "watches"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.events: list[str] = []
+
+    @hookimpl
+    def checkpoint_saved(self, state, path):
+        verify(path)
+        self.seen.append((path.name, state.clock.batch))
+        self.events.append(path.name)
+
+    @hookimpl
+    def fit_end(self, state):
+        self.events.append("fit_end")
+
+
+def fit(folder, *plugins, **given):
+    given = {"checkpoint_interval": "2ba", "max_duration": "2ep"} | given
+    with isolated_trainer(folder, callbacks=plugins, **given) as trainer:
+        trainer.fit()
+
+
+def test_every_checkpoint_is_told_of_when_it_verifies(tmp_path):
+    """Whoever uploads one needs it whole; retention may delete it later."""
+    watches = Watches()
+
+    fit(tmp_path, watches, checkpoint_keep=1)
+
+    # The one at the end is written once more, as that of a complete run.
+    names = [f"ba{batch:08}" for batch in (0, 2, 4, 6, 6)]
+    assert [name for name, _ in watches.seen] == names
+    assert all(int(name[2:]) <= batch for name, batch in watches.seen)
+    assert watches.events == [*names, "fit_end"]
+
+
+def test_one_that_could_not_be_written_is_not_told_of(tmp_path, monkeypatch):
+    """What isn't there can't be uploaded."""
+    watches = Watches()
+
+    class Breaks:
+        name = "breaks"
+
+        @hookimpl
+        def batch_start(self, state):
+            if state.clock.batch == 1:
+                monkeypatch.setattr(disk, "write", refuse)
+
+    def refuse(descriptor, data):
+        raise OSError("broken")
+
+    with pytest.warns(UserWarning, match="a checkpoint wasn't saved"):
+        fit(tmp_path, watches, Breaks(), on_save_error="continue")
+
+    assert [name for name, _ in watches.seen] == ["ba00000000"]
+
+
+def test_rank_zero_alone_is_told(tmp_path):
+    """The others would have to wait for it; and who uploads does it once."""
+
+    def seen():
+        watches = Watches()
+        fit(tmp_path, watches)
+        return [name for name, _ in watches.seen]
+
+    zero, one = run_ranks(seen)
+
+    assert zero[0] == "ba00000000"
+    assert one == []
+
+
+class Owner:
+    """An algorithm that writes checkpoints where it likes."""
+
+    name = "owner"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @hookimpl
+    def save_checkpoint(self, state):
+        path = self.folder / f"mine-{state.clock.batch}"
+        parts, facts = state.capture()
+        if state.rank == 0 and not path.exists():
+            write(path, parts, facts, batch=state.clock.batch)
+        return path
+
+
+def test_an_owner_of_save_checkpoint_has_what_one_holds(tmp_path):
+    """Elsewhere, in the same format, and a run goes on from it to the same end."""
+    given = {"checkpoint_interval": "2ba", "max_duration": "2ep"}
+    algorithms = [Owner(tmp_path)]
+    with isolated_trainer(tmp_path / "one", algorithms=algorithms, **given) as trainer:
+        trainer.fit()
+        weights = trainer.state.model.state_dict()
+    own = read(tmp_path / "mine-4")
+    with isolated_trainer(tmp_path / "two", **given | {"checkpoint_keep": None}) as trainer:
+        trainer.fit()
+    core = read(tmp_path / "two" / "run" / "checkpoints" / "ba00000004")
+
+    given["resume"] = str(tmp_path / "mine-4")
+    with isolated_trainer(tmp_path / "three", algorithms=algorithms, **given) as trainer:
+        trainer.fit()
+        torch.testing.assert_close(trainer.state.model.state_dict(), weights, rtol=0, atol=0)
+
+    assert not (tmp_path / "one" / "run" / "checkpoints").exists()
+    assert list(differences(own.parts, core.parts)) == []
+    assert own.facts["moment"]["batch"] == 4
+
+
+def test_all_ranks_take_part_in_a_capture(tmp_path):
+    """What a rank alone knows is in it."""
+
+    def fit_with_owner():
+        given = {"checkpoint_interval": "2ba", "max_duration": "2ep"}
+        with isolated_trainer(tmp_path, algorithms=[Owner(tmp_path)], **given) as trainer:
+            trainer.fit()
+
+    run_ranks(fit_with_owner)
+
+    parts = read(tmp_path / "mine-4").parts
+    assert {"rank0", "rank1"} <= parts.keys()
+
+
+def test_half_a_batch_can_not_be_captured(tmp_path):
+    """It would be a checkpoint that nothing can go on from."""
+
+    class TooSoon:
+        name = "too-soon"
+
+        @hookimpl
+        def batch_start(self, state):
+            state.capture()
+
+    with isolated_trainer(tmp_path, algorithms=[TooSoon()]) as trainer:
+        with pytest.raises(PluginError, match="half of it"):
+            trainer.fit()
+
+
+def test_a_callback_captures_nothing(tmp_path):
+    """All ranks would have to take part, and a callback may well be on one alone."""
+
+    class Asks:
+        name = "asks"
+
+        @hookimpl
+        def epoch_end(self, state):
+            state.capture()
+
+    with isolated_trainer(tmp_path, callbacks=[Asks()]) as trainer:
+        with pytest.raises(PluginError, match="isn't there for a callback"):
+            trainer.fit()
+
+
+def test_a_run_may_be_resumed_without_the_owner_of_its_checkpoints(tmp_path):
+    """Control: what it wrote is a checkpoint like any other."""
+    given = {"checkpoint_interval": "2ba", "max_duration": "2ep"}
+    with isolated_trainer(tmp_path / "one", algorithms=[Owner(tmp_path)], **given) as trainer:
+        trainer.fit()
+
+    given |= {"resume": str(tmp_path / "mine-4"), "allowed": Allowed(missing_plugin=("owner",))}
+    with isolated_trainer(tmp_path / "two", **given) as trainer:
+        trainer.fit()
+
+        assert trainer.state.clock.batch == 6
