@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eventloop.data import Count
     from eventloop.scaling import Stepped
     from eventloop.state import State
+    from eventloop.urls import Url
 
 
 class Actions(Protocol):
@@ -275,8 +276,8 @@ class Actions(Protocol):
         """
 
     @hookspec(per="batch", firstresult=True)
-    def save_checkpoint(self, state: State) -> Path:
-        """Saves a checkpoint under `state.run_dir` and gives its path.
+    def save_checkpoint(self, state: State) -> Path | Url:
+        """Saves a checkpoint under `state.run_dir`, or the run's URL, and gives its place.
 
         Asked: if `should_checkpoint`, at most once a batch count.
         """

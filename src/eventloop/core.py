@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eventloop.accumulation import Microbatches
@@ -11,7 +10,7 @@ from eventloop.bookkeeping import Bookkeeping
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.plugins import PluginStates
 from eventloop.checkpoint.saver import Saver
-from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.storage import Storage
 from eventloop.compiling import Compiled, compiled_of
 from eventloop.defaults import Defaults
 from eventloop.distributed import choose_device
@@ -37,8 +36,7 @@ class Core:
     Args:
         settings: what of it there is: features, precision, the kind of accumulation.
         processes: those that train together.
-        run_dir: where the run's files go.
-        store: the run's checkpoints.
+        storage: where the run's files go.
         origin: what the manifest says of the task.
 
     Attributes:
@@ -50,8 +48,7 @@ class Core:
         self,
         settings: Settings,
         processes: Processes,
-        run_dir: Path,
-        store: Store,
+        storage: Storage,
         origin: Mapping[str, Any] | None,
     ) -> None:
         device = choose_device(settings.device, processes.local_rank)
@@ -61,7 +58,7 @@ class Core:
             device=device,
             precision=precision,
             processes=processes,
-            run_dir=run_dir,
+            run_dir=storage.run_dir,
         )
         self.hooks = new_plans(HOOKS)
         fits = settings.microbatch_size == "auto"
@@ -77,7 +74,7 @@ class Core:
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
         self._active: tuple[Plugin, ...] = ()
-        self._saver = Saver(self.hooks, store, settings)
+        self._saver = Saver(self.hooks, storage, settings)
         self.capture = Capture(
             self.state,
             self.hooks,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from eventloop.clock import Moment
     from eventloop.state import State
+    from eventloop.urls import Url
 
 
 class Events(Protocol):
@@ -464,7 +465,7 @@ class Events(Protocol):
         """
 
     @hookspec(per="any")
-    def checkpoint_saved(self, state: State, path: Path) -> None:
+    def checkpoint_saved(self, state: State, path: Path | Url) -> None:
         """Tells that a checkpoint is on the disk, whole.
 
         Fires: once for each that the core has written, on rank 0 alone, when a batch is done or

@@ -17,6 +17,7 @@ import eventloop
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.lock import order_digest
 from eventloop.settings import Settings
+from eventloop.urls import hidden
 
 FILE = "manifest.json"
 
@@ -55,7 +56,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
             "torchmetrics": version("torchmetrics"),
             "python": platform.python_version(),
         },
-        "command_line": list(sys.argv),
+        "command_line": [hidden(one) for one in sys.argv],
         "git": {"commit": commit, "dirty": is_dirty},
     }
 

@@ -14,11 +14,12 @@ from typing import Any, Literal, Union
 from eventloop.clock import Time
 from eventloop.errors import SettingError, closest
 from eventloop.plugin.records import fold
+from eventloop.urls import Url
 
 REQUIRED = inspect.Parameter.empty
 _UNTYPED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_PARSERS = {Time: Time}
+_PARSERS = {Time: Time, Url: Url}
 _EXAMPLES = {Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH"}
 
 
@@ -156,7 +157,8 @@ def _convert(option: Option, raw: object) -> Any:
     from jsonargparse import ArgumentError, ArgumentParser
     from jsonargparse.typing import register_type
 
-    register_type(Time, serializer=str, deserializer=Time)
+    for one, parse in _PARSERS.items():
+        register_type(one, serializer=str, deserializer=parse)
     parser = ArgumentParser(exit_on_error=False)
     # Alone, a dataclass such as Time would be read as a nested configuration; in a union its
     # registered form is used (jsonargparse 4.53).

@@ -17,8 +17,8 @@ from eventloop.schedules import Schedule
 from eventloop.state import State
 
 
-def usable_run_dir(path: Path) -> Path:
-    """Gives the folder of a run, which isn't made, if files can be written there.
+def require_usable(path: Path) -> None:
+    """Makes sure that files can be written in the folder of a run, which isn't made.
 
     Raises:
         SettingError: they can't.
@@ -28,7 +28,6 @@ def usable_run_dir(path: Path) -> Path:
             f"run_dir: nothing can be written in {str(path)!r}: {reason}",
             fix="give another folder with `--run-dir FOLDER` or Trainer(run_dir=...)",
         )
-    return path
 
 
 def check_model(state: State, assembly: Assembly) -> None:

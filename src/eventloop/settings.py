@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.options import Option, convert_value, options_of
+from eventloop.urls import Url, is_url_as_path
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
@@ -54,11 +55,11 @@ class Settings:
             way is switched off, and named in the header.
         compile: whether torch.compile makes one region of forward and loss; a mapping of its
             options, {"mode": "max-autotune"}, is a yes too.
-        run_dir: where the run's files go; one that was begun there goes on. Not set: a new folder
-            runs/TASK/TIME-ID.
+        run_dir: where the run's files go; one that was begun there goes on. A folder, or the URL of
+            one, s3://bucket/run, for its checkpoints. Not set: a new folder runs/TASK/TIME-ID.
         resume: what a run in run_dir goes on from. auto: its newest checkpoint that verifies, if
-            there is one; never: nothing, and there may be none; or the path of a checkpoint to
-            begin another run with.
+            there is one; never: nothing, and there may be none; or the path or URL of a
+            checkpoint to begin another run with.
         checkpoint_interval: how often to save a checkpoint, as a time; once more at the start and
             at the end. auto: 1ep where run_dir is set, else none; none: only at a signal, or when
             somebody asks.
@@ -94,8 +95,8 @@ class Settings:
     gc_interval: Time | None = Time("100ba")  # noqa: RUF009
     deterministic: bool = False
     compile: bool | dict[str, Any] = False
-    run_dir: Path | None = None
-    resume: str = "auto"
+    run_dir: Url | Path | None = None
+    resume: Url | str = "auto"
     checkpoint_interval: Time | Literal["auto"] | None = "auto"
     checkpoint_keep: int | None = 2
     checkpoint_best: str | None = None
@@ -174,6 +175,10 @@ def _out_of_range(name: str, value: Any) -> str:
         return f"{value} would keep no checkpoint; none: all"
     if name == "resume" and not value:
         return "it is empty; write auto, never, or the path of a checkpoint"
+    if name in ("run_dir", "resume") and isinstance(value, Url) and value.problem:
+        return value.problem
+    if name == "run_dir" and isinstance(value, Path) and is_url_as_path(value):
+        return f"{str(value)!r} was a URL; give it as text, not as a Path"
     if name == "microbatch_size" and value != "auto" and value < 1:
         return f"{value} is less than one sample; none: the whole batch"
     if name in ("clip_norm", "clip_value") and not (value > 0 and math.isfinite(value)):

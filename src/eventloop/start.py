@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.checkpoint.differences import (
@@ -23,6 +22,7 @@ from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
+    from eventloop.checkpoint.storage import Place
     from eventloop.configuration import Configuration
     from eventloop.core import Core
     from eventloop.settings import Settings
@@ -117,12 +117,18 @@ class FromCheckpoint:
         checkpoint: verified.
         allowed: what may differ.
         refused: newer checkpoints that aren't used, each with the reason.
+        place: where it is, if that was read from a copy.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, allowed: Allowed, refused: Sequence[tuple[Path, str]] = ()
+        self,
+        checkpoint: Checkpoint,
+        allowed: Allowed,
+        refused: Sequence[tuple[Place, str]] = (),
+        place: Place | None = None,
     ) -> None:
         self._checkpoint = checkpoint
+        self._place = place or checkpoint.path
         self._facts = checkpoint.facts
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._allowed = allowed
@@ -136,7 +142,7 @@ class FromCheckpoint:
         at = self._facts["moment"]
         return (
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
-            f"resumed: {self._checkpoint.path}, epoch {at['epoch']}, batch {at['batch']}",
+            f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
             *(f"changed since the run began: {one}" for one in self._changes),
             *(
                 f"{one['name']} isn't here; what it kept stays in the checkpoints"
@@ -220,7 +226,7 @@ class FromCheckpoint:
             else:
                 raise ResumeError(
                     f"the run was begun with {one['name']}, which isn't here",
-                    checkpoint=self._checkpoint.path,
+                    checkpoint=self._place,
                     fix=f"{_how_to_get(one)}, or go on without it: "
                     f"`--allow-missing-plugin {one['name']}`",
                 )
@@ -250,7 +256,7 @@ class FromCheckpoint:
 
     def _diff(self, lines: Sequence[str]) -> dict[str, object]:
         listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
-        return {"checkpoint": self._checkpoint.path, "changed": listed}
+        return {"checkpoint": self._place, "changed": listed}
 
 
 def _how_to_get(plugin: Mapping[str, Any]) -> str:

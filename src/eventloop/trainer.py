@@ -20,7 +20,7 @@ from eventloop.brought import brought_by, task_plugin
 from eventloop.checkpoint.facts import described
 from eventloop.checkpoint.find import find_start
 from eventloop.checkpoint.loading import warn_of_misfits, weights_at
-from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.storage import storage_of
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
 from eventloop.core import Core
@@ -40,7 +40,7 @@ from eventloop.readiness import (
     check_model,
     check_optimizers,
     check_trainable,
-    usable_run_dir,
+    require_usable,
 )
 from eventloop.same import require_same_run
 from eventloop.seeding import kept_generators, seed_everything, seed_rank
@@ -106,12 +106,12 @@ class Trainer:
 
         self._processes = processes = join_processes()
         new_run_dir, *_ = processes.gathered(_new_run_dir(brought.name))
-        run_dir = usable_run_dir(chosen.run_dir or new_run_dir)
-        store = Store(run_dir / "checkpoints")
-        self._start = find_start(chosen, store, processes, allowed)
+        storage = storage_of(chosen.run_dir, new_run_dir)
+        require_usable(storage.run_dir)
+        self._start = find_start(chosen, storage, processes, allowed)
         configuration = self._start.narrowed(configuration)
         seed_everything(chosen.seed)
-        core = self._core = Core(chosen, processes, run_dir, store, origin)
+        core = self._core = Core(chosen, processes, storage, origin)
         core.state.duration = self._start.duration(chosen)
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         self._assembly = assemble(

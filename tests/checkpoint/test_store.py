@@ -39,7 +39,7 @@ def damage(path):
 
 def place(name):
     """Gives what an ID says of a place: this machine and boot, or another."""
-    return {"here": leftovers._place(), "elsewhere": "0" * 8}[name]
+    return {"here": leftovers.this_place(), "elsewhere": "0" * 8}[name]
 
 
 @pytest.fixture

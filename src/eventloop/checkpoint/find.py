@@ -2,67 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.store import Store
+from eventloop.checkpoint.storage import Place, Storage, local_copy
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.start import Allowed, Anew, FromCheckpoint, Start
+from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.processes import Processes
     from eventloop.settings import Settings
 
-Refused = list[tuple[Path, str]]
+Refused = Sequence[tuple[Place, str]]
 
 
-def find_start(settings: Settings, store: Store, processes: Processes, allowed: Allowed) -> Start:
+def find_start(
+    settings: Settings, storage: Storage, processes: Processes, allowed: Allowed
+) -> Start:
     """Finds out how a run starts.
 
     Raises:
         ResumeError: what is asked for can't be had.
         CheckpointError: there are checkpoints, but none verifies.
     """
-    mine: tuple[Path | None, Refused, EventloopError | None] = (None, [], None)
+    mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
     if processes.rank == 0:
         try:
-            mine = (*_chosen(settings, store), None)
+            mine = (*_chosen(settings, storage), None)
         except EventloopError as error:
             mine = (None, [], error)
-    path, refused, problem = processes.gathered(mine)[0]
+    place, refused, problem = processes.gathered(mine)[0]
     if problem is not None:
         raise problem
-    return Anew() if path is None else FromCheckpoint(read(path), allowed, refused)
+    if place is None:
+        return Anew()
+    checkpoint = read(local_copy(place, storage, processes))
+    return FromCheckpoint(checkpoint, allowed, refused, place)
 
 
-def _chosen(settings: Settings, store: Store) -> tuple[Path | None, Refused]:
+def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused]:
     """Gives the checkpoint to go on from, and newer ones that can't be used."""
     is_new = settings.run_dir is None
-    path, refused = (None, []) if is_new else store.latest()
+    place: Place | None = None
+    refused: Refused = []
+    if not is_new:
+        place, refused = storage.store.latest()
     wanted = settings.resume
-    if wanted == "never" and (path is not None or refused):
+    if wanted == "never" and (place is not None or refused):
         raise ResumeError(
             f"resume='never', but {settings.run_dir} holds a run already",
             fix="give another run_dir, or delete this one",
         )
-    if path is None and refused:
+    if place is None and refused:
         raise _none_verifies(refused)
     if wanted in ("auto", "never"):
-        return path, refused
-    return _named(Path(wanted).expanduser(), path), refused
+        return place, refused
+    named = wanted if isinstance(wanted, Url) else Path(wanted).expanduser()
+    return _named(named, place), refused
 
 
-def _named(wanted: Path, newest: Path | None) -> Path:
+def _named(wanted: Place, newest: Place | None) -> Place:
     """Gives the checkpoint that a person named, unless the run has gone further."""
     if newest is None:
         return wanted
-    if wanted.resolve() == newest.resolve() or wanted.resolve().parent != newest.resolve().parent:
+    one, other = _resolved(wanted), _resolved(newest)
+    if one == other or one.parent != other.parent:
         return newest
     raise ResumeError(
         f"the run has gone on to {newest.name} since {wanted.name}",
         fix=f"begin another run with it: `--run-dir ANOTHER --resume {wanted}`",
     )
+
+
+def _resolved(place: Place) -> Place:
+    return place.resolve() if isinstance(place, Path) else place
 
 
 def _none_verifies(refused: Refused) -> CheckpointError:

@@ -33,7 +33,7 @@ _ours: set[str] = set()
 @contextmanager
 def new_id() -> Iterator[str]:
     """Gives an ID that stands for work of this process until the `with` ends."""
-    one = f"{_place()}-{os.getpid()}-{secrets.token_hex(4)}"
+    one = f"{this_place()}-{os.getpid()}-{secrets.token_hex(4)}"
     _ours.add(one)
     try:
         yield one
@@ -54,10 +54,10 @@ def is_leftover(folder: Path, *, alone: bool) -> bool:
     if name is None or name["id"] in _ours:
         return False
     pid = int(name["pid"])
-    if alone or (name["place"] == _place() and pid == os.getpid()):
+    if alone or (name["place"] == this_place() and pid == os.getpid()):
         return True
-    if name["place"] == _place():
-        return not _is_alive(pid)
+    if name["place"] == this_place():
+        return not is_alive(pid)
     return time.time() - _changed_at(folder) > ALIVE_S
 
 
@@ -72,7 +72,8 @@ def name_inside(folder: Path) -> str:
     return name["of"] if name else folder.name
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Says whether a process of this number is there."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -92,7 +93,7 @@ def _changed_at(folder: Path) -> float:
 
 
 @cache
-def _place() -> str:
+def this_place() -> str:
     """Gives what distinguishes this machine since its last start, and this container on it."""
     texts = [socket.gethostname()]
     for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):

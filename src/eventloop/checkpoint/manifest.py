@@ -113,12 +113,17 @@ def read_manifest(folder: Path) -> Manifest:
             if file.num_bytes > bounded_json.MAX_BYTES:
                 raise Damage(f"it has {file.num_bytes:,} bytes")
             data = file.read(file.num_bytes)
-        return _from_bytes(data)
+        return from_bytes(data)
     except Damage as damage:
         raise damage.of(FILE) from damage
 
 
-def _from_bytes(data: bytes) -> Manifest:
+def from_bytes(data: bytes) -> Manifest:
+    """Gives the manifest that some bytes are, of this version or an older one.
+
+    Raises:
+        Damage: they aren't one, aren't whole, or are of a newer version.
+    """
     if not data:
         raise Damage("it is empty")
     head = _HEAD.match(data)

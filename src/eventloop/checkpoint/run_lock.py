@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError
 
-_MAX_BYTES = 1_000
+MAX_BYTES = 1_000
 
 
 class RunLock:
@@ -47,6 +47,9 @@ class RunLock:
         who = {"process": os.getpid(), "host": platform.node()}
         self._holder.write_text(json.dumps(who), encoding="utf-8")
 
+    def require(self) -> None:
+        """Does nothing: no other process can take over."""
+
     def release(self) -> None:
         """Gives the lock back."""
         if self._lock.is_locked:
@@ -58,7 +61,15 @@ class RunLock:
         """Says who holds the lock, as far as can be read."""
         try:
             with self._holder.open("rb") as file:
-                who = json.loads(file.read(_MAX_BYTES))
-            return f"process {int(who['process'])} on {str(who['host'])[:100]!r}"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "a process that didn't leave its number"
+                return told(file.read(MAX_BYTES))
+        except OSError:
+            return told(b"")
+
+
+def told(data: bytes) -> str:
+    """Says which process left its number and host, as far as can be read."""
+    try:
+        who = json.loads(data)
+        return f"process {int(who['process'])} on {str(who['host'])[:100]!r}"
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return "a process that didn't leave its number"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Generator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.format import name_of
-from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.snapshot import Snapshot
-from eventloop.checkpoint.store import Store, look_at
+from eventloop.checkpoint.storage import Place, Storage
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time, resolve
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
@@ -30,18 +28,18 @@ class Saver:
 
     Args:
         hooks: the plans of the run.
-        store: the run's checkpoints.
+        storage: the run's checkpoints.
         settings: how often to save, and what to keep.
     """
 
-    def __init__(self, hooks: Plans, store: Store, settings: Settings) -> None:
+    def __init__(self, hooks: Plans, storage: Storage, settings: Settings) -> None:
         self._hooks = hooks
-        self._store = store
-        self._lock = None if settings.run_dir is None else RunLock(settings.run_dir)
+        self._store = storage.store
+        self._lock = storage.lock
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
-        self._written: Path | None = None  # and nobody told yet
+        self._written: Place | None = None  # and nobody told yet
         self._best: Best | None = None
         self._kept_best: dict[str, Any] = {}
 
@@ -93,7 +91,7 @@ class Saver:
         return not clock.batch or is_end or clock.crossed(self._interval)
 
     @hookimpl
-    def save_checkpoint(self, state: State) -> Path:
+    def save_checkpoint(self, state: State) -> Place:
         self._settle(state)
         (parts, facts), batch = state.capture(), state.clock.batch
         if state.rank == 0:
@@ -136,10 +134,9 @@ class Saver:
             ResumeError: it has.
         """
         now = state.clock.batch
-        newer = [one for one in self._store.found() if one.batch > now and not one.reason]
         # One that is damaged was passed over when the trainer was built.
-        newest = next((one.batch for one in newer if not look_at(one.path, digests=True).reason), 0)
-        if newest:
+        newest = self._store.newest_after(now)
+        if newest is not None:
             raise ResumeError(
                 f"the run has gone on to batch {newest} since this trainer was built at batch {now}",
                 fix="build the trainer again, or give another run_dir",
@@ -155,6 +152,8 @@ class Saver:
     ) -> None:
         """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread."""
         self._snapshot.wait()
+        if self._lock is not None:
+            self._lock.require()
         path = self._store.save(batch, parts, facts)
         if num_kept is not None:
             newest = [one.batch for one in self._store.found() if not one.reason][:num_kept]

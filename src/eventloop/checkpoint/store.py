@@ -9,7 +9,7 @@ there, if there was one before.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,14 +78,23 @@ class Store:
 
         draft = Draft(parts, facts, batch)
         self.clear()
+        with draft.failing(self.folder / name_of(batch)):
+            return self.take_in(batch, lambda folder: draft.write(folder, []))
+
+    def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
+        """Gives a checkpoint that somebody writes its name, as `save` does; raises OSError.
+
+        Args:
+            write: writes it into an empty folder and gives its manifest.
+        """
         target = self.folder / name_of(batch)
-        with new_id() as one, draft.failing(target):
+        with new_id() as one:
             disk.make_folders(self.folder)
             temporary = self.folder / f"{UNDER_WAY}{target.name}-{one}"
             with _removed_on_failure(temporary):
                 disk.make_folder(temporary)
-                manifest = draft.write(temporary, [])
-                if _is_same(target, manifest):
+                manifest = write(temporary)
+                if holds(target, manifest):
                     disk.remove_tree(temporary)
                     return target
                 self._put_in_place(temporary, target, one)
@@ -122,6 +131,11 @@ class Store:
             refused.append((path, one.reason))
         return None, refused
 
+    def newest_after(self, batch: int) -> int | None:
+        """Gives the batch of the newest checkpoint that verifies and has more batches, if any."""
+        newer = (one for one in self.found() if one.batch > batch and not one.reason)
+        return next((one.batch for one in newer if self._verifies(one.path)), None)
+
     def prune(self, keep: Collection[int]) -> list[Path]:
         """Removes all checkpoints but some and gives those removed; one that verifies always stays.
 
@@ -145,6 +159,16 @@ class Store:
         for path in removed:
             self._remove(path)
         return removed
+
+    def keep_only(self, batch: int) -> None:
+        """Removes all checkpoints but one without a look; for a folder of mere copies.
+
+        Raises:
+            CheckpointError: one can't be removed.
+        """
+        for path in self.paths():
+            if batch_of(path.name) != batch:
+                self._remove(path)
 
     def clear(self, *, alone: bool = False) -> None:
         """Removes what killed processes left behind; puts back what one had been replacing.
@@ -253,8 +277,8 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def _is_same(folder: Path, manifest: Manifest) -> bool:
-    """Says whether a folder has a whole checkpoint with the same files and facts."""
+def holds(folder: Path, manifest: Manifest) -> bool:
+    """Says whether a folder has a whole checkpoint with the files and facts of a manifest."""
     try:
         there = examine(folder)
     except Damage:

@@ -12,6 +12,7 @@ import eventloop
 from eventloop.optimizers import could_be_fused
 from eventloop.plugin.records import Plugin, Role
 from eventloop.trainer import Trainer
+from eventloop.urls import Url
 
 
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
@@ -33,6 +34,8 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     yield from trainer.notes
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
     yield f"run dir: {state.run_dir}"
+    if isinstance(state.settings.run_dir, Url):
+        yield f"checkpoints: {state.settings.run_dir}"
     yield f"algorithms: {_plugins(trainer, 'algorithm')}"
     yield f"callbacks: {_plugins(trainer, 'callback')}"
     for decision in trainer.assembly.decisions():

@@ -13,6 +13,7 @@ from eventloop.cli.job import Job
 from eventloop.clock import Time
 from eventloop.options import Option, Value
 from eventloop.plugin.configure import plugin_options
+from eventloop.urls import Url
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _line(name: str, typed: object, written: Value) -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Time | Path):
+    if isinstance(value, Time | Path | Url):
         return str(value)
     if isinstance(value, enum.Enum):
         return value.name

@@ -1,0 +1,185 @@
+"""Who trains at a URL: stores have no locks, so a lease says it, as long as it is renewed.
+
+It is no lock: two processes that begin in the same second may both get it. The one whose lease is
+gone notices before its next save, and stops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from eventloop.checkpoint.leftovers import is_alive, this_place
+from eventloop.checkpoint.objects import Objects
+from eventloop.checkpoint.run_lock import MAX_BYTES, RunLock, told
+from eventloop.errors import CheckpointError, ResumeError
+from eventloop.urls import Url
+
+FILE = ".lease.json"
+RENEW_S = 30.0
+NUM_LOOKS = 4  # so many times it is looked whether a lease was renewed
+
+_ours: set[str] = set()  # those that this process holds
+
+
+class Lease:
+    """The lease on a run at a URL, and the lock of its local folder.
+
+    Args:
+        url: of the run.
+        local: the lock of the folder for everything but checkpoints.
+        pause: waits, in seconds.
+    """
+
+    def __init__(
+        self, url: Url, local: RunLock, *, pause: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._url = url
+        self._local = local
+        self._pause = pause
+        self._objects = Objects(url, pause=pause)
+        self._id = secrets.token_hex(8)
+        self._is_held = False
+        self._ended = threading.Event()
+        self._guard = threading.Lock()  # the connection serves one thread at a time
+
+    def acquire(self) -> None:
+        """Takes the lease; again, where it is held already.
+
+        One of a process that is known to have ended is free. Any other is waited for: its process
+        trains if it renews it meanwhile. No two clocks are compared.
+
+        Raises:
+            ResumeError: another process has it; the message has its number and host.
+            CheckpointError: the store fails.
+        """
+        if self._is_held:
+            return
+        self._local.acquire()
+        try:
+            self._require_free()
+            self._write()
+            self.require()
+        except BaseException:
+            self._local.release()
+            raise
+        self._is_held = True
+        _ours.add(self._id)
+        self._ended.clear()
+        threading.Thread(target=self._renew, name="eventloop-lease", daemon=True).start()
+
+    def require(self) -> None:
+        """Makes sure that no other process has taken over.
+
+        Raises:
+            ResumeError: one has.
+            CheckpointError: the store fails.
+        """
+        with self._guard:
+            there = self._read()
+        if not self._is_ours(there):
+            raise ResumeError(
+                f"another process trains at {self._url} now",
+                by=told(there or b""),
+                fix="leave it to that one, or give another run_dir",
+            )
+
+    def release(self) -> None:
+        """Gives the lease back."""
+        self._ended.set()
+        if self._is_held:
+            self._is_held = False
+            _ours.discard(self._id)
+            with self._guard, suppress(CheckpointError):  # it ends by itself when it isn't renewed
+                if self._is_ours(self._read()):
+                    self._objects.remove(FILE)
+        self._local.release()
+
+    def renew(self) -> bool:
+        """Renews the lease; tells whether it is still this process's."""
+        with self._guard, suppress(CheckpointError):  # the next renewal may get through
+            if not self._is_ours(self._read()):
+                return False
+            if not self._ended.is_set():
+                self._write()
+        return True
+
+    # How
+
+    def _require_free(self) -> None:
+        there = self._read()
+        if there is None or _has_ended(there):
+            return
+        if _value(there).get("id") not in _ours:
+            warnings.warn(
+                f"{told(there)} trained at {self._url} last and didn't say that it has ended; "
+                f"waiting up to {NUM_LOOKS * RENEW_S:.0f} s to see whether it still does",
+                stacklevel=2,
+            )
+            if not self._is_renewed(there):
+                return
+        raise ResumeError(
+            f"another process trains at {self._url}",
+            by=told(there),
+            fix="wait for it or stop it, or give another run_dir",
+        )
+
+    def _is_renewed(self, before: bytes) -> bool:
+        for _ in range(NUM_LOOKS):
+            self._pause(RENEW_S)
+            there = self._read()
+            if there != before:
+                return there is not None
+        return False
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_S) and self.renew():
+            pass
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._objects.read(FILE, MAX_BYTES)
+        except FileNotFoundError:
+            return None
+
+    def _write(self) -> None:
+        lease = {
+            "process": os.getpid(),
+            "host": platform.node(),
+            "place": this_place(),
+            "id": self._id,
+            "renewed": datetime.now(UTC).isoformat(),
+        }
+        self._objects.write(json.dumps(lease).encode(), FILE)
+
+    def _is_ours(self, data: bytes | None) -> bool:
+        return _value(data or b"").get("id") == self._id
+
+
+def _has_ended(data: bytes) -> bool:
+    """Says whether the process of a lease is known to have ended.
+
+    Whether one that has its number is the same one isn't known: containers count from 1.
+    """
+    lease = _value(data)
+    match lease:
+        case {"place": str(place), "process": int(pid)} if place == this_place() and pid > 0:
+            return lease.get("id") not in _ours if pid == os.getpid() else not is_alive(pid)
+    return False
+
+
+def _value(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

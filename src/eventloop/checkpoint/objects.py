@@ -1,0 +1,229 @@
+"""The objects of a store, as checkpoints use them: the few operations, with patience.
+
+All that is asked of a store goes through `Objects`, and through `fsspec` to whichever package knows
+the protocol. Local checkpoints never come here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eventloop.checkpoint import disk
+from eventloop.checkpoint.damage import Damage
+from eventloop.errors import CheckpointError, UsageError, closest
+from eventloop.urls import Url
+
+PAUSES_S = (1.0, 4.0, 15.0)  # between attempts
+_ATTEMPTS = (*PAUSES_S, None)
+# These won't pass by waiting.
+_DEFINITE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_DEFINITE_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# What lacks the module of another name.
+_PACKAGES = {"smbclient": "smbprotocol"}
+
+T = TypeVar("T")
+
+
+class Objects:
+    """The objects under a URL. What fails and may pass is tried again, a few times.
+
+    Args:
+        url: of a folder; paths are relative to it.
+        pause: waits, in seconds.
+
+    Raises:
+        UsageError: a package is missing that knows such URLs.
+    """
+
+    def __init__(self, url: Url, *, pause: Callable[[float], object] = time.sleep) -> None:
+        self._url = url
+        self._pause = pause
+        self._files, self._root = _opened(url)
+
+    def entries(self, folder: str = "") -> dict[str, int | None]:
+        """Gives the names in a folder with their sizes; None for what is no file.
+
+        A folder that isn't there is empty: most stores don't know the difference.
+        """
+
+        def look() -> list[dict[str, Any]]:
+            self._files.invalidate_cache()  # another process may have written
+            return list(self._files.ls(self._at(folder), detail=True))
+
+        try:
+            found = self._try(look, folder, "listed")
+        except FileNotFoundError:
+            return {}
+        return {one["name"].rstrip("/").rpartition("/")[2]: _size(one) for one in found}
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """Gives the first bytes of an object.
+
+        Raises:
+            FileNotFoundError: it isn't there.
+        """
+        at = self._at(path)
+        data: bytes = self._try(lambda: self._files.cat_file(at, 0, max_bytes), path, "read")
+        return data[:max_bytes]
+
+    def download(self, path: str, target: Path, num_bytes: int) -> None:
+        """Copies an object to a new file, which lasts then.
+
+        Args:
+            num_bytes: its size; no more is written.
+
+        Raises:
+            FileNotFoundError: it isn't there.
+            Damage: it is larger.
+        """
+
+        def copy() -> None:
+            with contextlib.suppress(FileNotFoundError):  # of the attempt before
+                disk.remove_file(target)
+            with self._files.open(self._at(path), "rb") as source, disk.NewFile(target) as file:
+                while chunk := source.read(disk.CHUNK_BYTES):
+                    if file.num_bytes + len(chunk) > num_bytes:
+                        raise Damage(f"it has more than {num_bytes:,} bytes")
+                    file.write(chunk)
+                if file.num_bytes < num_bytes:
+                    raise OSError(f"it ended after {file.num_bytes:,} of {num_bytes:,} bytes")
+
+        self._try(copy, path, f"downloaded to {str(target)!r}")
+
+    def upload(self, source: Path, path: str) -> None:
+        """Copies a file to an object, which is overwritten."""
+
+        def put() -> None:
+            self._make_folder_of(path)
+            self._files.put_file(str(source), self._at(path))
+
+        self._try(put, path, "uploaded")
+
+    def write(self, data: bytes, path: str) -> None:
+        """Writes an object, which is overwritten."""
+
+        def put() -> None:
+            self._make_folder_of(path)
+            self._files.pipe_file(self._at(path), data)
+
+        self._try(put, path, "written")
+
+    def publish(self, data: bytes, path: str) -> None:
+        """Writes a new object, which is there as a whole or not at all."""
+        if self._has_atomic_writes:
+            self.write(data, path)
+            return
+        part = f"{path}.part"
+        self.write(data, part)
+        self._try(lambda: self._files.mv(self._at(part), self._at(path)), path, "written")
+
+    def remove(self, path: str) -> None:
+        """Removes an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._try(lambda: self._files.rm_file(self._at(path)), path, "removed")
+
+    def remove_folder(self, path: str) -> None:
+        """Removes an empty folder, in stores that have any."""
+        if not self._has_atomic_writes:
+            with contextlib.suppress(OSError, NotImplementedError):  # it does no harm
+                self._files.rmdir(self._at(path))
+
+    # How
+
+    @property
+    def _has_atomic_writes(self) -> bool:
+        """Whether it is a store of objects: no folders, and writes that show when they are done.
+
+        In fsspec these are the asynchronous ones. To ask them for a folder could make a bucket.
+        """
+        return bool(self._files.async_impl)
+
+    def _make_folder_of(self, path: str) -> None:
+        if not self._has_atomic_writes:
+            self._files.makedirs(self._at(path.rpartition("/")[0]), exist_ok=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _try(self, action: Callable[[], T], path: str, done: str) -> T:
+        for pause_s in _ATTEMPTS:
+            try:
+                return action()
+            except (FileNotFoundError, Damage):
+                raise
+            except Exception as error:  # noqa: BLE001  each package has classes of its own
+                if pause_s is None or not _may_pass(error):
+                    problem = self._error(error, path, done)
+                    # Its own text may have the password.
+                    raise problem from (error if str(self._url) == self._url.full else None)
+                self._pause(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _error(self, error: Exception, path: str, done: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._url / path if path else self._url} can't be {done}: "
+            f"{self._url.hide(_reason(error))}",
+            fix="look at the store's address and rights, at the network and the free space, and "
+            "start again: a run goes on from its newest checkpoint",
+        )
+
+
+def _opened(url: Url) -> tuple[Any, str]:
+    """Gives the file system of fsspec that knows a URL, and the path in it.
+
+    Each has a connection of its own: some can't be used from two threads at once.
+    """
+    try:
+        import fsspec  # an extra; local runs do without
+    except ImportError:
+        raise UsageError(
+            f"{url} needs fsspec, which isn't installed",
+            fix='pip install "torch-eventloop[remote]"',
+        ) from None
+    try:
+        files, root = fsspec.url_to_fs(url.full, skip_instance_cache=True)
+    except ImportError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+        missing = (cause.name or url.protocol).partition(".")[0]
+        raise UsageError(
+            f"{url} needs a package that isn't installed: {url.hide(str(error))}",
+            fix=f"pip install {_PACKAGES.get(missing, missing)}",
+        ) from None
+    except Exception as error:  # noqa: BLE001  each package has classes of its own
+        known = fsspec.available_protocols()
+        if url.protocol not in known:
+            raise UsageError(
+                f"{url}: no store is known by {url.protocol}://{closest(url.protocol, known)}",
+                fix="install the fsspec package that knows it, or write s3://, gs://, file:///",
+            ) from None
+        raise UsageError(
+            f"{url} can't be opened: {url.hide(_reason(error))}",
+            fix="look at its address and at the credentials in this environment",
+        ) from None
+    return files, str(root).rstrip("/")
+
+
+def _may_pass(error: Exception) -> bool:
+    return (
+        isinstance(error, OSError)
+        and not isinstance(error, _DEFINITE)
+        and error.errno not in _DEFINITE_NUMBERS
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    kind = type(error).__name__
+    return f"{kind}: {error}" if str(error) else kind
+
+
+def _size(entry: dict[str, Any]) -> int | None:
+    if entry["type"] != "file" or entry.get("islink"):
+        return None
+    return -1 if entry["size"] is None else int(entry["size"])

@@ -1,0 +1,100 @@
+"""URLs of folders in stores, whose passwords are never shown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from urllib.parse import unquote
+
+# A scheme of one letter is a drive of Windows.
+_URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# What follows the user's name, up to the last @; what is a number up to a slash is a port.
+_PASSWORD = re.compile(r"(://[^/:@\s]*:)(?!\d*(?:/|$))([^\s]*)@")
+_HIDDEN = r"\1***@"
+
+
+@dataclass(frozen=True, repr=False)
+class Url:
+    """The URL of a folder: `s3://bucket/run`. As text it has no password.
+
+    Args:
+        full: as a person wrote it, password included; slashes at the end are left out.
+
+    Raises:
+        ValueError: it has no scheme, such as `s3://`.
+    """
+
+    full: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.full, str) or not (found := _URL.match(self.full)):
+            raise ValueError("it is no URL, such as s3://bucket/run")
+        scheme = found[0].lower()
+        object.__setattr__(self, "full", scheme + self.full[len(scheme) :].rstrip("/"))
+
+    @property
+    def protocol(self) -> str:
+        """The kind of store: "s3"."""
+        return self.full.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        """What stands after the last slash."""
+        return self._path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Url:
+        """The folder that it is in; of the outermost one itself."""
+        above = self._path.rpartition("/")[0]
+        return Url(f"{self.protocol}://{above}") if above else self
+
+    @property
+    def problem(self) -> str:
+        """Why it can't be that of a folder, or ""."""
+        if "::" in self.full:
+            return f"{self} has '::' in it; chains of stores can't be written to"
+        if not self._path.strip("/"):
+            return f"{self} names no folder; write {self.protocol}://FOLDER/RUN, say"
+        if self.protocol in ("file", "local") and not self._path.startswith("/"):
+            return f"{self} isn't absolute; write {self.protocol}:///{self._path}"
+        if odd := sorted({one for one in self._path if one in "*?[" or not one.isprintable()}):
+            return f"{self} has {odd[0]!r} in it, which stores understand as something else"
+        if not {"", ".", ".."}.isdisjoint(self._path.lstrip("/").split("/")):
+            return f"{self} has '..', '.' or '//' in it, which stores take for names; leave it out"
+        return ""
+
+    def hide(self, text: str) -> str:
+        """Gives a text about it without its password."""
+        secret = self._password
+        for one in (secret, unquote(secret)) if secret else ():
+            text = text.replace(one, "***")
+        return hidden(text)
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self.full}/{name}")
+
+    def __str__(self) -> str:
+        return hidden(self.full)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
+
+    @property
+    def _path(self) -> str:
+        return self.full.partition("://")[2]
+
+    @property
+    def _password(self) -> str:
+        found = _PASSWORD.search(self.full)
+        return found[2] if found else ""
+
+
+def is_url_as_path(path: PurePath) -> bool:
+    """Tells whether a path was made of a URL, which loses a slash: `s3:/bucket/run`."""
+    return bool(_URL.match(path.as_posix().replace(":/", "://", 1)))
+
+
+def hidden(text: str) -> str:
+    """Gives a text in which URLs have no password."""
+    return _PASSWORD.sub(_HIDDEN, text)
