@@ -177,6 +177,36 @@ def test_workers_draw_what_a_plain_loop_draws(num_workers, make_trainer, make_ta
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
 
 
+class Noisy(Dataset):
+    """Each sample has a number from torch's generator."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, idx):
+        return torch.full((3,), idx + torch.rand(()).item()), idx % 3
+
+
+@pytest.mark.parametrize("seed_samples", [False, True])
+def test_a_data_set_draws_as_in_a_plain_loop_where_that_is_asked_for(
+    seed_samples, make_trainer, make_task, make_plugin
+):
+    """Otherwise its draws are tied to the index, and a run that is stopped can draw them again."""
+    loader = DataLoader(Noisy(), 2, shuffle=True)
+    seen = []
+    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone()))
+    task = make_task(model=torch.nn.Linear(3, 3), train_dataloader=loader)
+    settings = {"max_duration": "2ep", "seed": 5, "seed_samples": seed_samples}
+
+    make_trainer(task, callbacks=[watch], **settings).fit()
+
+    torch.manual_seed(5)
+    expected = [inputs for _ in range(2) for inputs, _ in loader]
+    same = [torch.equal(one, other) for one, other in zip(seen, expected, strict=True)]
+    assert all(same) is not seed_samples
+    assert any(same) is not seed_samples
+
+
 def test_any_nest_trains_in_microbatches(make_trainer, make_task):
     """Lists in mappings, words in tuples: what a collate function makes."""
     loader = DataLoader(Numbers(), batch_size=4, collate_fn=in_triples)

@@ -12,6 +12,8 @@ from eventloop.seeding import kept_generators
 from eventloop.sources import source_of
 
 NOTHING = Count(0, 0, 0)
+# Kinds of data loader whose position is the same for all ranks, however many there are.
+ANY_RANKS = ("map", "list")
 
 
 class Feed:
@@ -46,7 +48,9 @@ class Feed:
         self.used = False
         self._processes = processes
         self._uneven = uneven
-        self._source = source_of(dataloader, sample_seed)
+        self._source = source_of(dataloader, processes, sample_seed)
+        # A loader that says where it is counts what is held ahead as taken.
+        self._knows_itself = self._source.kind == "stateful"
         self._own_length = self._source.num_batches
         self.num_batches = self._agreed_length()
         may_pad = self.num_batches is None or self.num_batches != self._own_length
@@ -58,7 +62,7 @@ class Feed:
         self._epoch = 0
         self._taken = 0
         self._is_repeated = False
-        self._is_loaded = False
+        self._is_loaded = self._may_differ = False
 
     @property
     def under_way(self) -> bool:
@@ -74,6 +78,9 @@ class Feed:
         self._tell_epoch(epoch)
         self._iterator, self._ahead, self._taken = self._source.start(epoch), [], 0
         self._epoch, self.used = epoch, True
+        if self._may_differ:
+            self._may_differ = False
+            self._learn_lengths()
         if not self._has_own():
             raise TaskError(
                 f"the train data loader gave no batch in epoch {epoch}",
@@ -96,9 +103,9 @@ class Feed:
         return num_with == world_size if self._uneven == "drop" else num_with > 0
 
     def has_ended(self) -> bool:
-        """Tells whether nothing is left of the epoch; a batch that this finds stays untaken."""
-        if self._own_length is None and not self._ahead:
-            self._position = self._source.state_dict()
+        """Tells whether nothing is left of the epoch; what it finds counts as not taken."""
+        if self._knows_itself and not self._ahead:
+            self._position = self._source.state_dict(self._taken)
         return not self.has_next()
 
     def next(self) -> Any:
@@ -136,6 +143,7 @@ class Feed:
 
         What the loader has fetched, and what is held ahead, counts as not taken.
         """
+        is_ahead = self._knows_itself and self._ahead
         return {
             "kind": self._source.kind,
             "used": self.used,
@@ -144,7 +152,9 @@ class Feed:
             "num_taken": self._taken,
             "num_batches": self.num_batches,
             "world_size": self._processes.world_size,
-            "position": self._position if self._ahead else self._source.state_dict(),
+            # It can't be had again: its source has gone on.
+            "first": self._first if self._knows_itself else None,
+            "position": self._position if is_ahead else self._source.state_dict(self._taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,24 +166,52 @@ class Feed:
         Raises:
             TaskError: this loader can't give the batches that come next.
         """
+        self._require_kind(state)
+        under_way = state["under_way"]
+        self.used, self._epoch = state["used"], state["epoch"]
+        if self._other_ranks(state) and self._source.kind not in ANY_RANKS:
+            return  # each rank begins the next epoch with a loader of its own
+        self._is_loaded, self._taken, self._first = under_way, state["num_taken"], state["first"]
+        self._tell_epoch(self._epoch)
+        with kept_generators():
+            self._source.load(state["position"], self._epoch, self._taken if under_way else None)
+        self._learn_lengths()
+        # An epoch that other ranks began may have another length than those to come.
+        self._may_differ = under_way
+        if under_way and self.num_batches != state["num_batches"]:
+            raise TaskError(
+                f"the run was stopped in an epoch of {state['num_batches']} batches with "
+                f"{state['world_size']} ranks; now it has {self.num_batches} with "
+                f"{self._processes.world_size}",
+                fix="go on with the same data in global batches of the same size, or from a "
+                "checkpoint at the end of an epoch",
+            )
+
+    def _other_ranks(self, state: Mapping[str, Any]) -> bool:
+        return bool(state["world_size"] != self._processes.world_size)
+
+    def _require_kind(self, state: Mapping[str, Any]) -> None:
+        """Checks that this loader is of the kind that the run had, and can be shared out anew."""
         if state["kind"] != self._source.kind:
             raise TaskError(
                 f"the run was begun with another kind of train data loader: {state['kind']}, "
                 f"now {self._source.kind}",
                 fix="go on with the data loader that the run was begun with",
             )
-        self.used, self._is_loaded = state["used"], state["under_way"]
-        self._epoch, self._taken = state["epoch"], state["num_taken"]
-        self._tell_epoch(self._epoch)
-        num_taken = self._taken if self._is_loaded else None
-        with kept_generators():
-            self._source.load(state["position"], self._epoch, num_taken)
+        is_free = not state["under_way"] or self._source.kind in ANY_RANKS
+        if self._other_ranks(state) and not is_free:
+            raise TaskError(
+                f"the run was stopped in mid-epoch with {state['world_size']} ranks, and only they "
+                f"know where their data loaders were; now it has {self._processes.world_size}",
+                fix=f"go on with {state['world_size']} ranks, or from a checkpoint at the end of "
+                "an epoch",
+            )
 
     def _rest(self) -> Iterator[Any]:
         """Begins what is left of the epoch that was loaded."""
         assert self._is_loaded
         rest = self._source.rest()
-        if self._keeps_first:
+        if self._keeps_first and self._first is None:
             with kept_generators():
                 self._first = self._source.first()
         return rest
@@ -194,6 +232,10 @@ class Feed:
                 self._ahead.append(batch)
                 break
         return bool(self._ahead)
+
+    def _learn_lengths(self) -> None:
+        self._own_length = self._source.num_batches
+        self.num_batches = self._agreed_length()
 
     def _agreed_length(self) -> int | None:
         lengths: list[int] = self._processes.gathered(self._own_length)

@@ -63,7 +63,8 @@ def plain(value: Any) -> Any:
         return {key: plain(one) for key, one in value.items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        words = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8)
+        raw, kind = bytearray(value.tobytes()), torch.uint8
+        words = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
         return {"array": str(value.dtype), "shape": list(value.shape), "bytes": words}
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 

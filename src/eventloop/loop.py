@@ -128,6 +128,7 @@ class Loop:
         hooks.epoch_start(state)
         if not state.resumed:
             feed.start_epoch(state.clock.epoch)
+            state.num_batches = feed.num_batches
 
         end_epoch: bool | None
         over: bool | None
@@ -298,6 +299,11 @@ class Loop:
                 state.batch = state.outputs = None
             hooks.predict_end(state)
         return results
+
+    @hookimpl
+    def close(self) -> None:
+        """Lets the data loader's workers go, which may stay from epoch to epoch."""
+        self._feed = None
 
     def deliver(self, state: State, *, everything: bool = False, alone: bool = False) -> None:
         """Hands logged numbers to the loggers: those that are on the host by now.

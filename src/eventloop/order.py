@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from eventloop.errors import TaskError
 from eventloop.generators import global_generators, is_generator, plain, put, standing_of, unplain
+from eventloop.repeats import may_repeat, numbered
+from eventloop.sharding import RankPart
 from eventloop.stateful import Stateful
 
 _PLAIN = (bool, int, float, str, type(None))
+# Those that draw all that they need with their first index, from nothing that is hidden.
+_AT_ONCE = (
+    list,
+    range,
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    RankPart,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 
 class Order(Sampler[Any]):
@@ -32,6 +56,7 @@ class Order(Sampler[Any]):
             before that.
         first: the first of the epoch, where it is known.
         was_asked: whether the loader has asked for the rest of the epoch.
+        numbers: whether what comes again in an epoch is told apart.
     """
 
     def __init__(self, inner: Iterable[Any], generator: torch.Generator | None) -> None:
@@ -39,9 +64,12 @@ class Order(Sampler[Any]):
         self.start: dict[str, Any] | None = None
         self.first: Any = None
         self.was_asked = False
+        self.numbers = False
         self._generator = generator
+        self._own = inner
         self._samplers = [_Watched(one) for one in samplers_of(inner)]
         self._rest: Iterator[Any] | None = None
+        self._checks = array("L")
         self._before: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -51,9 +79,17 @@ class Order(Sampler[Any]):
         self.was_asked = True
         return self._turn() if self._rest is None else self._rest
 
+    def take_from(self, inner: Iterable[Any] | None) -> None:
+        """Has the order come from elsewhere; None for where it came from when this was made."""
+        inner = self._own if inner is None else inner
+        if inner is not self.inner:
+            self.inner = inner
+            self._samplers = [_Watched(one) for one in samplers_of(inner)]
+
     def begin(self) -> None:
         """Has the next turn begin an epoch."""
         self.start = self._rest = self.first = None
+        self._checks = array("L")
         self.was_asked = False
 
     def before_draw(self, call: Callable[[], None] | None) -> bool:
@@ -62,31 +98,32 @@ class Order(Sampler[Any]):
         self._before = call
         return was_called
 
-    def seek(self, start: Mapping[str, Any] | None, num_taken: int) -> None:
+    def check(self, num_taken: int) -> int | None:
+        """Gives a number that another order wouldn't have, up to here; None where none is needed."""
+        return self._checks[num_taken - 1] if 0 < num_taken <= len(self._checks) else None
+
+    def seek(self, start: Mapping[str, Any] | None, num_taken: int, check: int | None) -> None:
         """Has the next turn go on with an epoch; draws from the generators what is over.
 
         Args:
             start: what `start` was; None where nothing had been drawn.
             num_taken: how many are over.
+            check: what `check` gave for them.
 
         Raises:
-            TaskError: there are fewer.
+            TaskError: these aren't the ones that were given.
         """
         self.begin()
         if start is None:
             return
         self.put(start)
-        drawn = iter(self.inner)
+        drawn = self._drawn()
         taken = 0
         for one in itertools.islice(drawn, num_taken):
             self.first = one if taken == 0 else self.first
             taken += 1
-        if taken < num_taken:
-            raise TaskError(
-                f"{num_taken} batches of the epoch under way were trained on, but the data loader "
-                f"has {taken}",
-                fix="go on with the data that the run was begun with",
-            )
+        if taken < num_taken or (check is not None and self.check(num_taken) != check):
+            raise _other_order(num_taken, self._samplers)
         # Drawn here, where the generators stand as they stood, whenever a batch is asked for.
         ahead = list(itertools.islice(drawn, 1))
         self.start = dict(start)
@@ -115,8 +152,12 @@ class Order(Sampler[Any]):
                 put(generators[name], one)
         if self._generator is not None and "loader" in standing:
             put(self._generator, standing["loader"])
-        for sampler, state in zip(self._samplers, standing.get("samplers", ()), strict=False):
-            sampler.load_state_dict(state)
+        left = list(standing.get("samplers", ()))
+        for sampler in self._samplers:
+            # By their kinds: with other ranks they may be arranged in another way.
+            fitting = [idx for idx, one in enumerate(left) if one["kind"] == sampler.kind]
+            if fitting:
+                sampler.load_state_dict(left.pop(fitting[0]))
 
     def _going_on(self, rest: Iterator[Any], drawn: Tensor | None) -> Iterator[Any]:
         # By now the loader has drawn a seed for its workers, which it had when the epoch began.
@@ -130,7 +171,24 @@ class Order(Sampler[Any]):
             self._before()
             self._before = None
         self.start = self.standing(shared=True)
-        yield from self.inner
+        yield from self._drawn()
+
+    def _drawn(self) -> Iterator[Any]:
+        """Draws the order of an epoch from where all stand."""
+        inner = iter(self.inner)
+        knows_all = not any(one.kind == RankPart.__qualname__ for one in self._samplers)
+        if self.numbers and knows_all and may_repeat(self.inner):
+            inner = numbered(inner)
+        if all(one.draws_at_once for one in self._samplers):
+            return inner
+        return self._checked(inner)
+
+    def _checked(self, inner: Iterator[Any]) -> Iterator[Any]:
+        check = 0
+        for one in inner:
+            check = zlib.crc32(repr(one).encode(), check)
+            self._checks.append(check)
+            yield one
 
 
 def samplers_of(inner: Any) -> list[Any]:
@@ -141,7 +199,11 @@ def samplers_of(inner: Any) -> list[Any]:
         one = waiting.pop(0)
         if not any(one is other for other in found):
             found.append(one)
-            waiting += [part for part in _attributes(one).values() if isinstance(part, Sampler)]
+            waiting += [
+                part
+                for name, part in _attributes(one).items()
+                if isinstance(part, Sampler) or name.endswith("sampler")
+            ]
     return found
 
 
@@ -153,12 +215,14 @@ class _Watched:
     """
 
     def __init__(self, sampler: Any) -> None:
+        self.kind = type(sampler).__qualname__
+        self.draws_at_once = type(sampler) in _AT_ONCE
         self._sampler = sampler
         self._built = {} if isinstance(sampler, Stateful) else _plain_attributes(sampler)
 
     def state_dict(self) -> dict[str, Any]:
         if isinstance(self._sampler, Stateful):
-            return {"state": self._sampler.state_dict()}
+            return {"kind": self.kind, "state": self._sampler.state_dict()}
         attributes = _attributes(self._sampler).items()
         drawn = {name: standing_of(one) for name, one in attributes if is_generator(one)}
         changed = {
@@ -166,7 +230,7 @@ class _Watched:
             for name, one in _plain_attributes(self._sampler).items()
             if name not in self._built or not _equal(one, self._built[name])
         }
-        return {"generators": drawn, "attributes": changed}
+        return {"kind": self.kind, "generators": drawn, "attributes": changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "state" in state:
@@ -178,6 +242,17 @@ class _Watched:
                 put(attributes[name], one)
         for name, one in state["attributes"].items():
             setattr(self._sampler, name, _copied(unplain(one)))
+
+
+def _other_order(num_taken: int, samplers: Sequence[_Watched]) -> TaskError:
+    names = ", ".join(one.kind for one in samplers)
+    return TaskError(
+        f"the order of the train data loader ({names}) isn't the one that the epoch began with, of "
+        f"which {num_taken} batches were trained on",
+        fix="let samplers draw from a generator of their own, not from one that the training draws "
+        "from in between, or have state_dict and load_state_dict; then go on from a checkpoint at "
+        "the end of an epoch",
+    )
 
 
 def _attributes(sampler: Any) -> dict[str, Any]:

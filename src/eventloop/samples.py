@@ -21,9 +21,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from eventloop.repeats import Again
 from eventloop.seeding import KeptGenerators
 
 _BITS = 2**64 - 1
+_ODD = 0xD1342543DE82EF95  # far from any index
 
 
 def seeded(
@@ -153,13 +155,14 @@ class SeededDataset:
         if self._batched:
             if self._draws:
                 self._seeds.seed_sample(indices[0])
-            return self._dataset.__getitems__(indices)
+            plain = [int(one) if type(one) is Again else one for one in indices]
+            return self._dataset.__getitems__(plain)
         return [self._sample(index) for index in indices]
 
     def _sample(self, index: Any) -> Any:
         if self._draws:
             self._seeds.seed_sample(index)
-        return self._dataset[index]
+        return self._dataset[int(index) if type(index) is Again else index]
 
 
 class SeededCollate:
@@ -209,7 +212,8 @@ def _is_array(dataset: Any) -> bool:
 def _number(index: Any) -> int:
     """Gives a number of an index, another one for each."""
     try:
-        return operator.index(index)
+        number = operator.index(index)
+        return number if type(index) is not Again else number + index.times * _ODD
     except TypeError:
         plain = index.tolist() if hasattr(index, "tolist") else index
         return _digest(repr(plain))

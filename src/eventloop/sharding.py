@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -14,7 +15,11 @@ from torch.utils.data import (
 
 from eventloop.data import is_map_style
 from eventloop.errors import TaskError, counted
+from eventloop.repeats import may_repeat, numbered
 from eventloop.seeding import kept_generators, seed_everything
+
+# Kinds of shared order that a run keeps, whatever the number of ranks with which it goes on.
+LASTING = ("distributed", "seeded")
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -37,14 +42,16 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
-        return _rebuilt(dataloader, batch_sampler=_Part(dataloader.batch_sampler, state))
+        return _rebuilt(
+            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *_ranks(state))
+        )
     _require(len(dataloader.sampler), num, "sample")
     if uneven == "error" and len(dataloader.sampler) % num:
         raise TaskError(
             f"{counted(len(dataloader.sampler), 'sample')} can't be split evenly over {num} ranks",
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
-    if type(dataloader.sampler) in (RandomSampler, SequentialSampler):
+    if _is_torchs(dataloader.sampler):
         sampler: Any = DistributedSampler(
             dataloader.dataset,
             num,
@@ -54,7 +61,7 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
             drop_last=uneven == "drop",
         )
     else:
-        sampler = _Part(dataloader.sampler, state, even=uneven)
+        sampler = RankPart(dataloader.sampler, *_ranks(state), even=uneven)
     return _with_sampler(dataloader, sampler)
 
 
@@ -70,8 +77,10 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
-        return _rebuilt(dataloader, batch_sampler=_Part(dataloader.batch_sampler, state))
-    return _with_sampler(dataloader, _Part(dataloader.sampler, state))
+        return _rebuilt(
+            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *_ranks(state))
+        )
+    return _with_sampler(dataloader, RankPart(dataloader.sampler, *_ranks(state)))
 
 
 def splits_itself(dataloader: Any) -> bool:
@@ -89,45 +98,150 @@ def is_too_small(dataloader: Any, state: State) -> bool:
     return len(dataloader.sampler if plain else dataloader.batch_sampler) < state.world_size
 
 
-class _Part(Sampler[Any]):
-    """Every `world_size`-th of what a sampler gives, from `rank` on; the ranks draw alike.
+class RankPart(Sampler[Any]):
+    """Every `num_replicas`-th of what a sampler gives, from `rank` on; the ranks draw alike.
 
     Args:
+        sampler: gives all.
+        rank, num_replicas: this one, of how many.
+        seed: what all ranks draw from, with the epoch; None where the sampler sees to that.
         even: "pad" repeats the first ones and "drop" leaves the last ones out, so that all ranks
             have as many; "" gives each what there is.
+        begun_with: for how many ranks that was done first, where the run had others.
     """
 
-    def __init__(self, sampler: Any, state: State, even: str = "") -> None:
-        self._sampler = sampler
-        self._rank, self._num = state.rank, state.world_size
-        self._seed = state.settings.seed
-        self._even = even
+    def __init__(
+        self,
+        sampler: Any,
+        rank: int,
+        num_replicas: int,
+        seed: int | None,
+        even: str = "",
+        begun_with: int = 1,
+    ) -> None:
+        self.sampler = sampler
+        self.rank = rank
+        self.num_replicas = num_replicas
+        self.seed = seed
+        self.even = even
+        self._divisors = (begun_with, num_replicas)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next draw depend on the epoch."""
         self._epoch = epoch
+        if isinstance(self.sampler, DistributedSampler):
+            self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Gives how many are this rank's."""
-        total = len(self._sampler)
-        if self._even == "drop":
-            return total // self._num
-        rank = 0 if self._even == "pad" else self._rank
-        return len(range(rank, total, self._num))
+        total = len(self.sampler)
+        for divisor in self._divisors:
+            if self.even:
+                total += _excess(total, divisor, self.even)
+        return len(range(self.rank, total, self.num_replicas))
 
     def __iter__(self) -> Iterator[Any]:
         """Draws all and gives this rank's."""
-        with kept_generators():
-            # What draws from the global generators draws the same on every rank.
-            seed_everything((self._seed + self._epoch) % 2**32)
-            drawn = list(self._sampler)
-        missing = -len(drawn) % self._num
-        if self._even == "drop" and missing:
-            drawn = drawn[: missing - self._num]
-        elif self._even == "pad":
-            drawn += drawn[:missing]
-        return iter(drawn[self._rank :: self._num])
+        if self.seed is None:
+            drawn = self._drawn()
+        else:
+            with kept_generators():
+                # What draws from the global generators draws the same on every rank.
+                seed_everything((self.seed + self._epoch) % 2**32)
+                drawn = self._drawn()
+        for divisor in self._divisors:
+            if self.even:
+                drawn = _evened(drawn, _excess(len(drawn), divisor, self.even))
+        return iter(drawn[self.rank :: self.num_replicas])
+
+    def _drawn(self) -> list[Any]:
+        # What comes again is told apart here, where all ranks' samples are seen.
+        return list(numbered(self.sampler) if may_repeat(self.sampler) else self.sampler)
+
+
+def _excess(number: int, divisor: int, even: str) -> int:
+    """Gives how many are added, or with a minus left out, to be a multiple of `divisor`."""
+    return -(number % divisor) if even == "drop" else -number % divisor
+
+
+def _evened(drawn: list[Any], excess: int) -> list[Any]:
+    if excess < 0:
+        return drawn[:excess]
+    return drawn + list(itertools.islice(itertools.cycle(drawn), excess))
+
+
+def shared_order(dataloader: Any) -> dict[str, Any]:
+    """Says how all ranks together come to the order of a map-style data loader.
+
+    Returns:
+        Plain values: its kind, how many ranks share it, and what else it depends on.
+    """
+    sampler = dataloader.sampler
+    if not _has_plain_batches(dataloader) or dataloader.batch_sampler is None:
+        source = sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
+        return {"kind": "its own batches", "ranks": getattr(source, "num_replicas", 1)}
+    if type(sampler) is DistributedSampler:
+        return {
+            "kind": "distributed",
+            "ranks": sampler.num_replicas,
+            "seed": sampler.seed,
+            "shuffle": sampler.shuffle,
+            "even": "drop" if sampler.drop_last else "pad",
+        }
+    if type(sampler) is RankPart:
+        ranks, seed, even = sampler.num_replicas, sampler.seed, sampler.even
+        return {"kind": "seeded", "ranks": ranks, "seed": seed, "even": even}
+    kind = "its own ranks" if _knows_ranks(dataloader) else "drawn"
+    return {"kind": kind, "ranks": getattr(sampler, "num_replicas", 1)}
+
+
+def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
+    """Gives a sampler of this rank's part of an order that other ranks, or as many, had.
+
+    Args:
+        order: what `shared_order` said of the data loader with those ranks.
+        dataloader: with these ranks; it makes batches of its sampler's samples.
+
+    Raises:
+        TaskError: the order depends on who takes part.
+    """
+    kind, even = order["kind"], order.get("even", "pad")
+    mine = dataloader.sampler
+    if kind == "distributed":
+        whole: Any = DistributedSampler(
+            dataloader.dataset, 1, 0, shuffle=order["shuffle"], seed=order["seed"]
+        )
+    elif kind in ("seeded", "drawn") and type(mine) is DistributedSampler:
+        # Made of one of torch's; see `sharded_for_training`.
+        shuffled = RandomSampler(dataloader.dataset, generator=dataloader.generator)
+        whole = shuffled if mine.shuffle else SequentialSampler(dataloader.dataset)
+        even = "drop" if mine.drop_last else "pad"
+    elif kind in ("seeded", "drawn") and not _knows_ranks(dataloader):
+        whole = mine
+    elif kind in ("seeded", "drawn") and type(mine) is RankPart:
+        whole, even = mine.sampler, mine.even
+    else:
+        raise TaskError(
+            f"the train data loader has {kind}, made for {order['ranks']} ranks, of which "
+            f"{world_size} can't take the same samples a step",
+            fix=f"go on with {order['ranks']} ranks, or from a checkpoint at the end of an epoch",
+        )
+    if kind == "drawn" and dataloader.drop_last:
+        even = "drop"  # what one process left out
+    seed = order["seed"] if kind == "seeded" else None
+    return RankPart(whole, rank, world_size, seed, even, order["ranks"])
+
+
+def _is_torchs(sampler: Any) -> bool:
+    """Tells whether it gives each sample once, as a `DistributedSampler` does."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+def _ranks(state: State) -> tuple[int, int, int]:
+    return state.rank, state.world_size, state.settings.seed
 
 
 def _is_list(dataloader: Any) -> bool:

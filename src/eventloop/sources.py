@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
+
 from eventloop.data import is_map_style, known_length
+from eventloop.errors import TaskError
 from eventloop.first_batches import FirstBatches
+from eventloop.map_style import MapStyle
 from eventloop.order import Order
-from eventloop.samples import SampleSeeds, seeded
+from eventloop.processes import Processes
 from eventloop.seeding import KeptGenerators
 from eventloop.stateful import Stateful
 from eventloop.turns import Turns
@@ -31,8 +34,12 @@ class Source(Protocol):
     def start(self, epoch: int) -> Iterator[Any]:
         """Begins an epoch."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Gives what `load` needs beside the number of batches taken."""
+    def state_dict(self, num_taken: int) -> dict[str, Any]:
+        """Gives what `load` needs beside the number of batches taken.
+
+        Args:
+            num_taken: that number.
+        """
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
         """Goes back to where `state_dict` was.
@@ -49,20 +56,23 @@ class Source(Protocol):
         """Gives the first batch of the epoch that was loaded, if that can be had."""
 
 
-def source_of(dataloader: Any, sample_seed: int | None) -> Source:
+def source_of(dataloader: Any, processes: Processes, sample_seed: int | None) -> Source:
     """Finds out how a data loader gives batches.
 
     Args:
+        processes: the ranks, each with a loader of its own.
         sample_seed: what the draws of a map-style data set are tied to; None leaves them alone.
     """
     if isinstance(dataloader, FirstBatches):
-        return Limited(source_of(dataloader.dataloader, sample_seed), dataloader)
-    if is_map_style(dataloader) and not isinstance(dataloader.dataset, Stateful):
-        return MapStyle(dataloader, sample_seed)
-    if isinstance(dataloader, Stateful):
+        return Limited(source_of(dataloader.dataloader, processes, sample_seed), dataloader)
+    is_loader = isinstance(dataloader, DataLoader)
+    # torchdata's loader knows where it is if its data set does; it reads again, and may miscount
+    # when it does so twice (0.11), what a data set without state gives.
+    knows_itself = isinstance(dataloader, Stateful)
+    if knows_itself and (not is_loader or isinstance(dataloader.dataset, Stateful)):
         return StatefulSource(dataloader)
     if is_map_style(dataloader):
-        return MapStyle(dataloader, sample_seed)
+        return MapStyle(dataloader, processes, sample_seed)
     if isinstance(dataloader, Sequence):
         return Listed(dataloader)
     return ReadAgain(dataloader)
@@ -88,7 +98,7 @@ class Listed:
     def start(self, epoch: int) -> Iterator[Any]:
         return iter(self._batches)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, num_taken: int) -> dict[str, Any]:
         return {}
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
@@ -99,74 +109,6 @@ class Listed:
 
     def first(self) -> Any:
         return self._batches[0]
-
-
-class MapStyle:
-    """A data loader over a map-style data set: what was taken isn't read again.
-
-    It is iterated over as a copy with an order, and where it may draw a data set, of its own; the
-    user's loader stays as it is.
-
-    Args:
-        dataloader: the user's.
-        sample_seed: what the draws of the data set are tied to; None leaves them alone.
-    """
-
-    kind = "map"
-
-    def __init__(self, dataloader: Any, sample_seed: int | None) -> None:
-        makes_batches = dataloader.batch_sampler is not None
-        self._sampler_name = "batch_sampler" if makes_batches else "sampler"
-        self._generator = dataloader.generator
-        self._seeds: SampleSeeds | None = None
-        self.order = Order(getattr(dataloader, self._sampler_name), dataloader.generator)
-        parts: dict[str, Any] = {self._sampler_name: self.order}
-        if sample_seed is not None:
-            self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
-            dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
-            parts |= {"dataset": dataset, "collate_fn": collate_fn}
-        self._loader = _copy_with(dataloader, **parts)
-        self._turns = Turns(self._loader, self.order)
-
-    @property
-    def num_batches(self) -> int:
-        return len(self._loader)
-
-    def start(self, epoch: int) -> Iterator[Any]:
-        if self._seeds is not None:
-            self._seeds.start_epoch(epoch)
-        self.order.begin()
-        return self._turns.begin()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "start": self.order.start,
-            "now": self.order.standing(shared=False),
-            "turns": self._turns.state_dict(),
-        }
-
-    def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
-        self._turns.load_state_dict(saved["turns"])
-        if num_taken is None:
-            self.order.put(saved["now"])
-            return
-        if self._seeds is not None:
-            self._seeds.start_epoch(epoch)
-        self.order.seek(saved["start"], num_taken)
-
-    def rest(self) -> Iterator[Any]:
-        return self._turns.go_on()
-
-    def first(self) -> Any:
-        loader = _copy_with(
-            self._loader,
-            num_workers=0,
-            prefetch_factor=None,
-            timeout=0,
-            persistent_workers=False,
-            **{self._sampler_name: [self.order.first]},
-        )
-        return next(iter(loader))
 
 
 class StatefulSource:
@@ -180,14 +122,14 @@ class StatefulSource:
 
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
-        self._is_exhausted = False
-        self._is_loaded = False
+        self._has_begun = self._is_exhausted = self._is_loaded = False
 
     @property
     def num_batches(self) -> int | None:
         return known_length(self._dataloader)
 
     def start(self, epoch: int) -> Iterator[Any]:
+        self._has_begun = True
         if not self._is_loaded:
             return self._watched(iter(self._dataloader))
         self._is_loaded = False
@@ -199,17 +141,22 @@ class StatefulSource:
                 return self._watched(itertools.chain(ahead, iterator))
         return self._watched(iter(self._dataloader))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, num_taken: int) -> dict[str, Any]:
+        # torchdata's would start workers, and draw, to say that nothing was done.
         return {
-            "dataloader": self._dataloader.state_dict(),
+            "dataloader": self._dataloader.state_dict() if self._has_begun else None,
             "is_exhausted": self._is_exhausted,
         }
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
-        self._dataloader.load_state_dict(saved["dataloader"])
-        self._is_exhausted, self._is_loaded = saved["is_exhausted"], True
+        if saved["dataloader"] is not None:
+            self._dataloader.load_state_dict(saved["dataloader"])
+            self._has_begun, self._is_loaded = True, True
+        self._is_exhausted = saved["is_exhausted"]
 
     def rest(self) -> Iterator[Any]:
+        if self._is_exhausted:  # while other ranks weren't
+            return iter(())
         self._is_loaded = False
         kept = KeptGenerators()
         iterator = iter(self._dataloader)
@@ -238,6 +185,7 @@ class ReadAgain:
         self._dataloader = dataloader
         self._order = Order((), getattr(dataloader, "generator", None))
         self._turns = Turns(dataloader, self._order)
+        self._num_workers = getattr(dataloader, "num_workers", 0)
         self._num_taken = 0
         self._first: Any = None
 
@@ -249,8 +197,9 @@ class ReadAgain:
         self._order.start = self._order.standing(shared=True)
         return self._turns.begin()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, num_taken: int) -> dict[str, Any]:
         return {
+            "num_workers": self._num_workers,
             "start": self._order.start,
             "now": self._order.standing(shared=False),
             "turns": self._turns.state_dict(),
@@ -260,18 +209,27 @@ class ReadAgain:
         self._turns.load_state_dict(saved["turns"])
         if num_taken is None:
             self._order.put(saved["now"])
-        else:
-            self._order.start, self._num_taken = saved["start"], num_taken
+            return
+        if saved["num_workers"] != self._num_workers:
+            raise TaskError(
+                f"the run was stopped in mid-epoch with num_workers={saved['num_workers']}, and an "
+                f"iterable data set gives other batches with {self._num_workers}",
+                fix=f"set num_workers={saved['num_workers']} for the train data loader, or go on "
+                "from a checkpoint at the end of an epoch",
+            )
+        self._order.start, self._num_taken = saved["start"], num_taken
 
     def rest(self) -> Iterator[Any]:
         kept = KeptGenerators()
         self._order.put(self._order.start or {})
         iterator = self._turns.go_on()
-        for idx, batch in enumerate(itertools.islice(iterator, self._num_taken)):
-            self._first = batch if idx == 0 else self._first
+        num_read = 0
+        for batch in itertools.islice(iterator, self._num_taken):
+            self._first = self._first if num_read else batch
+            num_read += 1
         kept.put_back()
         warnings.warn(
-            f"{self._num_taken} batches were read once more to go on in mid-epoch: a "
+            f"{num_read} batches were read once more to go on in mid-epoch: a "
             f"{type(self._dataloader).__name__} can't begin at a later one",
             stacklevel=2,
         )
@@ -302,8 +260,8 @@ class Limited:
     def start(self, epoch: int) -> Iterator[Any]:
         return itertools.islice(self._source.start(epoch), self._dataloader.limit)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self._source.state_dict()
+    def state_dict(self, num_taken: int) -> dict[str, Any]:
+        return self._source.state_dict(num_taken)
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
         self._num_left = max(0, self._dataloader.limit - (num_taken or 0))
@@ -314,16 +272,3 @@ class Limited:
 
     def first(self) -> Any:
         return self._source.first()
-
-
-def _copy_with(dataloader: Any, **parts: Any) -> Any:
-    """Gives a data loader with other parts, of the same class and with all its attributes.
-
-    torch forbids to set the parts once a loader is built, because its batch sampler would keep the
-    old ones; the whole order is set here. `_iterator` (checked with torch 2.13) holds workers that
-    stay, which would go on with the old parts.
-    """
-    copied = copy.copy(dataloader)
-    for name, value in {**parts, "_iterator": None}.items():
-        object.__setattr__(copied, name, value)
-    return copied

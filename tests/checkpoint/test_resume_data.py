@@ -1,0 +1,81 @@
+"""A run that goes on sees the data that it would have seen, with other workers, and other ranks."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+from eventloop import Task
+from eventloop.testing import isolated_trainer, run_ranks
+
+
+class Drawing(Dataset):
+    """Samples with noise from Python, NumPy and torch."""
+
+    def __len__(self):
+        return 26
+
+    def __getitem__(self, idx):
+        noise = random.random() + np.random.rand() + torch.rand(())
+        return torch.tensor([idx / 26, 1.0, 0.0]) + 0.1 * noise.float(), idx % 3
+
+
+def narrow():
+    return nn.Linear(3, 3)
+
+
+def deep():
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def fit(folder, until=None, model=deep, batch_size=4, **loading):
+    """Trains over three epochs of seven batches, or a part of that; gives the weights."""
+
+    def load():
+        return DataLoader(Drawing(), batch_size, shuffle=True, **loading)
+
+    task = Task(
+        model=model,
+        loss=cross_entropy,
+        train_dataloader=load,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    )
+    settings = {"max_duration": "3ep", "checkpoint_interval": "1ba"}
+    with isolated_trainer(folder, task, **settings) as trainer:
+        trainer.fit(until=until)
+        return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_may_change_from_one_process_to_the_next(tmp_path, persistent):
+    """The last bit of the weights is that of the run that was never stopped."""
+    started = {"num_workers": 2, "persistent_workers": persistent}
+    expected = fit(tmp_path / "in one go", **started)
+
+    folder = tmp_path / "stopped"
+    fit(folder, "3ba", **started)
+    for until, num_workers in [("5ba", 0), ("7ba", 1), ("9ba", 0), (None, 2)]:
+        stays = persistent and num_workers > 0
+        actual = fit(folder, until, num_workers=num_workers, persistent_workers=stays)
+
+    assert all(torch.equal(one, expected[name]) for name, one in actual.items())
+
+
+def test_two_ranks_go_on_as_one_process_and_as_two(tmp_path):
+    """The steps are those of two ranks all along; sums are rounded in another order."""
+    given = {"model": narrow}
+    expected = run_ranks(fit, tmp_path / "in one go", batch_size=2, **given)[0]
+
+    folder = tmp_path / "stopped"
+    run_ranks(fit, folder, "3ba", batch_size=2, **given)
+    fit(folder, "9ba", batch_size=4, **given)
+    actual = run_ranks(fit, folder, batch_size=2, **given)[0]
+
+    for name, one in actual.items():
+        torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
