@@ -22,10 +22,10 @@ from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
-    from eventloop.checkpoint.storage import Place
     from eventloop.configuration import Configuration
     from eventloop.core import Core
     from eventloop.settings import Settings
+    from eventloop.urls import Place
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from urllib.parse import unquote
 
 # A scheme of one letter is a drive of Windows.
@@ -88,6 +88,14 @@ class Url:
     def _password(self) -> str:
         found = _PASSWORD.search(self.full)
         return found[2] if found else ""
+
+
+Place = Path | Url
+
+
+def place_of(text: str) -> Place:
+    """Gives the URL that a person wrote, or else the path."""
+    return Url(text) if _URL.match(text) else Path(text)
 
 
 def is_url_as_path(path: PurePath) -> bool:

@@ -155,7 +155,7 @@ def _file_system(bucket: Bucket, *, has_folders: bool) -> type[MemoryFileSystem]
 
         return operate
 
-    names = ("ls", "cat_file", "open", "put_file", "pipe_file", "rm_file", "mv", "rmdir")
+    names = ("ls", "open", "put_file", "pipe_file", "rm_file", "mv", "rmdir")
     space: dict[str, Any] = {name: asking(name) for name in names}
     space |= {"store": {}, "pseudo_dirs": [""], "async_impl": not has_folders}
     if not has_folders:

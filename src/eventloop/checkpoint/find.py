@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.storage import Place, Storage, local_copy
+from eventloop.checkpoint.storage import Storage, local_copy
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.start import Allowed, Anew, FromCheckpoint, Start
-from eventloop.urls import Url
+from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
     from eventloop.processes import Processes

@@ -9,8 +9,6 @@ disk before it is uploaded, and verified there after it was downloaded.
 from __future__ import annotations
 
 import itertools
-import re
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,12 +21,11 @@ from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
 from eventloop.checkpoint.nest import Nest
 from eventloop.checkpoint.objects import Objects
+from eventloop.checkpoint.remote_names import batch_in, key_of, successor
 from eventloop.checkpoint.store import Store, holds
-from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
+from eventloop.checkpoint.verifying import examine, facts_in, name_of
 from eventloop.errors import CheckpointError
 from eventloop.urls import Url
-
-_NAME = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class RemoteStore:
         before = [name for name in self._names() if batch_in(name) == batch]
         if before and before[0] in self._whole and self._says(before[0], manifest):
             return self.folder / before[0]
-        name = _successor(before[0]) if before else name_of(batch)
+        name = successor(before[0]) if before else name_of(batch)
         self._upload(copy, name, manifest)
         for one in before:
             with suppress(CheckpointError):  # saved it is; the rest is left for `clear`
@@ -189,7 +186,7 @@ class RemoteStore:
         named = [
             (*key, name)
             for name, size in self._objects.entries().items()
-            if size is None and (key := _key(name)) is not None
+            if size is None and (key := key_of(name)) is not None
         ]
         return [name for _, _, name in sorted(named, reverse=True)]
 
@@ -339,22 +336,3 @@ class RemoteStore:
                 f"{error.strerror or error}",
                 fix="free space there, or start in another folder",
             ) from error
-
-
-def batch_in(name: str) -> int | None:
-    """Gives the batches in the name of a checkpoint in a store; None for another name."""
-    key = _key(name)
-    return None if key is None else key[0]
-
-
-def _key(name: str) -> tuple[int, int] | None:
-    """Gives the batches in a name, and the how manyth of them it is."""
-    found = _NAME.fullmatch(name)
-    batch = batch_of(found["of"]) if found else None
-    return None if found is None or batch is None else (batch, int(found["number"] or 0))
-
-
-def _successor(name: str) -> str:
-    """Gives the name of what takes another one's place; no two processes give the same."""
-    batch, number = _key(name) or (0, 0)
-    return f"{name_of(batch)}.{number + 1}-{secrets.token_hex(4)}"

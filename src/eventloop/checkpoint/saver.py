@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.snapshot import Snapshot
-from eventloop.checkpoint.storage import Place, Storage
+from eventloop.checkpoint.storage import Storage
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time, resolve
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
+from eventloop.urls import Place
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans

@@ -14,12 +14,10 @@ from eventloop.checkpoint.places import FOLDER
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.store import Store
 from eventloop.errors import EventloopError
-from eventloop.urls import Url
+from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
     from eventloop.processes import Processes
-
-Place = Path | Url
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")

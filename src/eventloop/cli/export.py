@@ -18,7 +18,7 @@ from eventloop.plain import one_line
 COMMAND = Command(
     "export",
     "Writes the weights of a checkpoint, and nothing else of it, to a safetensors file; needs no "
-    "task. CHECKPOINT is the folder of a checkpoint, or of a run, which stands for its newest that "
+    "task. CHECKPOINT is the folder or URL of a checkpoint, or a run's, which stands for its newest that "
     "verifies. The weights are those that training goes on from; `eventloop fit --export` writes "
     "those that evaluation sees, an average's, say.",
     argument="CHECKPOINT FILE.safetensors",
@@ -36,10 +36,10 @@ def run(argv: Sequence[str]) -> int:
     source, target = words(arguments, COMMAND)
     path = Path(target)
     require_writable(path)
-    checkpoint = one_checkpoint(source)
-    names, others = export_weights(checkpoint, path)
+    with one_checkpoint(source) as (checkpoint, place):
+        names, others = export_weights(checkpoint, path)
     size = size_text(path.stat().st_size)
-    told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {checkpoint}"
+    told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"
     write_text(one_line(told))
     for name in others:
         write_text(one_line(f"left out, because it is no tensor: {name}"))

@@ -42,6 +42,6 @@ def _help() -> str:
         "       eventloop checkpoints SUBCOMMAND ...\n\n"
         "Lists the checkpoints of a run, verifies them, and compares two.\n\n"
         f"subcommands:\n{listed}\n\n"
-        "RUN is a run's folder or the `checkpoints` in it. Where one checkpoint is wanted, a run "
+        "RUN is a run's folder or URL, or the `checkpoints` in it. Where one checkpoint is wanted, a run "
         "stands\nfor its newest that verifies. `eventloop checkpoints SUBCOMMAND --help` tells more."
     )

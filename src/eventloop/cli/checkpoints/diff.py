@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 from eventloop.checkpoint.compare import Difference, differences
@@ -16,12 +16,13 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.plain import one_line
 from eventloop.reports import FAILURE
+from eventloop.urls import Place
 
 COMMAND = Command(
     "checkpoints diff",
     "Compares two checkpoints: configuration, task, plugins, what else is known of them, and all "
     "that training goes on from, tensors by name with the largest absolute difference. A and B are "
-    "folders of checkpoints, or of runs, which stand for their newest that verifies. Seconds that "
+    "folders or URLs of checkpoints, or of runs, which stand for their newest that verifies. Seconds that "
     "training took don't count. Exit status 1 if anything differs.",
     (
         CommandOption("state", "", "compare only what training goes on from"),
@@ -42,18 +43,20 @@ def run(argv: Sequence[str]) -> int:
         write_text(command_help(COMMAND))
         return 0
     refuse_flags(arguments, COMMAND)
-    paths = [one_checkpoint(word) for word in words(arguments, COMMAND)]
-    first, second = (read(path, only=()) for path in paths)
-    sections: Sections = {}
-    source: list[str] = []
-    if "state" not in arguments.given:
-        sections, source = _told(first.facts, second.facts)
-    sections["state"] = list(_state(first, second))
+    with ExitStack() as stack:
+        both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
+        places = [place for _, place in both]
+        first, second = (read(path, only=()) for path, _ in both)
+        sections: Sections = {}
+        source: list[str] = []
+        if "state" not in arguments.given:
+            sections, source = _told(first.facts, second.facts)
+        sections["state"] = list(_state(first, second))
     is_equal = not source and not any(sections.values())
     if "json" in arguments.given:
-        write_json(_content(paths, sections, source))
+        write_json(_content(places, sections, source))
     else:
-        _write(paths, sections, source)
+        _write(places, sections, source)
     return 0 if is_equal else FAILURE
 
 
@@ -121,7 +124,7 @@ def _state(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
             yield Difference(name, a, b)
 
 
-def _content(paths: Sequence[Path], sections: Sections, source: list[str]) -> dict[str, Any]:
+def _content(places: Sequence[Place], sections: Sections, source: list[str]) -> dict[str, Any]:
     rows = {
         name: [
             {"path": one.path, "a": one.first, "b": one.second, "largest": one.largest}
@@ -129,13 +132,13 @@ def _content(paths: Sequence[Path], sections: Sections, source: list[str]) -> di
         ]
         for name, section in sections.items()
     }
-    a, b = map(str, paths)
+    a, b = map(str, places)
     is_equal = not source and not any(sections.values())
     return {"a": a, "b": b, "equal": is_equal, "task": source, **rows}
 
 
-def _write(paths: Sequence[Path], sections: Sections, source: list[str]) -> None:
-    for name, path in zip("AB", paths, strict=True):
+def _write(places: Sequence[Place], sections: Sections, source: list[str]) -> None:
+    for name, path in zip("AB", places, strict=True):
         write_text(one_line(f"{name}  {path}"))
     for name, section in sections.items():
         if section:

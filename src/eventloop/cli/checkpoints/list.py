@@ -9,6 +9,7 @@ from typing import Any
 
 from eventloop.checkpoint.leftovers import is_replaced
 from eventloop.checkpoint.places import checkpoints_at, why_none
+from eventloop.checkpoint.remote import Uploaded
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.request import JSON, words
@@ -16,11 +17,13 @@ from eventloop.cli.checkpoints.told import content, saved, shown, size_text
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.plain import one_line
+from eventloop.urls import Url, place_of
 
 COMMAND = Command(
     "checkpoints list",
     "Lists the checkpoints of a run, the newest first: when each was saved, how large it is, whether "
-    "it verifies, its metrics and plugins. RUN is a run's folder or the `checkpoints` in it.",
+    "it verifies, its metrics and plugins. RUN is a run's folder or URL, or the "
+    "`checkpoints` in it.",
     (
         CommandOption("quick", "", "compare sizes alone; otherwise all files are read"),
         JSON,
@@ -40,6 +43,7 @@ _COLUMNS = (
     "reason",
 )
 _SLOW_BYTES = 2 * 10**9  # takes seconds
+Row = tuple[Found | Uploaded, dict[str, Any]]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,19 +54,21 @@ def run(argv: Sequence[str]) -> int:
         return 0
     refuse_flags(arguments, COMMAND)
     (word,) = words(arguments, COMMAND)
-    path = Path(word)
-    is_quick = "quick" in arguments.given
-    rows = list(_rows(checkpoints_at(path), is_quick=is_quick))
+    place, is_quick = place_of(word), "quick" in arguments.given
+    if isinstance(place, Path):
+        rows: list[Row] = list(_rows(checkpoints_at(place), is_quick=is_quick))
+    else:
+        rows = list(_remote_rows(place, is_quick=is_quick))
     if "json" in arguments.given:
         write_json([row for _, row in rows])
     elif rows:
         write_table(_COLUMNS, [_cells(found, row) for found, row in rows])
-    else:
-        write_text(one_line(why_none(path)))
+    elif isinstance(place, Path):
+        write_text(one_line(why_none(place)))
     return 0
 
 
-def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[tuple[Found, dict[str, Any]]]:
+def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
     looks = [look_at(path, digests=False) for path in paths]
     if not is_quick:
         _tell_of_wait(looks)
@@ -77,6 +83,14 @@ def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[tuple[Found, dic
         yield found, content(found, verified=verified)
 
 
+def _remote_rows(url: Url, *, is_quick: bool) -> Iterator[Row]:
+    from eventloop.cli.checkpoints.remote import uploaded_at
+
+    for found in uploaded_at(url, digests=not is_quick):
+        verified = False if found.reason else None if is_quick else True
+        yield found, content(found, verified=verified)
+
+
 def _tell_of_wait(looks: Sequence[Found]) -> None:
     num_bytes = sum(one.num_bytes for one in looks)
     if num_bytes > _SLOW_BYTES:
@@ -84,7 +98,7 @@ def _tell_of_wait(looks: Sequence[Found]) -> None:
         sys.stderr.flush()
 
 
-def _cells(found: Found, row: dict[str, Any]) -> list[str]:
+def _cells(found: Found | Uploaded, row: dict[str, Any]) -> list[str]:
     saved_at = saved(found.path)
     metrics = ", ".join(f"{shown(name)} {shown(value)}" for name, value in row["metrics"].items())
     plugins = ", ".join(

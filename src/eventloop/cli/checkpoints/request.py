@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from eventloop.checkpoint.places import checkpoint_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import UsageError
 from eventloop.plain import one_line
+from eventloop.urls import Place, place_of
 
 JSON = CommandOption("json", "", "write JSON instead of text")
 
@@ -28,14 +31,30 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
     return arguments.words
 
 
-def one_checkpoint(word: str) -> Path:
+@contextmanager
+def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
     """Gives the checkpoint that is meant, and tells on stderr of newer ones that can't be used.
+
+    Yields:
+        Its folder, or a copy of it while the `with` lasts; and what it is called.
 
     Raises:
         UsageError: there is none.
         CheckpointError: there are some, but none verifies.
     """
-    path, refused = checkpoint_at(Path(word))
-    for one in refused:
-        sys.stderr.write(f"{one.path.name} isn't used: {one_line(one.reason)}\n")
-    return path
+    place = place_of(word)
+    if isinstance(place, Path):
+        path, refused = checkpoint_at(place)
+        _tell((one.path, one.reason) for one in refused)
+        yield path, path
+        return
+    from eventloop.cli.checkpoints.remote import downloaded
+
+    with downloaded(place) as (path, url, passed_over):
+        _tell(passed_over)
+        yield path, url
+
+
+def _tell(refused: Iterable[tuple[Place, str]]) -> None:
+    for place, reason in refused:
+        sys.stderr.write(f"{place.name} isn't used: {one_line(reason)}\n")

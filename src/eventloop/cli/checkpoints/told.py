@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.remote import Uploaded
 from eventloop.checkpoint.store import Found
+from eventloop.urls import Place
 
 _MOST_SHOWN = 120  # characters of a name
 
 
-def content(found: Found, *, verified: bool | None) -> dict[str, Any]:
+def content(found: Found | Uploaded, *, verified: bool | None) -> dict[str, Any]:
     """Gives what is known of a checkpoint, as JSON can hold it.
 
     Args:
@@ -35,8 +37,10 @@ def content(found: Found, *, verified: bool | None) -> dict[str, Any]:
     }
 
 
-def saved(path: Path) -> datetime | None:
+def saved(path: Place) -> datetime | None:
     """Gives when a checkpoint was saved: its manifest is written last. None where nobody knows."""
+    if not isinstance(path, Path):
+        return None  # few stores tell
     with suppress(OSError, ValueError, OverflowError):
         return datetime.fromtimestamp((path / FILE).lstat().st_mtime).astimezone()
     return None

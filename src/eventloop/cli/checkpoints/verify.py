@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.places import require_checkpoints
@@ -14,11 +14,13 @@ from eventloop.cli.output import write_json, write_text
 from eventloop.errors import counted
 from eventloop.plain import one_line
 from eventloop.reports import NO_CHECKPOINT
+from eventloop.urls import Place, place_of
 
 COMMAND = Command(
     "checkpoints verify",
     "Reads all files of a checkpoint, or of all checkpoints of a run, and names each that isn't what "
-    "was written. PATH is the folder of a checkpoint or of a run. Exit status 4 if anything is wrong.",
+    "was written. PATH is the folder or URL of a checkpoint or of a run. Exit status 4 if anything is "
+    "wrong.",
     (JSON,),
     argument="PATH",
     takes_plugins=False,
@@ -35,8 +37,7 @@ def run(argv: Sequence[str]) -> int:
     (word,) = words(arguments, COMMAND)
     as_json = "json" in arguments.given
     rows = []
-    for path in require_checkpoints(Path(word)):
-        problems = _problems(path)
+    for path, problems in _problems(word):
         rows.append({"checkpoint": str(path), "verified": not problems, "problems": problems})
         if not as_json:
             verdict = "doesn't verify" if problems else "verified"
@@ -51,7 +52,19 @@ def run(argv: Sequence[str]) -> int:
     return NO_CHECKPOINT if num_wrong else 0
 
 
-def _problems(path: Path) -> list[str]:
+def _problems(word: str) -> Iterator[tuple[Place, list[str]]]:
+    """Gives the checkpoints that are meant, each with what is wrong."""
+    place = place_of(word)
+    if isinstance(place, Path):
+        yield from ((path, _problems_in(path)) for path in require_checkpoints(place))
+        return
+    from eventloop.cli.checkpoints.remote import uploaded_at
+
+    for one in uploaded_at(place, digests=True):
+        yield one.path, [one.reason] if one.reason else []
+
+
+def _problems_in(path: Path) -> list[str]:
     if path.is_symlink() or not path.is_dir():
         return ["it is a link to somewhere else, or no folder"]
     return [str(damage) for damage in damages(path)]
