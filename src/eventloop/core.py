@@ -19,7 +19,7 @@ from eventloop.fitting import FittingMicrobatches
 from eventloop.loop import Loop
 from eventloop.manifest import manifest_of
 from eventloop.nonfinite import LossWatch
-from eventloop.plugin.assembly import HOOKS, Assembly
+from eventloop.plugin.assembly import HOOKS, Assembly, Wishes
 from eventloop.plugin.freeze import freeze, new_plans, nothing
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.records import Plugin, fold
@@ -41,6 +41,8 @@ class Core:
 
     Attributes:
         hooks: the plans of all hooks; empty before `freeze`.
+        assembly: the plugins of the run; empty before `freeze`.
+        observers: what is put around the implementations.
         capture: takes the run apart for a checkpoint, and puts it together again.
     """
 
@@ -73,7 +75,8 @@ class Core:
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
-        self._active: tuple[Plugin, ...] = ()
+        self.assembly = Assembly((), (), {}, {}, Wishes())
+        self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
         self.capture = Capture(
             self.state,
@@ -86,7 +89,7 @@ class Core:
                 "loop": self.loop,
                 "saver": self._saver,
             },
-            PluginStates(lambda: self._active),
+            PluginStates(lambda: self.assembly.plugins),
         )
 
     @property
@@ -109,21 +112,16 @@ class Core:
         having = (*self._rank_hooks, *self._features, *self._compiled)
         return tuple(one.note for one in having if one.note)
 
-    def freeze(self, assembly: Assembly, observers: Sequence[Observer]) -> None:
-        """Makes the plans of all hooks; once more where a plugin has dropped out.
-
-        Args:
-            observers: what is put around the implementations.
-        """
-        state = self.state
+    def freeze(self, assembly: Assembly) -> None:
+        """Makes the plans of all hooks; once more where a plugin has dropped out."""
+        self.assembly, state = assembly, self.state
         self._compiled = compiled_of(assembly, state)
         for name, hook in assembly.hooks.items():
-            ordered = observe(assembly.implementations[name], (*self._compiled, *observers))
+            ordered = observe(assembly.implementations[name], (*self._compiled, *self.observers))
             plan = state.precision.enclose(name, freeze(hook, ordered, state))
             setattr(self.hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.loop.quiet, name, nothing if is_told else plan)
-        self._active = assembly.plugins
         state.manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest["task"] = dict(self._origin or {})
         self._accumulate.splitter = assembly.owner("split_batch").origin

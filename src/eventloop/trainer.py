@@ -17,14 +17,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from eventloop.brought import brought_by, task_plugin
-from eventloop.checkpoint.facts import described
+from eventloop.building import build
 from eventloop.checkpoint.find import find_start
 from eventloop.checkpoint.loading import warn_of_misfits, weights_at
 from eventloop.checkpoint.storage import storage_of
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
 from eventloop.core import Core
-from eventloop.data import first_batch
 from eventloop.distributed import join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.evaluation import try_evaluation
@@ -32,18 +31,15 @@ from eventloop.failures import close_all, failures_of, keep
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import told
-from eventloop.plugin.manager import assemble, unsuitable_reasons, without
+from eventloop.plugin.manager import assemble
 from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import Plugin, Selected, listed
 from eventloop.readiness import (
-    check_eval_dataloaders,
-    check_model,
-    check_optimizers,
     check_trainable,
     require_usable,
 )
 from eventloop.same import require_same_run
-from eventloop.seeding import kept_generators, seed_everything, seed_rank
+from eventloop.seeding import seed_everything
 from eventloop.settings import SettingValues
 from eventloop.signals import Signals
 from eventloop.start import NOTHING, Allowed
@@ -114,7 +110,7 @@ class Trainer:
         core = self._core = Core(chosen, processes, storage, origin)
         core.state.duration = self._start.duration(chosen)
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
-        self._assembly = assemble(
+        assembly = assemble(
             configuration,
             task=task_plugin(task),
             core=core.plugins,
@@ -122,29 +118,28 @@ class Trainer:
             callbacks=listed(callbacks, "callbacks"),
             of_task=(brought.algorithms, brought.callbacks),
         )
-        self._who_insists = configuration.who_insists
-        self._observers = (*observers_of(chosen), *observers)
-        core.freeze(self._assembly, self._observers)
+        core.observers = (*observers_of(chosen), *observers)
+        core.freeze(assembly)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):
             require_same_run(processes, self.state.manifest)
             self._start.check(self.state.manifest)
-            self._build()
+            build(core, self._start, configuration.who_insists)
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """The active plugins in order, from the task to the callbacks."""
-        return tuple(one for one in self._assembly.plugins if one.role != "core")
+        return tuple(one for one in self._core.assembly.plugins if one.role != "core")
 
     @property
     def off(self) -> tuple[Selected, ...]:
         """The installed plugins that don't take part, each with the reason."""
-        return self._assembly.off
+        return self._core.assembly.off
 
     @property
     def assembly(self) -> Assembly:
         """What the plugins implement, in order, and who owns which action."""
-        return self._assembly
+        return self._core.assembly
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -160,7 +155,7 @@ class Trainer:
         """
         if action not in HOOKS or HOOKS[action].kind != "action":
             raise ValueError(f"no action is named {action!r}{closest(action, HOOKS)}")
-        return self._assembly.owner(action)
+        return self._core.assembly.owner(action)
 
     def fit(self, until: str | Time | None = None) -> Result:
         """Trains until the whole duration is done, or until `until`, from where it stopped.
@@ -187,7 +182,7 @@ class Trainer:
                     'fit(until="10ep")',
                 )
             counts_tokens = self._counts_tokens
-            check_trainable(state, self._assembly, end, counts_tokens=counts_tokens)
+            check_trainable(state, self._core.assembly, end, counts_tokens=counts_tokens)
             state.until = end
             if reason := self._why_nothing_to_train(until):
                 warnings.warn(f"nothing to train: {reason}", stacklevel=2)
@@ -328,50 +323,6 @@ class Trainer:
             return
         for failure in failures_of(self.close):
             keep(error, failure)
-
-    def _build(self) -> None:
-        state, hooks = self.state, self._hooks
-        state.model = hooks.build_model(state)
-        hooks.init(state)
-        check_model(state, self._assembly)
-        state.wrapped_model = hooks.wrap_model(state)
-        state.optimizers = hooks.build_optimizers(state)
-        check_optimizers(state)
-        optimizers = described(state.optimizers)
-        self._start.check_optimizers(optimizers)
-        state.precision.check(state.model, state.optimizers)
-        state.train_dataloader = hooks.build_train_dataloader(state)
-        self._drop_unsuitable()
-        self._loop.feed_from(state, state.train_dataloader)
-        state.eval_dataloaders = hooks.build_eval_dataloaders(state)
-        check_eval_dataloaders(state)
-        state.schedulers = hooks.build_schedulers(state)
-        datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
-        state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
-        known = {"optimizers": optimizers, "absent": list(self._start.absent)}
-        state.manifest = {**state.manifest, **known}
-        seed_rank(state.settings.seed, state.rank)
-        self._start.load(self._core)
-        hooks.after_load(state)
-
-    def _drop_unsuitable(self) -> None:
-        """Asks the plugins that want to know whether they suit the first batch."""
-        asked = [one for one in self.plugins if callable(getattr(one.target, "unsuitable", None))]
-        if not asked:
-            return
-        state = self.state
-        with kept_generators():
-            first, state.train_dataloader = first_batch(state.train_dataloader)
-        mine: dict[str, str] = {}
-        if first is not None:
-            state.batch = self._loop.move(first)
-            mine = unsuitable_reasons(asked, state, self._who_insists)
-            state.batch = None
-        # What doesn't suit one rank is off on all.
-        reasons = {name: why for one in self._processes.gathered(mine) for name, why in one.items()}
-        if reasons:
-            self._assembly = without(self._assembly, reasons)
-            self._core.freeze(self._assembly, self._observers)
 
     def _resolved(self, name: str, time: Time | None) -> Time | None:
         if time is None:

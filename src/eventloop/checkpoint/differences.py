@@ -87,5 +87,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, one in value.items():
             yield from _flat(f"{name}.{key}", one)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for idx, one in enumerate(value):
+            yield from _flat(f"{name}.{idx}", one)
     elif value not in ({}, None):
         yield name, value
