@@ -221,15 +221,15 @@ HOSTILE = {
     "python": lambda f, o, code: f.put(
         "model.json", b'{"$python/object/apply:os.system":["true"]}'
     ),
-    "items lists": lambda f, o, code: f.put("model.json", b"[%s]" % b",".join([b"[]"] * 240_000)),
+    "items lists": lambda f, o, code: f.put("model.json", b"[%s]" % b",".join([b"[]"] * 145_000)),
     "items dicts": lambda f, o, code: f.put(
-        "model.json", b"[%s]" % b",".join([b'{"":1.5}'] * 240_000)
+        "model.json", b"[%s]" % b",".join([b'{"":1.5}'] * 145_000)
     ),
     "items keys": lambda f, o, code: f.put(
-        "model.json", json.dumps(dict.fromkeys(map(str, range(490_000)), 0.5)).encode()
+        "model.json", json.dumps(dict.fromkeys(map(str, range(290_000)), 0.5)).encode()
     ),
     "items facts": lambda f, o, code: f.raw_manifest(
-        BODY % (b"{}", b"{%s}" % b",".join(b'"$%d":1' % idx for idx in range(490_000)))
+        BODY % (b"{}", b"{%s}" % b",".join(b'"$%d":1' % idx for idx in range(290_000)))
     ),
     "items tensors": lambda f, o, code: f.put("model.safetensors", tensor_file(many(40_000))),
     "items tensors more": lambda f, o, code: f.put("model.safetensors", tensor_file(many(130_000))),

@@ -9,7 +9,7 @@ from eventloop.checkpoint.damage import Damage
 
 MAX_BYTES = 32 * 2**20
 # Each takes up to about 200 bytes as Python's objects.
-MAX_ITEMS = 500_000
+MAX_ITEMS = 300_000
 
 
 def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
