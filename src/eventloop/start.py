@@ -127,9 +127,11 @@ class FromCheckpoint:
         refused: Sequence[tuple[Place, str]] = (),
         place: Place | None = None,
     ) -> None:
-        self._checkpoint = checkpoint
         self._place = place or checkpoint.path
         self._facts = checkpoint.facts
+        # Given up when the run has been loaded: they take as much memory as the run itself.
+        self._parts: Mapping[str, Any] | None = checkpoint.parts
+        self._is_finished: bool = checkpoint.parts["training"]["loop"]["is_finished"]
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._allowed = allowed
         self._refused = tuple(refused)
@@ -153,9 +155,8 @@ class FromCheckpoint:
     @property
     def stop_reason(self) -> str | None:
         """Why the run was stopped, if nothing was left to be done."""
-        is_finished = self._checkpoint.parts["training"]["loop"]["is_finished"]
         reason: str | None = self._facts["stop_reason"]
-        return reason if is_finished and not is_interruption(reason) else None
+        return reason if self._is_finished and not is_interruption(reason) else None
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Keeps algorithms out that weren't there when the run began."""
@@ -199,7 +200,8 @@ class FromCheckpoint:
     def load(self, core: Core) -> None:
         """Tells `before_load`, then restores everything; the generators when the loop goes on."""
         state, hooks, loop, capture = core.state, core.hooks, core.loop, core.capture
-        parts = self._checkpoint.parts
+        parts, self._parts = self._parts, None
+        assert parts is not None
         hooks.before_load(state)
         missing = {fold(one["name"]) for one in self._missing}
         kept = {name: one for name, one in parts["plugins"].items() if name in missing}
@@ -208,7 +210,7 @@ class FromCheckpoint:
         if loop.has_other_feed:
             loop.feed_from(state, hooks.build_train_dataloader(state))
         capture.put_own(parts)
-        put_generators = functools.partial(capture.put_generators, parts)
+        put_generators = functools.partial(capture.put_generators, capture.own(parts))
         loop.entry = AfterCheckpoint(hooks, loop.feed.under_way, put_generators)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:

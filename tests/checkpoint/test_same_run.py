@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
 import sys
+import weakref
 
 import pytest
 import torch
 
 from eventloop import ResumeError, Task, Trainer
+from eventloop.checkpoint.run_lock import RunLock
 from eventloop.start import Allowed
 from eventloop.testing.runs import tiny_batches, tiny_task
 
@@ -48,7 +51,8 @@ def run(clean, monkeypatch):
 
     def run(until=None, given=None, **settings):
         values = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"} | settings
-        with Trainer(given or tiny_task(), checkpoint_interval="1ba", **values) as trainer:
+        values = {"checkpoint_interval": "1ba"} | values
+        with Trainer(given or tiny_task(), **values) as trainer:
             trainer.fit(until)
             weights = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
             return trainer, weights
@@ -249,7 +253,6 @@ def test_a_second_process_in_the_folder_is_refused(run, clean, run_python):
         )
         done = run_python(code)
 
-    import os
     import platform
 
     assert "ResumeError: another process trains in out" in done.stderr
@@ -274,3 +277,74 @@ def test_batches_and_loaders_of_a_task_may_be_written_otherwise(run):
     trainer, _ = run(given=Task(**{**vars(tiny_task()), "train_dataloader": tiny_batches()}))
 
     assert trainer.state.clock.batch == 6
+
+
+def damage(path):
+    """Flips a bit, so that only reading it all shows that something is wrong."""
+    file = path / "model.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+
+
+def test_a_damaged_checkpoint_is_no_word_of_another_process(run, clean):
+    """The run goes on from the one before, past the moment of the one that isn't used."""
+    run("4ba", checkpoint_keep=None)
+    damage(clean / "out" / "checkpoints" / "ba00000004")
+
+    trainer, _ = run()
+
+    assert "ba00000004 isn't used" in trainer.notes[0]
+    assert trainer.state.clock.batch == 6
+
+
+def test_what_a_killed_process_left_is_gone_when_the_run_goes_on(run, clean):
+    """Whoever holds the run's lock knows that nobody else writes, on whichever machine."""
+    run("2ba")
+    elsewhere = clean / "out" / "checkpoints" / ".tmp-ba00000003-00000000-1-00000000"
+    elsewhere.mkdir()
+
+    run("3ba", checkpoint_interval=None)
+
+    assert not elsewhere.exists()
+
+
+def test_a_run_that_goes_on_gives_the_checkpoint_up(run, monkeypatch):
+    """It would take the memory of a second model, and of a second optimizer, to the end."""
+    from eventloop.checkpoint import find
+
+    seen = []
+
+    def read(path):
+        found = find_read(path)
+        seen.append(weakref.ref(found.parts["model"]["0.weight"]))
+        return found
+
+    find_read = find.read
+    monkeypatch.setattr(find, "read", read)
+    run("2ba")
+
+    trainer, _ = run("3ba")
+
+    assert [one() for one in seen] == [None]
+    assert trainer.notes
+
+
+def test_a_worker_that_outlives_its_run_locks_nobody_out(tmp_path):
+    """Processes that load data end seconds after the training was killed."""
+    outlives, end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        RunLock(tmp_path).acquire()
+        if not os.fork():
+            os.close(end)
+            os.read(outlives, 1)
+        os._exit(0)
+    os.close(outlives)
+    os.waitpid(pid, 0)
+
+    lock = RunLock(tmp_path)
+    lock.acquire()
+
+    lock.release()
+    os.close(end)

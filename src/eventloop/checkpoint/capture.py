@@ -130,18 +130,21 @@ class Capture:
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
 
+    def own(self, parts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Gives what this rank alone knew; None for a rank that is new."""
+        return parts.get(f"rank{self._state.rank}")
+
     def put_own(self, parts: Mapping[str, Any]) -> None:
         """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
-        own = parts.get(f"rank{self._state.rank}")
+        own = self.own(parts)
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         self._loop.feed.load_state_dict((own or parts["rank0"])["feed"])
         if own is not None:
             put_counts(self._state.metrics["train"], own["metrics"])
             self.plugins.put(own["plugins"])
 
-    def put_generators(self, parts: Mapping[str, Any]) -> None:
+    def put_generators(self, own: Mapping[str, Any] | None) -> None:
         """Lets this rank draw on from where it stood."""
-        own = parts.get(f"rank{self._state.rank}")
         if own is not None:
             put_generators(self._state, own["generators"])
 

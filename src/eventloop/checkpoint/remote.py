@@ -165,7 +165,7 @@ class RemoteStore:
             self._remove(name)
         return [self.folder / name for name in removed]
 
-    def clear(self) -> None:
+    def clear(self, *, alone: bool = False) -> None:
         """Removes what killed saves and removals left behind, and settles what was being replaced.
 
         What can't be removed stays: it takes space, and does no harm.

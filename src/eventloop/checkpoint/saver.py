@@ -37,6 +37,7 @@ class Saver:
         self._hooks = hooks
         self._store = storage.store
         self._lock = storage.lock
+        self._on_error = settings.on_save_error
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
@@ -63,6 +64,7 @@ class Saver:
         if self._lock is not None and state.rank == 0:
             try:
                 self._lock.acquire()
+                self._store.clear(alone=True)
                 self._require_newest(state)
             except EventloopError as error:
                 problem = error
@@ -114,8 +116,9 @@ class Saver:
         self._writer.wait()
         if self._lock is not None:
             self._lock.release()
-        failure = self._writer.forget()
-        if failure is not None:
+        failure = self._writer.failure
+        if failure is not None and not self._goes_on(failure):
+            self._writer.forget()
             raise failure
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +168,7 @@ class Saver:
         """Waits until everything is written; raises on all ranks what rank 0 couldn't write."""
         self._writer.wait()
         failure = self._writer.failure
-        if failure is not None and self._goes_on(state, failure):
+        if failure is not None and self._goes_on(failure):
             failure = None
         (text, *_) = state.gathered(None if failure is None else str(failure))
         if failure is not None:
@@ -183,17 +186,17 @@ class Saver:
 
     def _tell(self, state: State, failure: BaseException) -> None:
         """Tells of a checkpoint that couldn't be written, soon after: by raising, or on all ranks."""
-        if self._goes_on(state, failure):
+        if self._goes_on(failure):
             return
         if state.world_size == 1:
             self._writer.forget()
             raise failure
         state.request_stop("a checkpoint couldn't be written")  # which raises it on all of them
 
-    def _goes_on(self, state: State, failure: BaseException) -> bool:
+    def _goes_on(self, failure: BaseException) -> bool:
         """Tells whether the run goes on without a checkpoint that couldn't be written."""
         expected = isinstance(failure, CheckpointError | OSError)
-        if state.settings.on_save_error == "raise" or not expected:
+        if self._on_error == "raise" or not expected:
             return False
         self._writer.forget()
         warnings.warn(f"a checkpoint wasn't saved, and the run goes on: {failure}", stacklevel=2)

@@ -57,6 +57,9 @@ class Checkpoints(Protocol):
     def prune(self, keep: Collection[int]) -> Sequence[Place]:
         """Removes all but those of some batches; one that verifies always stays."""
 
+    def clear(self, *, alone: bool = False) -> None:
+        """Removes what killed processes left; all of it, where nobody else writes here."""
+
 
 class Lock(Protocol):
     """What keeps other processes out of a run, as well as that can be done where it is."""
