@@ -71,15 +71,14 @@ def test_the_values_are_those_that_were_logged(tmp_path):
     assert found == [0.1, "NaN", "Infinity", -1e-300]
 
 
-def test_a_second_run_goes_on_in_the_same_file(tmp_path):
-    """A resumed run continues the curve of the first."""
+def test_runs_may_share_a_file(tmp_path):
+    """Each line of a file that was named says which run it is of."""
     path = tmp_path / "all.jsonl"
 
-    for _ in range(2):
-        fit(Jsonl(path=path), run_dir=tmp_path / "run")
+    for name in ("one", "two"):
+        fit(Jsonl(path=path), run_dir=tmp_path / name)
 
-    assert len(rows(path)) == 2 * 28
-    assert not (tmp_path / "run").exists()
+    assert [row["run"] for row in rows(path)] == 28 * [f"{tmp_path}/one"] + 28 * [f"{tmp_path}/two"]
 
 
 @pytest.mark.parametrize("kind", [str, Path])

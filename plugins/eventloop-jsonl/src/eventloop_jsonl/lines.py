@@ -8,11 +8,13 @@ infinite. Everything is ASCII.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from eventloop import Moment
 
@@ -21,9 +23,13 @@ _START = '{"name": '
 _MOST_CHARS = 200
 
 
-def lines(numbers: Mapping[str, float], at: Moment) -> str:
-    """Gives a line of JSON for each number, with its name, value and moment."""
-    moment = _encode(at._asdict())[1:]
+def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> str:
+    """Gives a line of JSON for each number, with its name, value and moment.
+
+    Args:
+        run: what tells this run's lines from those of others, where they may share a file.
+    """
+    moment = _encode(at._asdict() | ({} if run is None else {"run": run}))[1:]
     return "".join(
         f'{_START}{_name(name)}, "value": {_value(value)}, {moment}\n'
         for name, value in numbers.items()
@@ -53,10 +59,31 @@ def _value(value: float) -> str:
     return '"Infinity"' if value > 0 else '"-Infinity"'
 
 
+def is_of_run(line: bytes, run: str) -> bool:
+    """Tells whether `lines` made a line for this run."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("run") == run
+
+
+class Position(NamedTuple):
+    """A place in a file, to be found again.
+
+    Args:
+        num_bytes: before it.
+        digest: of the last of them, so that another file isn't taken for this one.
+    """
+
+    num_bytes: int
+    digest: str
+
+
 class LineFile:
     """A file that lines are appended to, each call in one piece.
 
-    The first call makes the folder, opens the file, and cuts off half a line that a killed process
+    The first use makes the folder, opens the file, and cuts off half a line that a killed process
     left. Nothing is held back: what `append` was given is in the operating system's hands when it
     returns, so that whoever watches sees it, and a forked worker has nothing to write twice.
     """
@@ -71,26 +98,72 @@ class LineFile:
         Raises:
             OSError: the file can't be opened or written; what was written of `text` is taken back.
         """
-        if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            self._descriptor = os.open(self.path, flags, 0o666)
-            _mend(self._descriptor)
+        descriptor = self._open()
         rest = memoryview(text.encode("ascii"))
-        num_bytes_before = os.fstat(self._descriptor).st_size
+        num_bytes_before = os.fstat(descriptor).st_size
         try:
             while rest:  # only a disk that is nearly full takes less than all at once
-                rest = rest[os.write(self._descriptor, rest) :]
+                rest = rest[os.write(descriptor, rest) :]
         except OSError:
-            if num_bytes_before < os.fstat(self._descriptor).st_size:
-                os.ftruncate(self._descriptor, num_bytes_before)
+            if num_bytes_before < os.fstat(descriptor).st_size:
+                os.ftruncate(descriptor, num_bytes_before)
             raise
+
+    def end(self) -> Position:
+        """Gives the place at which the next line will stand.
+
+        Raises:
+            OSError: the file can't be read.
+        """
+        if not self.path.is_file():  # not there yet, or a pipe
+            return Position(0, _digest(b""))
+        descriptor = self._open()
+        num_bytes = os.fstat(descriptor).st_size
+        return Position(num_bytes, _digest_before(descriptor, num_bytes))
+
+    def cut_after(self, place: Position, is_surplus: Callable[[bytes], bool]) -> bool:
+        """Takes the lines after a place back, unless one of them isn't surplus.
+
+        Returns:
+            Whether the file ends there now. Another file, or one that was changed, stays as it is.
+
+        Raises:
+            OSError: the file can't be read or written.
+        """
+        if not self.path.is_file():
+            return False
+        descriptor = self._open()
+        num_bytes = os.fstat(descriptor).st_size - place.num_bytes
+        if num_bytes < 0 or _digest_before(descriptor, place.num_bytes) != place.digest:
+            return False
+        after = os.pread(descriptor, num_bytes, place.num_bytes)
+        if not all(map(is_surplus, after.splitlines())):
+            return False
+        os.ftruncate(descriptor, place.num_bytes)
+        return True
 
     def close(self) -> None:
         """Closes the file; the next `append` opens it again."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            self._descriptor = os.open(self.path, flags, 0o666)
+            _mend(self._descriptor)
+        return self._descriptor
+
+
+def _digest_before(descriptor: int, num_bytes: int) -> str:
+    num_digested = min(num_bytes, 4096)
+    return _digest(os.pread(descriptor, num_digested, num_bytes - num_digested))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _mend(descriptor: int) -> None:

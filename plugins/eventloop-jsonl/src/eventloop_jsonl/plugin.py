@@ -1,15 +1,19 @@
-"""The plugin: where the lines go, and when."""
+"""The plugin: where the lines go, when, and which of them a resumed run takes back."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop_jsonl.lines import LineFile, lines
+from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines
 
 if TYPE_CHECKING:
     from eventloop import StateView
+
+Result = TypeVar("Result")
 
 
 class Jsonl:
@@ -22,20 +26,36 @@ class Jsonl:
     def __init__(self, *, path: Path | None = None) -> None:
         self.path = None if path is None else Path(path)  # a script may well give a text
         self._file: LineFile | None = None
+        self._run: str | None = None
+        self._resumed_at: Position | None = None
+        self._since = ""
+
+    @hookimpl(rank_zero=True)
+    def after_load(self, state: StateView) -> None:
+        """Settles which file it is, for a task may change the working directory."""
+        self._file = self._file_in(state.run_dir)
+        # Runs have their folders to themselves, but may share any other file.
+        self._run = None if self.path is None else str(state.run_dir)
+
+    @hookimpl(wrapper=True)
+    def fit_start(self, state: StateView) -> Generator[None, None, None]:
+        """Takes back what the run wrote after the checkpoint that it goes on from."""
+        yield
+        # The run's lock is taken by now: no other process is about to write.
+        if self._file is not None and self._resumed_at is not None:
+            place, self._resumed_at = self._resumed_at, None
+            if self._tried(functools.partial(self._file.cut_after, place, self._is_surplus)):
+                self._tried(functools.partial(self._file.append, self._since))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Appends a line for each number."""
-        if self._file is None:
-            self._file = LineFile(self._path_in(state.run_dir))
-        try:
-            self._file.append(lines(numbers, at))
-        except OSError as error:
-            raise PluginError(
-                f"the numbers can't be written to {self._file.path}: {error.strerror or error}",
-                fix="free space or give another file with `--jsonl.path FILE`, or switch the "
-                "plugin off with `-p no:jsonl`",
-            ) from error
+        if self._file is None:  # the trainer failed before it was complete
+            self._file = self._file_in(state.run_dir)
+        text = lines(numbers, at, self._run)
+        if self._resumed_at is not None:
+            self._since += text  # of an evaluation before the run goes on
+        self._tried(functools.partial(self._file.append, text))
 
     @hookimpl
     def close(self) -> None:
@@ -43,7 +63,30 @@ class Jsonl:
         if self._file is not None:
             self._file.close()
 
-    def _path_in(self, run_dir: Path) -> Path:
-        # Absolute, so that a task that changes the working directory splits no file in two.
+    def state_dict(self) -> dict[str, Any]:
+        """Gives where the file ends: what is logged later, a resumed run logs again."""
+        if self._resumed_at is not None:
+            return self._resumed_at._asdict()
+        return {} if self._file is None else self._tried(self._file.end)._asdict()
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Notes where the file ended; it is cut when the run goes on, not when it is looked at."""
+        self._resumed_at, self._since = Position(**state) if state else None, ""
+
+    def _is_surplus(self, line: bytes) -> bool:
+        return self._run is None or is_of_run(line, self._run)
+
+    def _tried(self, use: Callable[[], Result]) -> Result:
+        try:
+            return use()
+        except OSError as error:
+            assert self._file is not None
+            raise PluginError(
+                f"the numbers can't be written to {self._file.path}: {error.strerror or error}",
+                fix="free space or give another file with `--jsonl.path FILE`, or switch the "
+                "plugin off with `-p no:jsonl`",
+            ) from error
+
+    def _file_in(self, run_dir: Path) -> LineFile:
         path = run_dir / "metrics.jsonl" if self.path is None else self.path.expanduser()
-        return path.absolute()
+        return LineFile(path.absolute())
