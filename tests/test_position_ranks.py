@@ -74,7 +74,7 @@ def train(tmp_path):
         task = tiny_task(train_dataloader=lambda: make(global_batch // world_size))
         folder = tmp_path / str(next(numbers))
         with isolated_trainer(folder, task, uneven=uneven) as trainer:
-            feed: Feed = trainer._loop._feed
+            feed: Feed = trainer._loop.feeds.current
             epoch = 0
             if saved is not None:
                 states, generators, epoch = saved

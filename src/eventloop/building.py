@@ -37,7 +37,7 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None
     state.precision.check(state.model, state.optimizers)
     state.train_dataloader = hooks.build_train_dataloader(state)
     _drop_unsuitable(core, who_insists)
-    core.loop.feed_from(state, state.train_dataloader)
+    core.loop.feeds.take(state, state.train_dataloader)
     state.eval_dataloaders = hooks.build_eval_dataloaders(state)
     check_eval_dataloaders(state)
     state.schedulers = hooks.build_schedulers(state)

@@ -81,12 +81,13 @@ class Core:
         self.capture = Capture(
             self.state,
             self.hooks,
-            self.loop,
+            self.loop.feeds,
             {
                 "clock": self.state.clock,
                 "precision": precision,
                 "bookkeeping": self.bookkeeping,
                 "loop": self.loop,
+                "feeds": self.loop.feeds,
                 "saver": self._saver,
             },
             PluginStates(lambda: self.assembly.plugins),

@@ -27,6 +27,7 @@ from eventloop.data import to_host
 from eventloop.entry import Entry, FromStart
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.feed import Feed
+from eventloop.feeds import Feeds
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
@@ -58,6 +59,7 @@ class Loop:
         accumulate: fills `.grad` for a batch.
 
     Attributes:
+        feeds: where batches come from.
         entry: where the run is entered.
         is_finished: whether the last fit has done all that it had to, in this process or before.
     """
@@ -78,8 +80,7 @@ class Loop:
         self._fill = functools.partial(accumulate, passes=forward_and_loss)
         self._has_begun = False
         self._can_update = False
-        self._feed: Feed | None = None
-        self._num_feeds = 0
+        self.feeds = Feeds(hooks, processes)
         self.entry: Entry = FromStart()
         self.is_finished = True
         self._in_training = False
@@ -123,7 +124,7 @@ class Loop:
     def _epoch(self, state: State) -> bool:
         """Trains for one epoch, or for what is left of it; tells whether the fit is over."""
         hooks = self.hooks
-        feed = self._feed_of_epoch(state)
+        feed = self.feeds.of_epoch(state)
         state.resumed = feed.under_way
         hooks.epoch_start(state)
         if not state.resumed:
@@ -303,7 +304,7 @@ class Loop:
     @hookimpl
     def close(self) -> None:
         """Lets the data loader's workers go, which may stay from epoch to epoch."""
-        self._feed = None
+        self.feeds.give_up()
 
     def deliver(self, state: State, *, everything: bool = False, alone: bool = False) -> None:
         """Hands logged numbers to the loggers: those that are on the host by now.
@@ -321,48 +322,18 @@ class Loop:
         self.hooks.zero_grad(state, state.optimizers)
         self._can_update = False
 
-    def _feed_of_epoch(self, state: State) -> Feed:
-        between = self._feed is not None and self._feed.used and not self._feed.under_way
-        if between and self.hooks.should_rebuild_dataloader(state):
-            self.feed_from(state, self.hooks.build_train_dataloader(state))
-        elif self._feed is None or self._feed.dataloader is not state.train_dataloader:
-            self.feed_from(state, state.train_dataloader)
-        assert self._feed is not None
-        return self._feed
-
-    @property
-    def feed(self) -> Feed:
-        """What gives training batches."""
-        assert self._feed is not None
-        return self._feed
-
-    @property
-    def has_other_feed(self) -> bool:
-        """Whether the data loader has been rebuilt in the course of the run."""
-        return self._num_feeds > 1
-
     def state_dict(self) -> dict[str, Any]:
         """Gives what was done at which batch count, and whether all is done."""
         return {
             "is_finished": self.is_finished,
             "evaluated_at": self._evaluated_at,
             "saved_at": self._saved_at,
-            "num_feeds": self._num_feeds,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave, in another process."""
         self._evaluated_at, self._saved_at = state["evaluated_at"], state["saved_at"]
-        self._num_feeds, self.is_finished = state["num_feeds"], state["is_finished"]
-
-    def feed_from(self, state: State, dataloader: Any) -> None:
-        """Takes training batches from this data loader from now on."""
-        self._num_feeds += 1
-        state.train_dataloader = dataloader
-        settings = state.settings
-        sample_seed = settings.seed if settings.seed_samples else None
-        self._feed = Feed(dataloader, self.processes, settings.uneven, sample_seed)
-        state.num_batches = self._feed.num_batches
+        self.is_finished = state["is_finished"]
 
     def _evaluate_once(self, state: State) -> None:
         """Evaluates, unless that has been done at this batch count."""

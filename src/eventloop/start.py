@@ -207,11 +207,11 @@ class FromCheckpoint:
         kept = {name: one for name, one in parts["plugins"].items() if name in missing}
         capture.plugins.kept = kept
         capture.put(parts)
-        if loop.has_other_feed:
-            loop.feed_from(state, hooks.build_train_dataloader(state))
+        if loop.feeds.was_rebuilt:
+            loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(parts)
         put_generators = functools.partial(capture.put_generators, capture.own(parts))
-        loop.entry = AfterCheckpoint(hooks, loop.feed.under_way, put_generators)
+        loop.entry = AfterCheckpoint(hooks, loop.feeds.current.under_way, put_generators)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
         now = {fold(one["name"]): one for one in manifest["plugins"]}

@@ -19,7 +19,7 @@ from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from eventloop.loop import Loop
+    from eventloop.feeds import Feeds
     from eventloop.plugin.freeze import Plans
     from eventloop.state import State
 
@@ -54,7 +54,7 @@ class Capture:
     Args:
         state: of the run.
         hooks: the plans of the run.
-        loop: of the run.
+        feeds: of the run.
         training: what knows where the run is, by the name under which it is kept.
         plugins: what the plugins keep.
     """
@@ -63,13 +63,13 @@ class Capture:
         self,
         state: State,
         hooks: Plans,
-        loop: Loop,
+        feeds: Feeds,
         training: Mapping[str, Stateful],
         plugins: PluginStates,
     ) -> None:
         self._state = state
         self._hooks = hooks
-        self._loop = loop
+        self._feeds = feeds
         self._training = training
         self.plugins = plugins
 
@@ -98,7 +98,7 @@ class Capture:
             "plugins": self.plugins.take(per_rank=False),
         }
         own = {
-            "feed": self._loop.feed.state_dict(),
+            "feed": self._feeds.current.state_dict(),
             "generators": generators_of(state),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
@@ -138,7 +138,7 @@ class Capture:
         """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
         own = self.own(parts)
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
-        self._loop.feed.load_state_dict((own or parts["rank0"])["feed"])
+        self._feeds.current.load_state_dict((own or parts["rank0"])["feed"])
         if own is not None:
             put_counts(self._state.metrics["train"], own["metrics"])
             self.plugins.put(own["plugins"])
