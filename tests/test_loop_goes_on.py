@@ -194,3 +194,21 @@ def test_a_fit_after_an_interrupted_one_starts_without_its_gradients(interrupted
     interrupted.fit()
 
     assert torch.equal(interrupted.state.model.weight, model.weight)
+
+
+def test_a_batch_that_fails_leaves_no_number_at_the_one_before(make_trainer, make_plugin):
+    """A run that goes on from there would have a number in its log that no other run has."""
+    rows = []
+
+    def forward(state):
+        state.log("made/batch", state.clock.batch + 1.0)
+        if state.clock.batch == 2:
+            raise ValueError("the third batch")
+
+    heard = make_plugin("heard", log=lambda numbers, at: rows.append((at.batch, numbers)))
+    trainer = make_trainer(algorithms=[make_plugin(before_forward=forward)], callbacks=[heard])
+
+    with pytest.raises(ValueError, match="the third batch"):
+        trainer.fit()
+
+    assert [(batch, row["made/batch"]) for batch, row in rows] == [(1, 1.0), (2, 2.0)]

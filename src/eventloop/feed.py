@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from eventloop.clock import Clock
 from eventloop.data import Count
 from eventloop.errors import TaskError, counted
 from eventloop.processes import Processes
@@ -68,6 +69,10 @@ class Feed:
     def under_way(self) -> bool:
         """Whether an epoch has begun and hasn't ended."""
         return self._iterator is not None or self._is_loaded
+
+    def is_ahead_of(self, clock: Clock) -> bool:
+        """Tells whether a batch has been taken that isn't done."""
+        return self.under_way and self._taken != clock.batch_in_epoch
 
     def start_epoch(self, epoch: int) -> None:
         """Begins an epoch, and tells its number to samplers that want it.

@@ -45,6 +45,10 @@ class Numbers:
         if reduce is not None:
             self._reductions[name] = reduce
 
+    def forget(self) -> None:
+        """Drops the numbers of the moment under way, which won't come."""
+        self._row = {}
+
     def arrived(
         self, clock: Clock, *, everything: bool = False, alone: bool = False
     ) -> Sequence[Delivery]:
