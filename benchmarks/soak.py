@@ -2,22 +2,28 @@
 
     python benchmarks/soak.py --kills 100 --seed 1
     python benchmarks/soak.py --kills 10 --ranks 2
+    python benchmarks/soak.py --kills 20 --workers 2
 
-Every kill is SIGKILL; with several ranks it hits one of them, or all with their launcher. At the
-end weights, optimizer, generators, plugins' states and the log must be the same, byte for byte.
+Every kill is SIGKILL, a third of them while the run starts; with several ranks it hits one of them,
+their launcher, or all. Whoever is left has to end within 10 s. At the end weights, optimizer,
+generators, plugins' states, results and the log must be the same, byte for byte. A run that is
+complete before the kills are done is compared, too, and another begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +32,9 @@ from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
 
 TASK = Path(__file__).with_name("soak_task.py")
-Numbers = dict[tuple[int, str], float]
+START_UP_FRAC = 1 / 3  # of the kills
+END_S = 10.0  # for those that are left, after one of them was killed
+Numbers = dict[tuple[int, str], object]
 
 
 class Run:
@@ -40,40 +48,44 @@ class Run:
 
     def __init__(self, folder: Path, ranks: int, options: list[str]) -> None:
         self.folder = folder
+        self.checkpoints = Store(folder / "checkpoints")
+        self._ranks = ranks
+        self._numbers = folder / "metrics.jsonl"
         self._log = folder.with_suffix(".txt")
         self._command = [sys.executable, "-m", "eventloop", "fit", str(TASK), "--no-plugins"]
         self._command += ["--run-dir", str(folder), *options]
         self._command += ["--nproc", str(ranks)] if ranks > 1 else []
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Starts it, or goes on with it, in a group of processes of its own."""
-        threads = {"OMP_NUM_THREADS": "1"}
+    def start(self, workers: int = 0) -> subprocess.Popen[bytes]:
+        """Starts it, or goes on with it.
+
+        Args:
+            workers: how many processes load the data.
+        """
+        variables = {"OMP_NUM_THREADS": "1", "SOAK_WORKERS": str(workers)}
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                self._command,
-                stdout=log,
-                stderr=log,
-                env=os.environ | threads,
-                start_new_session=True,
+                self._command, stdout=log, stderr=log, env=os.environ | variables
             )
-
-    def finish(self) -> None:
-        """Goes on until it is done."""
-        status = self.start().wait()
-        if status:
-            sys.exit(f"the run in {self.folder} ended with status {status}:\n{self.tail()}")
 
     def timed(self) -> tuple[float, float]:
         """Goes on until it is done; gives the seconds until the first checkpoint, and from then on."""
         begin = time.perf_counter()
         process, first = self.start(), None
         while process.poll() is None:
-            if first is None and any((self.folder / "checkpoints").glob("ba*")):
+            if first is None and any(self.checkpoints.folder.glob("ba*")):
                 first = time.perf_counter()
             time.sleep(0.02)
-        if process.returncode or first is None:
-            sys.exit(f"the run in {self.folder} ended with {process.returncode}:\n{self.tail()}")
+        if first is None:
+            sys.exit(f"the run in {self.folder} saved nothing:\n{self.tail()}")
+        self.require_success(process)
         return first - begin, time.perf_counter() - first
+
+    def require_success(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for its end; ends this test if it failed."""
+        if process.wait():
+            status = process.returncode
+            sys.exit(f"the run in {self.folder} ended with status {status}:\n{self.tail()}")
 
     def tail(self) -> str:
         """Gives the end of what it printed."""
@@ -81,14 +93,110 @@ class Run:
 
     def position(self) -> int | None:
         """Gives the batch of the newest checkpoint that verifies."""
-        path, _ = Store(self.folder / "checkpoints").latest()
+        path, _ = self.checkpoints.latest()
         return None if path is None else int(path.name[2:])
+
+    def ranks_of(self, process: subprocess.Popen[bytes]) -> list[int]:
+        """Gives the processes that a launcher has started, in order of rank (Linux)."""
+        return list(_children(process.pid)) if self._ranks > 1 else []
+
+    def wait_for_batches(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits until it trains, or ends."""
+        before = self._num_bytes_of_log()
+        while process.poll() is None and self._num_bytes_of_log() == before:
+            time.sleep(0.01)
 
     def numbers(self) -> Numbers:
         """Gives the log: what was logged last counts, where a batch was done twice."""
-        path = self.folder / "metrics.jsonl"
-        rows = map(json.loads, path.read_text().splitlines())
+        rows = map(json.loads, self._numbers.read_text().splitlines())
         return {(row["batch"], row["name"]): row["value"] for row in rows}
+
+    def forget(self) -> None:
+        """Removes it, so that another begins."""
+        shutil.rmtree(self.folder)
+
+    def _num_bytes_of_log(self) -> int:
+        return self._numbers.stat().st_size if self._numbers.exists() else 0
+
+
+class Soak:
+    """Kills one run again and again.
+
+    Args:
+        run: the one to kill.
+        whole: the one to compare it with, complete.
+        draw: what moments, victims and workers are drawn from.
+        workers: the most processes that load the data.
+    """
+
+    def __init__(self, run: Run, whole: Run, draw: random.Random, workers: int) -> None:
+        self._run = run
+        self._whole = whole
+        self._draw = draw
+        self._workers = workers
+        self.kinds: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def kill(self, num_kills: int, start_up: float, training: float) -> None:
+        """Kills so many times, and lets the run be completed.
+
+        Args:
+            start_up: seconds until it trains.
+            training: seconds that it trains.
+        """
+        # Far enough on average that the run ends with the kills.
+        reach = 2 * training / (num_kills * (1 - START_UP_FRAC))
+        num_done = 0
+        while num_done < num_kills:
+            process = self._run.start(self._draw.randint(0, self._workers))
+            is_early = self._draw.random() < START_UP_FRAC
+            if not is_early:
+                self._run.wait_for_batches(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self._draw.uniform(0, start_up if is_early else reach))
+                self._complete(process)
+                self._run.forget()
+                continue
+            before = self._run.position()
+            whom = self._kill(process)
+            num_done += 1
+            after = self._run.position()
+            if before is not None and (after is None or after < before):
+                self.wrong.append(f"kill {num_done}: checkpoint {before} was lost; {after} is left")
+            when = "at the start" if is_early else "in training"
+            print(f"kill {num_done:3}: {whom:11} {when:12}, newest checkpoint {after}")
+        self._complete(self._run.start())
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> str:
+        """Kills somebody, and sees that the others end; says whom."""
+        ranks = self._run.ranks_of(process)
+        victims = {"all": [process.pid, *ranks]}
+        if ranks:
+            victims |= {f"rank {rank}": [pid] for rank, pid in enumerate(ranks)}
+            victims["launcher"] = [process.pid]
+        # Each as often as the others, in an order of chance.
+        fewest = min(self.kinds[name] for name in victims)
+        whom = self._draw.choice([one for one in victims if self.kinds[one] == fewest])
+        self.kinds[whom] += 1
+        for pid in victims[whom]:
+            os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + END_S
+        process.poll()
+        while alive := [pid for pid in {process.pid, *ranks} if _is_alive(pid)]:
+            if time.monotonic() > end:
+                self.wrong.append(f"{whom} was killed, and {len(alive)} others didn't end")
+                for pid in alive:
+                    os.kill(pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.02)
+        return whom
+
+    def _complete(self, process: subprocess.Popen[bytes]) -> None:
+        """Compares the run when it is done."""
+        self._run.require_success(process)
+        found = list(compare(self._whole, self._run))
+        self.wrong += found
+        print(f"complete: {'it differs' if found else 'the same, byte for byte'}")
 
 
 def main() -> None:
@@ -97,9 +205,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0, help="load in 0 to so many processes")
     parser.add_argument("--keep", type=Path, help="leave the folders here")
     parser.add_argument("options", nargs="*", help="more of `eventloop fit`, after --")
     given = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
         folder = given.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,49 +218,17 @@ def main() -> None:
         killed = Run(folder / "killed", given.ranks, given.options)
         start_up, training = whole.timed()
         print(f"uninterrupted: {start_up:.1f} s until the first checkpoint, then {training:.1f} s")
-        # Far enough on average that the run ends with the kills.
-        reach = start_up + 2.5 * training / given.kills
-        kill_often(killed, given.kills, random.Random(given.seed), reach)
-        killed.finish()
-        wrong = list(compare(whole, killed))
-    print("\n".join(wrong) or "the same, byte for byte")
-    sys.exit(bool(wrong))
-
-
-def kill_often(run: Run, num_kills: int, draw: random.Random, reach: float) -> None:
-    """Starts a run and kills it, again and again, each time after at most so many seconds."""
-    done = 0
-    while done < num_kills:
-        process = run.start()
-        moment = draw.uniform(0, reach)
-        time.sleep(moment)
-        if process.poll() is not None:
-            if process.returncode:
-                sys.exit(f"it ended with status {process.returncode}:\n{run.tail()}")
-            print("complete before the kills were done: begun anew")
-            _forget(run)
-            continue
-        whom = kill(process, draw)
-        done += 1
-        print(f"kill {done:3}: {whom} after {moment:5.1f} s, newest checkpoint {run.position()}")
-
-
-def kill(process: subprocess.Popen[bytes], draw: random.Random) -> str:
-    """Kills the process and its children, or one rank, whose end must end the others; says whom."""
-    ranks = list(_children(process.pid))
-    if ranks and draw.random() < 0.6:
-        idx = draw.randrange(len(ranks))
-        os.kill(ranks[idx], signal.SIGKILL)
-        process.wait(timeout=60)
-        return f"rank {idx}"
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return "all"
+        soak = Soak(killed, whole, random.Random(given.seed), given.workers)
+        soak.kill(given.kills, start_up, training)
+    whom = ", ".join(f"{name} {count}x" for name, count in sorted(soak.kinds.items()))
+    print(f"{given.kills} kills ({whom}) in {time.monotonic() - begin:.0f} s")
+    print("\n".join(soak.wrong) or "all is the same, byte for byte")
+    sys.exit(bool(soak.wrong))
 
 
 def compare(whole: Run, killed: Run) -> Iterator[str]:
     """Gives what differs at the end of two runs."""
-    paths = [Store(run.folder / "checkpoints").latest()[0] for run in (whole, killed)]
+    paths = [run.checkpoints.latest()[0] for run in (whole, killed)]
     if None in paths:
         yield f"a run has no checkpoint: {paths}"
         return
@@ -165,17 +244,17 @@ def compare(whole: Run, killed: Run) -> Iterator[str]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Gives the ranks that a launcher has started (Linux)."""
+    """Gives the processes that one has started, the oldest first."""
+    with contextlib.suppress(OSError):
+        yield from map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def _is_alive(pid: int) -> bool:
+    """Tells whether a process runs; one that nobody has waited for yet doesn't."""
     try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return
-    yield from map(int, text.split())
-
-
-def _forget(run: Run) -> None:
-    for path in sorted(run.folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
+        return False
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -32,19 +33,20 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Walk:
-    """An algorithm with a state: shifts the inputs by a random walk of its own."""
+    """An algorithm with a state: scales the inputs by a random walk, each rank its own."""
 
     name = "walk"
+    state_per_rank = True
 
     def __init__(self) -> None:
-        self.at = torch.zeros(16)
+        self.at = torch.ones(16)
         self.num_steps = 0
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
         self.at = self.at + 0.01 * torch.randn(16, generator=state.generator("walk"))
         self.num_steps += 1
-        state.inputs = state.inputs + self.at
+        state.inputs = state.inputs * self.at
         state.log("walk/at", self.at.norm())
 
     def state_dict(self) -> dict[str, object]:
@@ -54,13 +56,14 @@ class Walk:
         self.at, self.num_steps = state["at"], state["num_steps"]
 
 
-def task(workers: int = 0, lr: float = 3e-3) -> Task:
+def task(lr: float = 3e-3) -> Task:
     """A small network on noisy samples.
 
     Args:
-        workers: processes that load the data.
         lr: the largest learning rate.
     """
+    # No option: it may be another one each time that the run goes on.
+    workers = int(os.environ.get("SOAK_WORKERS", "0"))
     return Task(
         model=lambda: nn.Sequential(
             nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)

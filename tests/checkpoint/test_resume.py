@@ -159,6 +159,12 @@ def no_momenta(parts):
         states["state"] = {}
 
 
+def other_schedule(parts):
+    for pairs in parts["training"]["schedulers"].values():
+        for one in pairs:
+            one["state"]["end"] *= 2
+
+
 def data_shifted(parts):
     parts["rank0"]["feed"]["num_taken"] -= 1
 
@@ -171,6 +177,7 @@ def data_shifted(parts):
         fresh_named,
         no_plugin,
         no_momenta,
+        other_schedule,
         data_shifted,
     ],
 )
