@@ -202,7 +202,7 @@ class Thread:
     @hookimpl
     def init(self):
         self.end = threading.Event()
-        threading.Thread(target=self.end.wait, args=(2,), name="left-behind").start()
+        threading.Thread(target=self.end.wait, name="left-behind", daemon=True).start()
 
 
 class Drifts:

@@ -21,6 +21,9 @@ from eventloop.testing.ranks import RankError, run_ranks
 from eventloop.testing.resuming import is_resumed, saves_its_state
 from eventloop.testing.runs import tiny_task
 
+# A thread that was told to end may be asking other ranks something.
+_ENDING_S = 3.0
+
 
 def check_plugin(
     plugin: type,
@@ -106,9 +109,11 @@ def _closes(case: Case) -> Iterator[str]:
             for note in getattr(error, "__notes__", ())
             if note.startswith("then also")
         )
-    left = [thread.name for thread in threading.enumerate() if thread not in threads]
-    if left:
-        yield f"threads go on after close: {', '.join(left)}"
+    left = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in left:
+        thread.join(_ENDING_S)
+    if names := [thread.name for thread in left if thread.is_alive()]:
+        yield f"threads go on after close: {', '.join(names)}"
 
 
 def _two_ranks_end_alike(case: Case) -> Iterator[str]:
