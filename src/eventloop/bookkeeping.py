@@ -11,6 +11,7 @@ from eventloop.clock import Time, resolve
 from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
+from eventloop.signals import is_interruption
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
@@ -92,17 +93,18 @@ class Bookkeeping:
 
     @hookimpl
     def fit_end(self, state: State) -> None:
+        if is_interruption(state.stop_reason):
+            return  # the run goes on, here or in another process, as if nothing had been
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the history, and the latest loss."""
-        return {"history": self.history, "last_loss": self.last_loss}
+        """Gives the history."""
+        return {"history": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
         self.history = list(state["history"])
-        self.last_loss = state["last_loss"]
 
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""

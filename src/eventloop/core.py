@@ -82,6 +82,7 @@ class Core:
             self.state,
             self.hooks,
             self.loop.feeds,
+            self.bookkeeping,
             {
                 "clock": self.state.clock,
                 "precision": precision,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.feed import Feed
 
 if TYPE_CHECKING:
+    from eventloop.clock import Clock
     from eventloop.plugin.freeze import Plans
     from eventloop.processes import Processes
     from eventloop.state import State
@@ -56,6 +57,10 @@ class Feeds:
         elif feed is None or feed.dataloader is not state.train_dataloader:
             self.take(state, state.train_dataloader)
         return self.current
+
+    def are_ahead_of(self, clock: Clock) -> bool:
+        """Tells whether a batch has been taken that isn't done."""
+        return self._feed is not None and self._feed.is_ahead_of(clock)
 
     def give_up(self) -> None:
         """Lets the data loader go, with its workers."""

@@ -314,7 +314,7 @@ class Loop:
             alone: asks nothing of the other ranks, which may be gone. What was logged in a batch
                 that isn't done is dropped: it would stand at the one before.
         """
-        if alone and self._feed is not None and self._feed.is_ahead_of(state.clock):
+        if alone and self.feeds.are_ahead_of(state.clock):
             state.numbers.forget()
         for at, row in state.numbers.arrived(state.clock, everything=everything, alone=alone):
             self.hooks.log(state, row, at)

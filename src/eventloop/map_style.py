@@ -52,8 +52,11 @@ class MapStyle:
         self._part: RankPart | None = None
 
     @property
-    def num_batches(self) -> int:
-        return len(self._loader)
+    def num_batches(self) -> int | None:
+        try:
+            return len(self._loader)
+        except TypeError:  # of a sampler without a length
+            return None
 
     def start(self, epoch: int) -> Iterator[Any]:
         if self._shared["kind"] == "drawn":
@@ -70,7 +73,7 @@ class MapStyle:
             "global_batch_size": self._global_batch_size,
             "num_samples": self._num_samples,
             "start": self.order.start,
-            "check": self.order.check(min(num_taken, self.num_batches)),
+            "check": self.order.check(self._own(num_taken)),
             "now": self.order.standing(shared=False),
             "turns": self._turns.state_dict(),
         }
@@ -94,11 +97,15 @@ class MapStyle:
             )
         # Other ranks had other parts of the same order.
         check = saved["check"] if saved["world_size"] == self._ranks[1] else None
-        # A rank that had run out repeated its first batch.
-        self.order.seek(saved["start"], min(num_taken, self.num_batches), check)
+        self.order.seek(saved["start"], self._own(num_taken), check)
 
     def rest(self) -> Iterator[Any]:
         return self._turns.go_on()
+
+    def _own(self, num_taken: int) -> int:
+        """Gives how many batches of its own a rank took: one that had run out repeated its first."""
+        num_batches = self.num_batches
+        return num_taken if num_batches is None else min(num_taken, num_batches)
 
     def first(self) -> Any:
         loader = _copy_with(

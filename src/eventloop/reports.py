@@ -9,6 +9,7 @@ from eventloop.errors import CheckpointError, EventloopError, UsageError
 from eventloop.plain import plain
 from eventloop.signals import Interrupted, Terminated
 
+ACTIVE = "active plugins"  # what the note begins with that lists them
 FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
 
 
@@ -24,6 +25,7 @@ def first_line(error: BaseException) -> str:
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     notes = [note.split("\n")[0] for note in getattr(error, "__notes__", []) if note]
+    notes = [note for note in notes if note != ACTIVE]
     if not isinstance(error, EventloopError) and notes:
         line = f"{line}; {notes[0]}"
     return plain(f"rank {os.environ['RANK']}: {line}" if in_ranks() else line)

@@ -86,11 +86,17 @@ class Start(Protocol):
 
 
 class Anew:
-    """A run that begins."""
+    """A run that begins.
 
-    notes: tuple[str, ...] = ()
+    Args:
+        note: what the header says of it, if anything.
+    """
+
     stop_reason: str | None = None
     absent: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, note: str = "") -> None:
+        self.notes: tuple[str, ...] = (note,) if note else ()
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Gives the configuration as it is."""

@@ -134,5 +134,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, soak_task, world_si
     killed.finish()
 
     (expected, numbers), (actual, others) = whole.result(), killed.result()
+    for parts in (expected, actual):
+        del parts["plugins"]["jsonl"]  # where its file ends, whose lines tell seconds
     assert [str(one) for one in differences(expected, actual)] == []
     assert others == numbers

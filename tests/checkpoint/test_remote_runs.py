@@ -137,7 +137,7 @@ def test_a_second_process_is_refused(url, machine):
     with trainer(url) as one, trainer(url) as other:
         one.fit(until="1ep")
 
-        with pytest.raises(ResumeError, match="another process trains in"):
+        with pytest.raises(ResumeError, match="another Trainer of this process trains in"):
             other.fit()
         machine("second")
         with trainer(url) as third, pytest.raises(ResumeError, match="another process trains at"):

@@ -14,6 +14,7 @@ import torch
 
 from eventloop import ResumeError, Task, Trainer
 from eventloop.checkpoint.run_lock import RunLock
+from eventloop.errors import UsageError
 from eventloop.start import Allowed
 from eventloop.testing.runs import tiny_batches, tiny_task
 
@@ -348,3 +349,65 @@ def test_a_worker_that_outlives_its_run_locks_nobody_out(tmp_path):
 
     lock.release()
     os.close(end)
+
+
+def test_a_run_may_stand_for_its_newest_checkpoint(run, clean):
+    """As in `eventloop checkpoints`."""
+    run("4ba")
+
+    trainer, _ = run("5ba", run_dir=clean / "branch", resume=str(clean / "out"))
+
+    assert "batch 4" in trainer.notes[0]
+
+
+def test_a_folder_that_is_not_there_is_told_of(run, clean):
+    """Not of a manifest in it."""
+    with pytest.raises(UsageError, match="there is no folder 'nope'"):
+        run("5ba", resume="nope")
+
+
+def test_a_second_trainer_of_one_process_is_told_so(run, clean):
+    """In a notebook the first one is still open."""
+    given = {"device": "cpu", "run_dir": clean / "out", "max_duration": "1ep"}
+    with Trainer(tiny_task(), **given) as first, Trainer(tiny_task(), **given) as second:
+        first.fit("1ba")
+
+        with pytest.raises(ResumeError, match="another Trainer of this process trains in"):
+            second.fit()
+
+
+def test_a_folder_whose_checkpoints_are_gone_is_told_of(run, clean):
+    """Who deleted them by mistake learns it before the run has begun anew."""
+    run("2ba")
+    shutil.rmtree(clean / "out" / "checkpoints")
+    (clean / "out" / "manifest.json").write_text("{}")
+
+    trainer, _ = run("1ba")
+
+    assert "where a run was begun: this one begins anew" in trainer.notes[0]
+
+
+def test_history_is_that_of_a_run_that_nobody_interrupted(clean):
+    """Where it was interrupted is nothing that was learned."""
+    import signal
+
+    from eventloop import hookimpl
+
+    class Interrupts:
+        name = "interrupts"
+
+        @hookimpl
+        def batch_start(self, state):
+            if state.clock.batch == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    def history(*callbacks):
+        with Trainer(tiny_task(), device="cpu", max_duration="2ep", callbacks=callbacks) as trainer:
+            try:
+                trainer.fit()
+            except KeyboardInterrupt:
+                trainer.fit()
+            return [{**row, "seconds": 0} for row in trainer.fit().history]
+
+    with pytest.warns(UserWarning, match="nothing to train"):
+        assert history(Interrupts()) == history()

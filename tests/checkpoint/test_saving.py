@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
+import torch
+from torch import nn
 from torchmetrics import MeanMetric
 
 from eventloop import CheckpointError, hookimpl
@@ -195,3 +197,38 @@ def test_what_a_plugin_cannot_save_is_told_by_its_path(tmp_path):
             trainer.fit()
 
         assert trainer.state.clock.batch == 0
+
+
+def test_parameters_that_no_batch_has_shaped_yet_delay_the_first(tmp_path):
+    """Lazy layers have no weights before the first forward pass."""
+    task = tiny_task(model=lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)))
+
+    with isolated_trainer(tmp_path, task, checkpoint_interval="1ep") as trainer:
+        trainer.fit()
+
+    assert saved(tmp_path) == [3]
+
+
+def test_a_tensor_that_could_not_be_loaded_is_not_saved(tmp_path):
+    """Entries that share memory can't be written into."""
+
+    def model():
+        made = nn.Linear(3, 3)
+        made.register_buffer("scale", torch.ones(1).expand(3))
+        return made
+
+    with isolated_trainer(tmp_path, tiny_task(model=model), checkpoint_interval="1ep") as trainer:
+        with pytest.raises(CheckpointError, match="'scale' of the model can't be saved"):
+            trainer.fit()
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    """Free space wouldn't help."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
+
+    with isolated_trainer(tmp_path, checkpoint_interval="1ep") as trainer:
+        with pytest.raises(CheckpointError, match="see what is wrong with") as caught:
+            trainer.fit()
+
+    assert "free space" not in str(caught.value)

@@ -19,6 +19,7 @@ from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from eventloop.bookkeeping import Bookkeeping
     from eventloop.feeds import Feeds
     from eventloop.plugin.freeze import Plans
     from eventloop.state import State
@@ -55,6 +56,7 @@ class Capture:
         state: of the run.
         hooks: the plans of the run.
         feeds: of the run.
+        bookkeeping: of the run; each rank's loss is its own.
         training: what knows where the run is, by the name under which it is kept.
         plugins: what the plugins keep.
     """
@@ -64,12 +66,14 @@ class Capture:
         state: State,
         hooks: Plans,
         feeds: Feeds,
+        bookkeeping: Bookkeeping,
         training: Mapping[str, Stateful],
         plugins: PluginStates,
     ) -> None:
         self._state = state
         self._hooks = hooks
         self._feeds = feeds
+        self._bookkeeping = bookkeeping
         self._training = training
         self.plugins = plugins
 
@@ -86,8 +90,10 @@ class Capture:
             All parts on rank 0; on other ranks nothing of use.
         """
         state, hooks = self._state, self._hooks
+        weights = dict(hooks.capture_model(state))
+        _require_own_memory(weights)
         parts: Parts = {
-            "model": dict(hooks.capture_model(state)),
+            "model": weights,
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {
                 **{name: dict(one.state_dict()) for name, one in self._training.items()},
@@ -101,6 +107,7 @@ class Capture:
             "feed": self._feeds.current.state_dict(),
             "generators": generators_of(state),
             "metrics": counts_of(state.metrics["train"]),
+            "last_loss": self._bookkeeping.last_loss,
             "plugins": self.plugins.take(per_rank=True),
         }
         everybody = state.gathered(_on_host(own)) if state.world_size > 1 else [own]
@@ -141,12 +148,30 @@ class Capture:
         self._feeds.current.load_state_dict((own or parts["rank0"])["feed"])
         if own is not None:
             put_counts(self._state.metrics["train"], own["metrics"])
+            self._bookkeeping.last_loss = own["last_loss"]
             self.plugins.put(own["plugins"])
 
     def put_generators(self, own: Mapping[str, Any] | None) -> None:
         """Lets this rank draw on from where it stood."""
         if own is not None:
             put_generators(self._state, own["generators"])
+
+
+def _require_own_memory(weights: Mapping[str, Any]) -> None:
+    """Refuses what could be written, but not read back into its place.
+
+    Raises:
+        CheckpointError: entries of a tensor share memory, as those of an expanded one do.
+    """
+    for name, one in weights.items():
+        if not isinstance(one, Tensor) or one.layout is not torch.strided or not one.numel():
+            continue
+        if any(size > 1 and not step for size, step in zip(one.shape, one.stride(), strict=True)):
+            raise CheckpointError(
+                f"{name!r} of the model can't be saved: it is an expanded tensor, into which "
+                "nothing can be loaded",
+                fix="give it memory of its own: `.expand(3).clone()`",
+            )
 
 
 def _schedulers_of(state: State) -> dict[str, list[dict[str, Any]]]:

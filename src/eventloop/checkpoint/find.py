@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
+from eventloop.checkpoint.places import checkpoint_at
 from eventloop.checkpoint.storage import Storage, local_copy
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
+from eventloop.manifest import FILE as MANIFEST
 from eventloop.start import Allowed, Anew, FromCheckpoint, Start
 from eventloop.urls import Place, Url
 
@@ -38,7 +40,7 @@ def find_start(
     if problem is not None:
         raise problem
     if place is None:
-        return Anew()
+        return Anew(_note_on(storage))
     checkpoint = read(local_copy(place, storage, processes))
     return FromCheckpoint(checkpoint, allowed, refused, place)
 
@@ -61,7 +63,16 @@ def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused
     if wanted in ("auto", "never"):
         return place, refused
     named = wanted if isinstance(wanted, Url) else Path(wanted).expanduser()
+    if isinstance(named, Path):
+        named, _ = checkpoint_at(named)
     return _named(named, place), refused
+
+
+def _note_on(storage: Storage) -> str:
+    """Says of a folder that a run has left files there, but no checkpoint to go on from."""
+    if not (storage.run_dir / MANIFEST).is_file():
+        return ""
+    return f"no checkpoint in {storage.run_dir}, where a run was begun: this one begins anew"
 
 
 def _named(wanted: Place, newest: Place | None) -> Place:

@@ -7,6 +7,7 @@ evaluated.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -191,7 +192,9 @@ class Draft:
             yield
         except OSError as error:
             free = disk.num_free_bytes(there)
-            raise self._error(folder, error.strerror or str(error), free) from error
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = error.strerror or str(error)
+            raise self._error(folder, reason, free, is_full=is_full) from error
 
     def _add(self, name: str, tensors: dict[str, Tensor], skeleton: Json) -> None:
         if tensors:
@@ -205,12 +208,15 @@ class Draft:
         with _too_large("facts"):
             return to_bytes(Manifest(self._batch, files, self._facts))
 
-    def _error(self, folder: Path, reason: str, free: int) -> CheckpointError:
+    def _error(
+        self, folder: Path, reason: str, free: int, *, is_full: bool = True
+    ) -> CheckpointError:
+        mend = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
         return CheckpointError(
             f"the checkpoint can't be written to {str(folder)!r}: {reason}",
             needed=f"{self.num_bytes:,} bytes",
             free=f"{free:,} bytes",
-            fix="free space, or give another folder with `--run-dir FOLDER`",
+            fix=f"{mend}, or give another folder with `--run-dir FOLDER`",
         )
 
 

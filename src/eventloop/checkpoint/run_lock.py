@@ -39,11 +39,7 @@ class RunLock:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise ResumeError(
-                f"another process trains in {self._run_dir}",
-                by=self._who(),
-                fix="wait for it or stop it, or give another run_dir",
-            ) from None
+            raise self._taken() from None
         who = {"process": os.getpid(), "host": platform.node()}
         self._holder.write_text(json.dumps(who), encoding="utf-8")
 
@@ -56,6 +52,20 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self._holder.unlink()
             self._lock.release()
+
+    def _taken(self) -> ResumeError:
+        """Says who holds the lock: another process, or this one."""
+        who = self._who()
+        if who == told(json.dumps({"process": os.getpid(), "host": platform.node()}).encode()):
+            return ResumeError(
+                f"another Trainer of this process trains in {self._run_dir}",
+                fix="close it: `trainer.close()`, or `with Trainer(...) as trainer:`",
+            )
+        return ResumeError(
+            f"another process trains in {self._run_dir}",
+            by=who,
+            fix="wait for it or stop it, or give another run_dir",
+        )
 
     def _who(self) -> str:
         """Says who holds the lock, as far as can be read."""

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.snapshot import Snapshot
@@ -91,7 +93,8 @@ class Saver:
         # One that a signal stopped isn't at its end: it goes on from the checkpoint saved then.
         is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
         is_end = clock.reached(state.until) or is_stopped
-        return not clock.batch or is_end or clock.crossed(self._interval)
+        is_start = not clock.batch and not any(map(is_lazy, state.model.parameters()))
+        return is_start or is_end or clock.crossed(self._interval)
 
     @hookimpl
     def save_checkpoint(self, state: State) -> Place:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from eventloop.errors import TaskError, UsageError
 from eventloop.plugin.records import Plugin
+from eventloop.reports import ACTIVE
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def crash_report() -> Iterator[list[Plugin]]:
         raise
     except (Exception, SystemExit) as error:
         if active:
-            error.add_note("\n".join(["active plugins", *_table(active)]))
+            error.add_note("\n".join([ACTIVE, *_table(active)]))
         raise
 
 

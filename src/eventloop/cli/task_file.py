@@ -54,13 +54,15 @@ class TaskFile:
     source: str = ""
 
     def origin(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Gives what a manifest says of the task: its options, its file's text and digest.
+        """Gives what a manifest says of the task: all its options, its file's text and digest.
 
         Args:
             values: the parameters that were set.
         """
         digest = hashlib.sha256(self.source.encode()).hexdigest()
-        options = {name: plain(value) for name, value in self.typed_options(values).items()}
+        set_ = self.typed_options(values)
+        chosen = {one.name: set_.get(one.name, one.default) for one in self.options.values()}
+        options = {name: plain(value) for name, value in chosen.items()}
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
