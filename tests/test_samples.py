@@ -301,3 +301,37 @@ def test_a_loader_without_batches_is_seeded():
     feed.start_epoch(0)
 
     assert [feed.next() for _ in range(12)] == rows(DataLoader(Drawing(), 4))
+
+
+class OwnGenerators(Dataset):
+    """Draws from generators of its own, of every kind."""
+
+    def __init__(self):
+        self.torch = torch.Generator().manual_seed(1)
+        self.python = random.Random(1)
+        self.numpy = np.random.default_rng(1)
+        self.old_numpy = np.random.RandomState(1)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, idx):
+        drawn = [self.python.random(), self.numpy.random(), self.old_numpy.random_sample()]
+        return torch.cat([torch.rand(1, generator=self.torch).double(), torch.tensor(drawn)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Subset(one, range(8))])
+def test_a_data_set_s_own_generators_are_tied_to_the_sample_too(wrap, num_workers):
+    """Whoever draws from them gets the same sample in any order, in any worker."""
+
+    def batches(**given):
+        loader = DataLoader(wrap(OwnGenerators()), 4, num_workers=num_workers, **given)
+        feed = Feed(loader, SingleProcess(), sample_seed=0)
+        feed.start_epoch(0)
+        return torch.cat([feed.next() for _ in range(2)])
+
+    forward = batches()
+
+    assert torch.equal(forward, batches(sampler=list(range(7, -1, -1))).flip(0))
+    assert len(forward.unique()) == forward.numel()

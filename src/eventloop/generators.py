@@ -57,6 +57,19 @@ def put(generator: Any, standing: Any) -> None:
         generator.bit_generator.state = unplain(standing)
 
 
+def reseed(generator: Any, seed: int) -> None:
+    """Lets a generator begin anew from a seed, in [0, 2**64)."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif callable(getattr(generator, "set_state", None)):
+        generator.seed(seed & 0xFFFFFFFF)  # NumPy's RandomState
+    else:
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+
+
 def plain(value: Any) -> Any:
     """Gives a nest in which NumPy's arrays are tensors with the name of their type."""
     if isinstance(value, Mapping):

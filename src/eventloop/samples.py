@@ -21,6 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from eventloop.generators import is_generator, reseed
 from eventloop.repeats import Again
 from eventloop.seeding import KeptGenerators
 
@@ -89,9 +90,12 @@ class SampleSeeds:
             self._kept.put_back()
             self._kept = None
 
-    def seed_sample(self, index: Any) -> None:
-        """Seeds for the sample of an index."""
-        _seed(_mixed(self._base[1] + _number(index)))
+    def seed_sample(self, index: Any, own: Sequence[Any] = ()) -> None:
+        """Seeds for the sample of an index: the global generators, and the data set's own."""
+        seed = _mixed(self._base[1] + _number(index))
+        _seed(seed)
+        for generator in own:
+            reseed(generator, seed)
 
     def seed_collate(self, first: Any) -> None:
         """Seeds for what becomes of a batch, from the index of its first sample."""
@@ -109,7 +113,7 @@ class SeededDataset:
         draws: whether it draws; the collate function alone does, if not.
     """
 
-    __slots__ = ("_batched", "_dataset", "_draws", "_seeds")
+    __slots__ = ("_batched", "_dataset", "_draws", "_own", "_seeds")
 
     def __init__(self, dataset: Any, seeds: SampleSeeds, draws: bool) -> None:
         values = {
@@ -117,6 +121,7 @@ class SeededDataset:
             "_seeds": seeds,
             "_draws": draws,
             "_batched": _reads_batches(dataset),
+            "_own": _generators_of(dataset) if draws else [],
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -154,14 +159,14 @@ class SeededDataset:
     def _samples(self, indices: Sequence[Any]) -> Any:
         if self._batched:
             if self._draws:
-                self._seeds.seed_sample(indices[0])
+                self._seeds.seed_sample(indices[0], self._own)
             plain = [int(one) if type(one) is Again else one for one in indices]
             return self._dataset.__getitems__(plain)
         return [self._sample(index) for index in indices]
 
     def _sample(self, index: Any) -> Any:
         if self._draws:
-            self._seeds.seed_sample(index)
+            self._seeds.seed_sample(index, self._own)
         return self._dataset[int(index) if type(index) is Again else index]
 
 
@@ -188,6 +193,16 @@ class SeededCollate:
             return self._collate_fn(samples)
         finally:
             self._seeds.end_batch()
+
+
+def _generators_of(dataset: Any) -> list[Any]:
+    """Gives the random generators that a data set, or one that it is made of, has as attributes."""
+    if type(dataset) is Subset:
+        return _generators_of(dataset.dataset)
+    if type(dataset) in (ConcatDataset, StackDataset):
+        parts = dataset.datasets if type(dataset) is ConcatDataset else _stacked(dataset)
+        return [one for part in parts for one in _generators_of(part)]
+    return [one for one in getattr(dataset, "__dict__", {}).values() if is_generator(one)]
 
 
 def _reads_batches(dataset: Any) -> bool:
