@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 
+import pytest
+import torch
+
+from eventloop.checkpoint import disk
 from eventloop.cli import main
+from eventloop.errors import EventloopError, ResumeError
 from eventloop.manifest import write_manifest
+from eventloop.start import Allowed
+from eventloop.testing import run_ranks
+from eventloop.testing.runs import isolated_trainer
 
 TOKENS = """
 import torch
@@ -92,6 +102,150 @@ def test_a_manifest_says_what_the_run_is_made_of(make_trainer, make_plugin, tmp_
     assert manifest["settings"]["max_duration"] == "1ep"
     assert manifest["order"].startswith("sha256:")
     assert {"torch", "python", "eventloop"} <= manifest["versions"].keys()
+
+
+def read_in(folder):
+    return json.loads((folder / "run" / "manifest.json").read_text())
+
+
+def fit_in(folder, callback=None, **given):
+    settings = {"checkpoint_interval": "2ba"} | given
+    callbacks = [] if callback is None else [callback]
+    with isolated_trainer(folder, callbacks=callbacks, **settings) as trainer:
+        trainer.fit()
+
+
+def test_a_trainer_in_python_writes_it_too(tmp_path):
+    """What a run was made of is asked for months later, whoever started it."""
+    fit_in(tmp_path, seed=3)
+
+    found = read_in(tmp_path)
+    assert found["settings"]["seed"] == 3
+    assert (found["resumed"], found["changes"], found["earlier_starts"]) == (None, [], [])
+    assert "optimizers" in found
+
+
+def test_without_a_run_dir_or_a_fit_nothing_is_written(tmp_path, monkeypatch):
+    """What is tried out, or looked at, leaves nothing behind."""
+    monkeypatch.chdir(tmp_path)
+
+    isolated_trainer(tmp_path).close()
+    fit_in(tmp_path, run_dir=None, checkpoint_interval=None)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
+
+
+def test_a_resumed_run_tells_of_every_start(tmp_path, make_plugin):
+    """Of the present one in full, of each before by when, how and with what."""
+    ends = make_plugin(batch_start=lambda state: 1 / (state.clock.batch - 2))
+    with pytest.raises(ZeroDivisionError):
+        fit_in(tmp_path, ends)
+    first = read_in(tmp_path)
+    allowed = Allowed(config_change=True)
+
+    fit_in(tmp_path, max_duration="2ep", allowed=allowed)
+    fit_in(tmp_path, max_duration="3ep", allowed=allowed)
+
+    found = read_in(tmp_path)
+    begun, second = found["earlier_starts"]
+    assert begun == {key: first[key] for key in begun}
+    assert {"started", "command_line", "versions", "git"} <= begun.keys()
+    assert begun["resumed"] is None
+    assert second["resumed"].endswith("ba00000002")
+    assert second["changes"] == ["settings.max_duration: 1ep -> 2ep"]
+    assert found["changes"] == ["settings.max_duration: 2ep -> 3ep"]
+    assert found["settings"]["max_duration"] == "3ep"
+
+
+def test_one_trainer_is_one_start(tmp_path):
+    """However often it is told to train on."""
+    with isolated_trainer(tmp_path) as trainer:
+        trainer.fit(until="1ba")
+        trainer.fit()
+
+    assert read_in(tmp_path)["earlier_starts"] == []
+
+
+def test_a_process_that_is_refused_leaves_it_alone(tmp_path):
+    """It is that of the process which trains there."""
+    with isolated_trainer(tmp_path) as trainer:
+        trainer.fit()
+        before = (tmp_path / "run" / "manifest.json").read_text()
+        child = os.fork()
+        if not child:
+            status = 1
+            torch.set_num_threads(1)
+            try:
+                fit_in(tmp_path, seed=7)
+            except ResumeError:
+                status = 0
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+
+    assert status == 0
+    assert (tmp_path / "run" / "manifest.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "there", ["", "{", "[]", "[" * 100_000, '{"started": 1, "earlier_starts": 3}']
+)
+def test_what_can_not_be_read_stops_nobody(tmp_path, there):
+    """The checkpoints say of themselves what they were made with."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text(there)
+
+    fit_in(tmp_path)
+
+    assert len(read_in(tmp_path)["earlier_starts"]) == ("started" in there)
+
+
+def test_a_kill_leaves_the_old_one_or_the_new_one(tmp_path, monkeypatch):
+    """Between any two operations on the disk."""
+    write_manifest({"number": 1}, tmp_path / "run")
+    seen = set()
+
+    class Killed(BaseException):
+        pass
+
+    names = ("create", "write", "sync", "replace", "sync_folder", "remove_file")
+    originals = {name: getattr(disk, name) for name in names}
+    for count in range(1, 100):
+        left = itertools.count(count, -1)
+        with monkeypatch.context() as patch:
+            for name, original in originals.items():
+
+                def dies(*args, original=original):
+                    if next(left) == 1:
+                        raise Killed
+                    return original(*args)
+
+                patch.setattr(disk, name, dies)
+            try:
+                write_manifest({"number": 2}, tmp_path / "run")
+            except Killed:
+                seen.add(read_in(tmp_path)["number"])
+            else:
+                break
+
+    assert seen == {1, 2}
+    assert read_in(tmp_path)["number"] == 2
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["manifest.json"]
+
+
+def test_a_folder_that_takes_no_file_is_named(tmp_path):
+    """Before anything is trained."""
+    (tmp_path / "run" / "manifest.json").mkdir(parents=True)
+
+    with pytest.raises(EventloopError, match=r"can't be written to .*manifest\.json"):
+        fit_in(tmp_path)
+
+
+def test_rank_zero_writes_it(tmp_path):
+    """Once for all."""
+    run_ranks(fit_in, tmp_path)
+
+    assert read_in(tmp_path)["earlier_starts"] == []
 
 
 def _text(folder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.accumulation import Microbatches
 from eventloop.bookkeeping import Bookkeeping
@@ -26,8 +26,12 @@ from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import choose_precision
 from eventloop.prefetch import mover_to
 from eventloop.processes import Processes
+from eventloop.run_file import RunFile
 from eventloop.settings import Settings
 from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.start import Start
 
 
 class Core:
@@ -38,6 +42,7 @@ class Core:
         processes: those that train together.
         storage: where the run's files go.
         origin: what the manifest says of the task.
+        start: how the run starts.
 
     Attributes:
         hooks: the plans of all hooks; empty before `freeze`.
@@ -52,6 +57,7 @@ class Core:
         processes: Processes,
         storage: Storage,
         origin: Mapping[str, Any] | None,
+        start: Start,
     ) -> None:
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
@@ -78,6 +84,7 @@ class Core:
         self.assembly = Assembly((), (), {}, {}, Wishes())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
+        self._files = [RunFile(start)] if settings.run_dir is not None else []
         self.capture = Capture(
             self.state,
             self.hooks,
@@ -105,6 +112,7 @@ class Core:
             *self._features,
             *self._watches,
             self._saver,
+            *self._files,
         )
         return [Plugin("core", "core", target) for target in targets]
 

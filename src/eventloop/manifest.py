@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,17 @@ from typing import Any
 import torch
 
 import eventloop
+from eventloop.checkpoint import disk
+from eventloop.checkpoint.bounded_json import MAX_BYTES, from_bytes
+from eventloop.checkpoint.damage import Damage
+from eventloop.errors import EventloopError
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.lock import order_digest
 from eventloop.settings import Settings
 from eventloop.urls import hidden
 
 FILE = "manifest.json"
+_OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device")
 
 
 def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) -> dict[str, Any]:
@@ -61,16 +69,67 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
     }
 
 
-def write_manifest(manifest: dict[str, Any], run_dir: Path) -> Path:
+def write_manifest(
+    manifest: Mapping[str, Any],
+    run_dir: Path,
+    *,
+    resumed: str | None = None,
+    changes: Sequence[str] = (),
+) -> Path:
     """Writes a manifest into the folder of its run, which is made if it isn't there.
 
+    It tells of the start under way. What one that stands there tells of earlier starts is kept, as
+    `earlier_starts`. A kill leaves the old one or the new one.
+
+    Args:
+        resumed: the checkpoint that this start goes on from.
+        changes: what differs from the run as it was begun.
+
     Raises:
-        OSError: it can't be written.
+        EventloopError: it can't be written.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / FILE
-    path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    now = {
+        **manifest,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed": resumed,
+        "changes": list(changes),
+        "earlier_starts": _earlier_starts(path),
+    }
+    try:
+        disk.make_folders(run_dir)
+        _replace(path, json.dumps(now, indent=2).encode("ascii") + b"\n")
+    except OSError as error:
+        raise EventloopError(
+            f"the manifest of the run can't be written to {path}: {error.strerror or error}",
+            fix="free space, or give another run_dir",
+        ) from error
     return path
+
+
+def _earlier_starts(path: Path) -> list[Any]:
+    """Gives what a manifest tells of its start and of those before; [] where it can't be read."""
+    try:
+        with disk.OldFile(path) as file:
+            found = from_bytes(file.read(min(file.num_bytes, MAX_BYTES)))
+    except Damage:
+        return []
+    if not isinstance(found, dict) or "started" not in found:
+        return []
+    before = found.get("earlier_starts")
+    one = {key: found.get(key) for key in _OF_A_START}
+    return [*(before if isinstance(before, list) else ()), one]
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file that takes the place of another at once."""
+    new = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove_file(new)  # of a process that was killed
+    with disk.NewFile(new) as file:
+        file.write(data)
+    disk.replace(new, path)
+    disk.sync_folder(path.parent)
 
 
 def plain(value: Any) -> Any:

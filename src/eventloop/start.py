@@ -54,6 +54,14 @@ class Start(Protocol):
         """What the header says of it."""
 
     @property
+    def resumed(self) -> str | None:
+        """The checkpoint that the run goes on from, by its path; None for one that begins."""
+
+    @property
+    def changes(self) -> Sequence[str]:
+        """What differs from the run as it was begun."""
+
+    @property
     def stop_reason(self) -> str | None:
         """Why the run was stopped, if all was done then that was to do."""
 
@@ -92,6 +100,8 @@ class Anew:
         note: what the header says of it, if anything.
     """
 
+    resumed: str | None = None
+    changes: Sequence[str] = ()
     stop_reason: str | None = None
     absent: Sequence[Mapping[str, Any]] = ()
 
@@ -124,6 +134,9 @@ class FromCheckpoint:
         allowed: what may differ.
         refused: newer checkpoints that aren't used, each with the reason.
         place: where it is, if that was read from a copy.
+
+    Attributes:
+        changes: what differs from the run as it was begun, complete once everything is built.
     """
 
     def __init__(
@@ -141,7 +154,7 @@ class FromCheckpoint:
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._allowed = allowed
         self._refused = tuple(refused)
-        self._changes: list[str] = []
+        self.changes: list[str] = []
         self._missing: list[Mapping[str, Any]] = []
 
     @property
@@ -151,12 +164,17 @@ class FromCheckpoint:
         return (
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
             f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
-            *(f"changed since the run began: {one}" for one in self._changes),
+            *(f"changed since the run began: {one}" for one in self.changes),
             *(
                 f"{one['name']} isn't here; what it kept stays in the checkpoints"
                 for one in self._missing
             ),
         )
+
+    @property
+    def resumed(self) -> str:
+        """The checkpoint that the run goes on from, by its path."""
+        return str(self._place)
 
     @property
     def stop_reason(self) -> str | None:
@@ -239,7 +257,7 @@ class FromCheckpoint:
                     f"`--allow-missing-plugin {one['name']}`",
                 )
         new = [one["name"] for name, one in now.items() if self._is_new(name, one)]
-        self._changes += [f"{name} takes part" for name in new]
+        self.changes += [f"{name} takes part" for name in new]
 
     def _is_new(self, name: str, one: Mapping[str, Any]) -> bool:
         known = (fold(other["name"]) for other in self._algorithms())
@@ -253,7 +271,7 @@ class FromCheckpoint:
         if not differences:
             return
         if self._allowed.config_change:
-            self._changes += differences
+            self.changes += differences
             return
         raise ResumeError(
             "the run was begun with another configuration",

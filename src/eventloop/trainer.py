@@ -107,7 +107,7 @@ class Trainer:
         self._start = find_start(chosen, storage, processes, allowed)
         configuration = self._start.narrowed(configuration)
         seed_everything(chosen.seed)
-        core = self._core = Core(chosen, processes, storage, origin)
+        core = self._core = Core(chosen, processes, storage, origin, self._start)
         core.state.duration = self._start.duration(chosen)
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         assembly = assemble(

@@ -1,7 +1,7 @@
 """The file system, as checkpoints use it: the few operations that change it, and careful reads.
 
 Everything that a checkpoint does to a disk goes through `make_folder`, `create`, `write`, `sync`,
-`sync_folder`, `rename`, `remove_file` and `remove_empty`: a test that kills a save between any two
+`sync_folder`, `rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two
 of them replaces these and nothing else.
 """
 
@@ -63,6 +63,11 @@ def sync_folder(path: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Renames a folder, at once, to a name that nothing has."""
     source.rename(target)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Renames a file, at once, to a name that another may have, which is gone then."""
+    source.replace(target)
 
 
 def remove_file(path: Path) -> None:

@@ -89,9 +89,11 @@ def _train(
         active += trainer.plugins
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines(modes.lines())
-        unlocked = {"unlocked": "unlocked" in arguments.given}
-        if trainer.state.rank == 0:
-            write_manifest({**trainer.state.manifest, **unlocked}, trainer.state.run_dir)
+        state = trainer.state
+        state.manifest = {**state.manifest, "unlocked": "unlocked" in arguments.given}
+        # In Python what is tried out leaves nothing behind; a command has a folder in any case.
+        if state.rank == 0 and state.settings.run_dir is None:
+            write_manifest(state.manifest, state.run_dir)
         result = modes.fit(trainer)
         export = arguments.path("export")
         if export is not None and not modes.is_dry:
