@@ -57,6 +57,7 @@ def test_a_time_is_printed_as_it_is_read(unit):
         ("3s", "write '3sec': "),
         ("7 Tokens", "write '7tok': "),
         ("8samples", "write '8sp': "),
+        ("60sa", "write '60sp': "),
         ("5", "write "),
         ("", "write "),
         ("ep", "write "),

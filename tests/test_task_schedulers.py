@@ -302,3 +302,21 @@ def test_each_optimizer_has_a_scheduler_of_its_own(make_trainer, make_task):
 def test_a_task_without_a_scheduler_has_no_hook_for_one():
     """Nothing is added to those who don't want it."""
     assert not hasattr(Task(model=nn.Linear(3, 3)).hooks(), "build_schedulers")
+
+
+def test_a_scheduler_beyond_its_end_is_named(make_trainer, make_task):
+    """Torch's own message doesn't tell whose it is."""
+    task = make_task(
+        scheduler=lambda optimizer, total_steps: lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.1, total_steps=total_steps
+        )
+    )
+    trainer = make_trainer(task, max_duration="1ep")
+
+    with pytest.raises(ValueError, match="Tried to step") as caught:
+        trainer.fit(until="3ep")
+
+    assert (
+        "raised by the OneCycleLR of the optimizer 'sgd', which was made for a run of 1ep"
+        in (caught.value.__notes__[0])
+    )

@@ -10,7 +10,7 @@ from eventloop.data import first_batch
 from eventloop.plugin.manager import unsuitable_reasons, without
 from eventloop.plugin.records import Found
 from eventloop.readiness import check_eval_dataloaders, check_model, check_optimizers
-from eventloop.seeding import kept_generators, seed_rank
+from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.start import Start
 
 
@@ -26,6 +26,7 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None
         EventloopError: something can't be trained, or isn't what the run was begun with.
     """
     state, hooks = core.state, core.hooks
+    seed_everything(state.settings.seed)  # once more: what plugins import may draw
     state.model = hooks.build_model(state)
     hooks.init(state)
     check_model(state, core.assembly)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -226,10 +227,14 @@ def _suggestion(text: str) -> str:
     if match is None:
         return "write "
     word = match[2].lower()
-    for unit, words in _WORDS.items():
-        if word and (word == unit or any(word.startswith(other) for other in words)):
-            return f"write '{match[1]}{unit}': "
-    return "write "
+    exact = (unit for unit, words in _WORDS.items() if word in (unit, *words))
+    near = (
+        unit
+        for unit, words in _WORDS.items()
+        if word and any(one.startswith(word) or word.startswith(one) for one in words if one[1:])
+    )
+    unit = next(itertools.chain(exact, near), "")
+    return f"write '{match[1]}{unit}': " if unit else "write "
 
 
 def _units() -> str:

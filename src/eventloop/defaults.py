@@ -186,8 +186,16 @@ class Defaults:
 
     @hookimpl
     def scheduler_step(self, state: State, interval: str) -> bool:
-        for _, scheduler in state.schedulers.get(interval, ()):
-            scheduler.step()
+        for name, scheduler in state.schedulers.get(interval, ()):
+            try:
+                scheduler.step()
+            except ValueError as error:  # OneCycleLR's, beyond its end
+                error.add_note(
+                    f"raised by the {type(scheduler).__name__} of the optimizer {name!r}, which was "
+                    f"made for a run of {state.duration}\n"
+                    "  fix  take a scheduler without an end, or one of eventloop.schedules"
+                )
+                raise
         return True
 
     @hookimpl

@@ -185,7 +185,8 @@ class Trainer:
             check_trainable(state, self._core.assembly, end, counts_tokens=counts_tokens)
             state.until = end
             if reason := self._why_nothing_to_train(until):
-                warnings.warn(f"nothing to train: {reason}", stacklevel=2)
+                if state.rank == 0:  # all ranks know it
+                    warnings.warn(f"nothing to train: {reason}", stacklevel=2)
             else:
                 state.stop_reason = None
                 self._processes.exchange.start_fit()
