@@ -28,6 +28,9 @@ class Display(Protocol):
     def lines(self, lines: Sequence[str]) -> None:
         """Shows reports of epochs."""
 
+    def note(self, text: str) -> None:
+        """Shows what is worth knowing once."""
+
     def close(self, *, keep: bool) -> None:
         """Gives the terminal back; the next call of `draw` takes it again.
 
@@ -73,6 +76,11 @@ class Terminal:
     def lines(self, lines: Sequence[str]) -> None:
         """Shows nothing: the bar and the tables say it all."""
 
+    def note(self, text: str) -> None:
+        """Adds a line above the bar; the terminal breaks it, so that a path can be copied."""
+        line = Text(printable(text, self._console.encoding), "dim")
+        self._console.print(line, soft_wrap=True)
+
     def close(self, *, keep: bool) -> None:
         """Ends the drawing; the cursor is shown again."""
         if self._live is not None:
@@ -98,8 +106,11 @@ class Log:
     def lines(self, lines: Sequence[str]) -> None:
         """Prints each report as one line, however long."""
         for line in lines:
-            text = Text(printable(line, self._console.encoding))
-            self._console.print(text, soft_wrap=True)
+            self.note(line)
+
+    def note(self, text: str) -> None:
+        """Prints it as one line."""
+        self._console.print(Text(printable(text, self._console.encoding)), soft_wrap=True)
 
     def close(self, *, keep: bool) -> None:
         """Has nothing to give back."""

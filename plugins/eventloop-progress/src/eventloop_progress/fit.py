@@ -82,6 +82,11 @@ class Fit:
         return f"batch {self._clock.batch - self._batch_before_epoch:,}{of}"
 
     @property
+    def position(self) -> str:
+        """Where the run is: epoch 3/10, batch 12/45; or epoch 3, batch 120/500."""
+        return f"{self.epoch}, {self.amount if self.counts_batches else self.batch}"
+
+    @property
     def amount(self) -> str:
         """How much of a run that isn't counted in epochs is done: batch 200/500."""
         clock, end = self._clock, self._until.value

@@ -18,6 +18,8 @@ from eventloop_progress.fit import Fit
 from eventloop_progress.text import Results, clock_time, per_second, printable, short, shortened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from eventloop import StateView
 
 
@@ -50,13 +52,23 @@ class Progress:
         self._fit: Fit | None = None
         self._loss: float | None = None
         self._num_evaluated = 0
+        self._is_resumed = False
+        self._saved_in = ""
+
+    @hookimpl(rank_zero=True)
+    def before_load(self) -> None:
+        """Notes that the run goes on from a checkpoint."""
+        self._is_resumed = True
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
-        """Draws the bar for the first time."""
+        """Draws the bar for the first time; says so where a resumed run goes on."""
         self._display = display_on(self.console)
         num_batches = state.num_batches
         self._fit = Fit(state.clock, state.until, time.perf_counter(), num_batches)
+        if self._is_resumed:
+            self._is_resumed = False
+            self._display.note(f"resumed at {self._fit.position}")
         self._draw(state)
 
     @hookimpl(rank_zero=True)
@@ -116,6 +128,13 @@ class Progress:
         self._fit.pace.resume(time.perf_counter())
         self._fit.results = results
         self._draw(state)
+
+    @hookimpl(rank_zero=True)
+    def checkpoint_saved(self, path: Path) -> None:
+        """Says where checkpoints are saved, once."""
+        if self._saved_in != str(path.parent):
+            self._saved_in = str(path.parent)
+            self._display.note(f"checkpoints are saved in {self._saved_in}")
 
     @hookimpl(rank_zero=True)
     def epoch_end(self, state: StateView) -> None:
