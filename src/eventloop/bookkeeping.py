@@ -19,6 +19,25 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
+class LatestLoss:
+    """The loss of the latest batch that had one, as this rank knows it.
+
+    Attributes:
+        value: shape (), detached; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the loss."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.value = state["value"]
+
+
 class Bookkeeping:
     """Does what every run needs at its events: evaluation when due, loss, metrics, learning rates.
 
@@ -28,7 +47,7 @@ class Bookkeeping:
 
     Attributes:
         history: see `Result`.
-        last_loss: of the latest batch that had one, shape (), detached.
+        latest_loss: see there.
     """
 
     def __init__(self, plans: Plans, processes: Processes) -> None:
@@ -36,7 +55,7 @@ class Bookkeeping:
         self._processes = processes
         self._eval_interval: Time | None = None
         self.history: list[dict[str, float]] = []
-        self.last_loss: Tensor | None = None
+        self.latest_loss = LatestLoss()
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -67,7 +86,7 @@ class Bookkeeping:
     @hookimpl
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
-            self.last_loss = state.loss
+            self.latest_loss.value = state.loss
             state.numbers.record("train/loss", state.loss, "mean")
         for name, optimizer in state.optimizers.items():
             rate = optimizer.param_groups[0]["lr"]
@@ -109,8 +128,9 @@ class Bookkeeping:
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
-        if self.last_loss is not None:
-            losses = self._processes.gathered(self.last_loss.item())
+        loss = self.latest_loss.value
+        if loss is not None:
+            losses = self._processes.gathered(loss.item())
             row["train/loss"] = sum(losses) / len(losses)
         for dataset, results in state.eval_metrics.items():
             for name, value in results.items():

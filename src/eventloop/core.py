@@ -89,7 +89,6 @@ class Core:
             self.state,
             self.hooks,
             self.loop.feeds,
-            self.bookkeeping,
             {
                 "clock": self.state.clock,
                 "precision": precision,
@@ -98,6 +97,7 @@ class Core:
                 "feeds": self.loop.feeds,
                 "saver": self._saver,
             },
+            {"loss": self.bookkeeping.latest_loss},
             PluginStates(lambda: self.assembly.plugins),
         )
 

@@ -29,7 +29,7 @@ class LossWatch:
     where that is shorter, and looked at when they have arrived.
 
     Args:
-        bookkeeping: whose `last_loss` is looked at.
+        bookkeeping: whose `latest_loss` is looked at.
     """
 
     def __init__(self, bookkeeping: Bookkeeping) -> None:
@@ -41,7 +41,7 @@ class LossWatch:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        clock, loss = state.clock, self._bookkeeping.last_loss
+        clock, loss = state.clock, self._bookkeeping.latest_loss.value
         at = clock.moment()
         if loss is not self._seen and loss is not None:
             self._seen = loss

@@ -19,7 +19,6 @@ from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from eventloop.bookkeeping import Bookkeeping
     from eventloop.feeds import Feeds
     from eventloop.plugin.freeze import Plans
     from eventloop.state import State
@@ -56,8 +55,8 @@ class Capture:
         state: of the run.
         hooks: the plans of the run.
         feeds: of the run.
-        bookkeeping: of the run; each rank's loss is its own.
         training: what knows where the run is, by the name under which it is kept.
+        own: what knows something of this rank alone, likewise.
         plugins: what the plugins keep.
     """
 
@@ -66,15 +65,15 @@ class Capture:
         state: State,
         hooks: Plans,
         feeds: Feeds,
-        bookkeeping: Bookkeeping,
         training: Mapping[str, Stateful],
+        own: Mapping[str, Stateful],
         plugins: PluginStates,
     ) -> None:
         self._state = state
         self._hooks = hooks
         self._feeds = feeds
-        self._bookkeeping = bookkeeping
         self._training = training
+        self._own = own
         self.plugins = plugins
 
     def all(self) -> Captured:
@@ -104,10 +103,10 @@ class Capture:
             "plugins": self.plugins.take(per_rank=False),
         }
         own = {
+            **{name: dict(one.state_dict()) for name, one in self._own.items()},
             "feed": self._feeds.current.state_dict(),
             "generators": generators_of(state),
             "metrics": counts_of(state.metrics["train"]),
-            "last_loss": self._bookkeeping.last_loss,
             "plugins": self.plugins.take(per_rank=True),
         }
         everybody = state.gathered(_on_host(own)) if state.world_size > 1 else [own]
@@ -145,10 +144,12 @@ class Capture:
         """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
         own = self.own(parts)
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
-        self._feeds.current.load_state_dict((own or parts["rank0"])["feed"])
+        known = own or parts["rank0"]
+        self._feeds.current.load_state_dict(known["feed"])
+        for name, one in self._own.items():
+            one.load_state_dict(known[name])
         if own is not None:
             put_counts(self._state.metrics["train"], own["metrics"])
-            self._bookkeeping.last_loss = own["last_loss"]
             self.plugins.put(own["plugins"])
 
     def put_generators(self, own: Mapping[str, Any] | None) -> None:
@@ -190,8 +191,11 @@ def _put_schedulers(state: State, kept: Mapping[str, Any]) -> None:
             fix="start the run with the task that wrote it, or a new one in another run_dir",
         )
     for interval, pairs in state.schedulers.items():
-        for (_, scheduler), one in zip(pairs, kept[interval], strict=True):
+        for (name, scheduler), one in zip(pairs, kept[interval], strict=True):
             scheduler.load_state_dict(one["state"])
+            # torch warns of a scheduler that steps before its optimizer has; this one's has, in
+            # another process. Private, and there is no public way to say so (torch 2.13).
+            vars(state.optimizers[name])["_opt_called"] = True
 
 
 def _on_host(value: Any) -> Any:
