@@ -63,7 +63,7 @@ def test_a_full_disk_is_named_with_the_path(error, clean, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(files, "save_file", fail)
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
 
     with pytest.raises(
         EventloopError, match=r"written to .*m.safetensors'.*No space left[\s\S]*fix"

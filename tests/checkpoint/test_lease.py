@@ -77,7 +77,7 @@ def test_the_second_of_one_folder_is_refused_by_its_lock(lease_of):
     """Which ends with its process, and says more."""
     lease_of("a").acquire()
 
-    with pytest.raises(ResumeError, match="another process trains in"):
+    with pytest.raises(ResumeError, match="another Trainer of this process trains in"):
         lease_of("a").acquire()
 
 

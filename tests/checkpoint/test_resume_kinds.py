@@ -234,6 +234,7 @@ def run(folder, make, log):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*batches were read once more")
         warnings.filterwarnings("ignore", ".*out of memory")
+        warnings.filterwarnings("ignore", "nothing to train")  # ranks have fewer batches
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         given, plugins, settings = make()
         settings = SETTINGS | settings

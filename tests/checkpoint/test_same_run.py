@@ -78,8 +78,8 @@ def test_a_newly_installed_algorithm_stays_out(run, install, clean):
     trainer, actual = run()
 
     assert all(torch.equal(one, actual[name]) for name, one in expected.items())
-    (off,) = trainer.off
-    assert off.reason == "not part of this run: installed since; `-p doubles` takes it in"
+    reasons = {one.found.name: one.reason for one in trainer.off}
+    assert reasons["doubles"] == "not part of this run: installed since; `-p doubles` takes it in"
 
 
 def test_an_algorithm_that_was_off_stays_off(run, install, clean):
@@ -95,7 +95,8 @@ def test_an_algorithm_that_was_off_stays_off(run, install, clean):
 
     trainer, _ = run("3ba", max_duration=None)
 
-    assert trainer.off[0].reason == "not part of this run: off when it began, -p no:doubles"
+    reasons = {one.found.name: one.reason for one in trainer.off}
+    assert reasons["doubles"] == "not part of this run: off when it began, -p no:doubles"
 
 
 def test_a_new_callback_takes_part(run, install):
@@ -105,7 +106,7 @@ def test_a_new_callback_takes_part(run, install):
 
     trainer, _ = run()
 
-    assert [one.name for one in trainer.plugins] == ["task", "calls"]
+    assert "calls" in [one.name for one in trainer.plugins]
 
 
 def test_a_missing_algorithm_stops_with_the_command_that_brings_it(run, install, tmp_path):
@@ -132,7 +133,7 @@ def test_what_a_missing_algorithm_kept_is_kept_for_its_return(run, install, tmp_
 
     trainer, _ = run("4ba")
 
-    assert trainer.plugins[1].target.count == 2 + 1
+    assert trainer.state.plugin("doubles").count == 2 + 1
 
 
 def test_another_version_of_an_algorithm_is_refused_unless_allowed(run, install, tmp_path):
@@ -147,7 +148,7 @@ def test_another_version_of_an_algorithm_is_refused_unless_allowed(run, install,
     assert "--allow-plugin-change doubles" in str(caught.value)
     trainer, _ = run(allowed=Allowed(plugin_change=("doubles",)))
 
-    assert trainer.plugins[1].target.versions == ["1.0"]
+    assert trainer.state.plugin("doubles").versions == ["1.0"]
 
 
 def test_another_option_of_an_algorithm_is_refused(run, install, monkeypatch):
