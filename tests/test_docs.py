@@ -10,6 +10,8 @@ import pytest
 
 from eventloop import Event, PluginError
 from eventloop.plugin.assembly import HOOKS
+from eventloop.testing import check_plugin
+from eventloop.testing.runs import isolated_trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -84,6 +86,32 @@ def test_the_page_on_gans_runs_from_top_to_bottom(clean):
     namespace = run_page("train-a-gan.md")
 
     assert namespace["trainer"].state.clock.batch == 40
+
+
+@pytest.mark.parametrize("name", ["Ema", "Seen"])
+def test_the_plugins_of_the_page_on_state_are_resumed(name):
+    """In one process and in two ranks, with the bits of a run in one go."""
+    check_plugin(run_page("keep-a-plugins-state.md")[name], role="algorithm")
+
+
+def test_what_the_page_on_state_says_of_versions_and_of_saving_works(tmp_path):
+    """A state of version 0.1, a checkpoint that is handed over, one that is saved elsewhere."""
+    page = run_page("keep-a-plugins-state.md")
+    ema, paths, given = page["EmaThatCounts"](), [], {"checkpoint_interval": "2ba"}
+    elsewhere = page["SavesElsewhere"](folder=tmp_path)
+
+    ema.load_state_dict({"means": {}}, "0.1")
+    callbacks = [page["Uploads"](paths.append)]
+    with isolated_trainer(tmp_path / "one", callbacks=callbacks, **given) as trainer:
+        trainer.fit()
+    with isolated_trainer(tmp_path / "two", algorithms=[elsewhere], **given) as trainer:
+        trainer.fit()
+    given["resume"] = str(tmp_path / "after-2")
+    with isolated_trainer(tmp_path / "three", algorithms=[elsewhere], **given) as trainer:
+        assert trainer.state.clock.batch == 2
+
+    assert ema._loaded["num_updates"] == 0
+    assert [path.name for path in paths] == [f"ba{batch:08}" for batch in (0, 2, 3, 3)]
 
 
 def test_the_plugins_of_the_page_on_plugins_work(make_trainer):

@@ -247,7 +247,6 @@ FOUND = [
         "resumed logs 1 as 'hides/count' at batch 5, where one in one go logs 5; what it keeps",
     ),
     (SavesHalf, "callback", "ends with another state_dict() than one in one go: total is"),
-    (CanNotLoad, "callback", "load_state_dict raises KeyError: 'sum'"),
     (CanNotLoad, "callback", "a run with it can't be resumed: KeyError: 'sum'"),
     (
         OneForAll,

@@ -18,7 +18,7 @@ from eventloop.plugin.discover import discover
 from eventloop.task import Task
 from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
 from eventloop.testing.ranks import RankError, run_ranks
-from eventloop.testing.resuming import is_resumed, saves_its_state
+from eventloop.testing.resuming import is_resumed
 from eventloop.testing.runs import tiny_task
 
 # A thread that was told to end may be asking other ranks something.
@@ -141,7 +141,6 @@ _CHECKS = (
     _leaves_the_step_alone,
     _runs_alike_in_any_order,
     _closes,
-    saves_its_state,
     is_resumed,
 )
 

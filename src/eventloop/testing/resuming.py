@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.format import name_of, read
 from eventloop.checkpoint.nest import flatten, restore
 from eventloop.errors import CheckpointError
 from eventloop.hooks import hookimpl
+from eventloop.plugin.records import fold
 from eventloop.plugin.state_methods import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
 from eventloop.trainer import Trainer
@@ -20,37 +22,15 @@ Numbers = dict[tuple[int, str], float]
 _DURATION = "3ep"  # half of it is in the middle of the second
 
 
-def saves_its_state(case: Case) -> Iterator[str]:
-    """Looks whether what `state_dict` gives can be saved, and comes back by `load_state_dict`."""
-    if not keeps_state(case.found):
-        return
-    plugin, fresh = case.build(), case.build()
-    with case.trainer(plugin) as trainer:
-        trainer.fit()
-        try:
-            saved = _as_saved(plugin)
-        except CheckpointError as error:
-            yield str(error).partition("\n")[0]
-            return
-    with case.trainer(fresh):
-        try:
-            fresh.load_state_dict(_as_saved(plugin), case.found.version)
-        except Exception as error:  # noqa: BLE001  whatever its author does there
-            yield f"load_state_dict raises {type(error).__name__}: {error}"
-            return
-        difference = _difference(saved, _as_saved(fresh))
-    if difference:
-        yield f"what load_state_dict was given isn't what state_dict gives then: {difference}"
-
-
 def is_resumed(case: Case) -> Iterator[str]:
     """Compares runs in one go with one that was stopped in the middle of an epoch.
 
-    What two runs in one go don't share, seconds say, isn't compared.
+    Its state is saved and restored by that. What two runs in one go don't share, seconds say, isn't compared.
     """
     try:
         whole, again = _in_one_go(case), _in_one_go(case)
-    except CheckpointError:  # its state can't be saved, which is told already
+    except CheckpointError as error:  # on all ranks
+        yield str(error).partition("\n")[0]
         return
     batch = whole.num_batches // 2
     try:
@@ -58,8 +38,10 @@ def is_resumed(case: Case) -> Iterator[str]:
     except Exception as error:  # noqa: BLE001  whatever its author does there
         yield f"a run with it can't be resumed: {type(error).__name__}: {error}"
         return
+    if resumed.lost:
+        yield f"what load_state_dict was given isn't what state_dict gives then: {resumed.lost}"
     problems = list(_differing(whole, again, resumed))
-    case.is_resumed = not problems
+    case.is_resumed = not (problems or resumed.lost)
     # One rank alone can't look.
     if problems and whole.world_size == 1 and not _task_is_resumed(case, batch):
         yield "the task isn't resumed exactly, with it or without; give another one with task="
@@ -69,13 +51,14 @@ def is_resumed(case: Case) -> Iterator[str]:
 
 
 class _Outcome(NamedTuple):
-    """What a run ends with."""
+    """What a run ends with, on one rank."""
 
     weights: dict[str, Tensor]
     numbers: Numbers
     state: Any
     num_batches: int
     world_size: int
+    lost: str = ""  # what of its state hadn't come back when a run was loaded
 
 
 class _Records:
@@ -127,19 +110,35 @@ def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
     ):
         trainer.fit()
     records.numbers = {at: value for at, value in records.numbers.items() if at[0] <= batch}
-    plugins = () if alone else (case.build(),)
+    plugin = None if alone else case.build()
+    plugins = () if alone else (plugin,)
     # A run goes on with the algorithms that it had.
     with case.trainer(*plugins, algorithms=(Fails(-1),), **given) as trainer:
-        return _outcome(case, trainer, plugins[0] if plugins else None, records)
+        lost = "" if alone else _lost(case, trainer, plugin, batch)
+        return _outcome(case, trainer, plugin, records)._replace(lost=lost)
+
+
+def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
+    """Says what of a state that was loaded differs from what was saved."""
+    if not _is_kept(case, trainer):
+        return ""
+    parts = read(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
+    if is_per_rank(case.found):
+        parts = parts[f"rank{trainer.state.rank}"]
+    return _difference(parts["plugins"][fold(case.found.name)]["state"], _as_saved(plugin))
 
 
 def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _Outcome:
     trainer.fit()
     num_batches, world_size = trainer.state.clock.batch, trainer.state.world_size
-    # What rank 0 keeps for all may well be of no use on the others.
-    is_kept = keeps_state(case.found) and (is_per_rank(case.found) or not trainer.state.rank)
-    state = _as_saved(plugin) if plugin is not None and is_kept else None
+    state = _as_saved(plugin) if plugin is not None and keeps_state(case.found) else None
+    state = state if _is_kept(case, trainer) else None
     return _Outcome(weights_of(trainer), records.numbers, state, num_batches, world_size)
+
+
+def _is_kept(case: Case, trainer: Trainer) -> bool:
+    """Tells whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
+    return keeps_state(case.found) and (is_per_rank(case.found) or not trainer.state.rank)
 
 
 def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[str]:
