@@ -22,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from eventloop.checkpoint.compare import differences
 from eventloop.feed import Feed
 from eventloop.generators import global_generators, put, standing_of
 from eventloop.processes import SingleProcess
@@ -210,7 +211,8 @@ STOPS = [(0,), (1,), (3,), (7,), (8,), (13, 14), (2, 4, 5)]
 @pytest.mark.parametrize("make", MAP_STYLE.values(), ids=MAP_STYLE)
 def test_a_run_goes_on_with_what_comes_next(make, stops):
     """Batches, draws of samples and draws of the training, wherever a run was stopped."""
-    expected = Run(make()).steps()
+    uninterrupted = Run(make())
+    expected = uninterrupted.steps()
 
     run, seen = Run(make()), []
     for stop in stops:
@@ -219,6 +221,10 @@ def test_a_run_goes_on_with_what_comes_next(make, stops):
     seen += run.steps()
 
     assert seen == expected
+    # What comes after is the same, too: a checkpoint at the end tells nothing of the stops.
+    kept = Run(make(), run.save())
+    for one in (run, kept):
+        assert differences(one.feed.state_dict(), uninterrupted.feed.state_dict()) == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -123,6 +123,12 @@ class DataParallel:
         if self._is_strategy:
             average_gradients(self, state, optimizers)
 
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the mean of a tensor over the ranks."""
+        total = value.detach().clone()
+        dist.all_reduce(total, group=self.aside)
+        return total / self.world_size
+
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; every rank waits for the others."""
         values = [None] * self.world_size

@@ -149,6 +149,7 @@ class Feed:
         What the loader has fetched, and what is held ahead, counts as not taken.
         """
         is_ahead = self._knows_itself and self._ahead
+        num_taken = self._taken if self.under_way else None
         return {
             "kind": self._source.kind,
             "used": self.used,
@@ -159,7 +160,7 @@ class Feed:
             "world_size": self._processes.world_size,
             # It can't be had again: its source has gone on.
             "first": self._first if self._knows_itself else None,
-            "position": self._position if is_ahead else self._source.state_dict(self._taken),
+            "position": self._position if is_ahead else self._source.state_dict(num_taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -251,7 +251,8 @@ class Loop:
             loss = fill(state, self.quiet, optimizers)
             self.hooks.clip_gradients(state, optimizers)
         state.loss = kept
-        return loss
+        # An optimizer that decides by the loss must decide alike on all ranks.
+        return self.processes.mean(loss)
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:

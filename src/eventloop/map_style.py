@@ -66,14 +66,14 @@ class MapStyle:
         self.order.begin()
         return self._turns.begin()
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {
             "order": self._shared,
             "world_size": self._ranks[1],
             "global_batch_size": self._global_batch_size,
             "num_samples": self._num_samples,
-            "start": self.order.start,
-            "check": self.order.check(self._own(num_taken)),
+            "start": None if num_taken is None else self.order.start,
+            "check": None if num_taken is None else self.order.check(self._own(num_taken)),
             "now": self.order.standing(shared=False),
             "turns": self._turns.state_dict(),
         }

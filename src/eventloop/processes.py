@@ -61,6 +61,9 @@ class Processes(Protocol):
         For gradients that the wrapped model's backward didn't exchange.
         """
 
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the mean of a tensor over the ranks; in one process, the tensor itself."""
+
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; every rank waits for the others."""
 
@@ -102,6 +105,10 @@ class SingleProcess:
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Leaves the gradients as they are."""
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the tensor."""
+        return value
 
     def gathered(self, value: Any) -> list[Any]:
         """Gives the value."""

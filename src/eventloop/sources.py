@@ -34,11 +34,11 @@ class Source(Protocol):
     def start(self, epoch: int) -> Iterator[Any]:
         """Begins an epoch."""
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         """Gives what `load` needs beside the number of batches taken.
 
         Args:
-            num_taken: that number.
+            num_taken: that number; None between epochs, when nothing of the last one matters.
         """
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
@@ -98,7 +98,7 @@ class Listed:
     def start(self, epoch: int) -> Iterator[Any]:
         return iter(self._batches)
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {}
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
@@ -141,7 +141,7 @@ class StatefulSource:
                 return self._watched(itertools.chain(ahead, iterator))
         return self._watched(iter(self._dataloader))
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         # torchdata's would start workers, and draw, to say that nothing was done.
         return {
             "dataloader": self._dataloader.state_dict() if self._has_begun else None,
@@ -197,10 +197,10 @@ class ReadAgain:
         self._order.start = self._order.standing(shared=True)
         return self._turns.begin()
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {
             "num_workers": self._num_workers,
-            "start": self._order.start,
+            "start": None if num_taken is None else self._order.start,
             "now": self._order.standing(shared=False),
             "turns": self._turns.state_dict(),
         }
@@ -260,7 +260,7 @@ class Limited:
     def start(self, epoch: int) -> Iterator[Any]:
         return itertools.islice(self._source.start(epoch), self._dataloader.limit)
 
-    def state_dict(self, num_taken: int) -> dict[str, Any]:
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return self._source.state_dict(num_taken)
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
