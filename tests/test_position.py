@@ -224,7 +224,7 @@ def test_a_run_goes_on_with_what_comes_next(make, stops):
     # What comes after is the same, too: a checkpoint at the end tells nothing of the stops.
     kept = Run(make(), run.save())
     for one in (run, kept):
-        assert differences(one.feed.state_dict(), uninterrupted.feed.state_dict()) == []
+        assert list(differences(one.feed.state_dict(), uninterrupted.feed.state_dict())) == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])
