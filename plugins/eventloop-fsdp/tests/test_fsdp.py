@@ -423,7 +423,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
             save_file(dict(weights), tmp_path / f"{trainer.state.rank}.safetensors")
             if message != "size mismatch":
                 path = tmp_path / f"{trainer.state.rank}.safetensors"
-                trainer.load_weights(path, strict=False)
+                with pytest.warns(UserWarning, match=message):
+                    trainer.load_weights(path, strict=False)
             trainer.load_weights(tmp_path / f"{trainer.state.rank}.safetensors")
 
     with pytest.raises(RankError, match=rf"TaskError: the weights[\s\S]*{message}"):
