@@ -72,6 +72,9 @@ class Run:
             os.dup2(sys.stderr.fileno(), 2)
             self.train()
             status = 0
+        except SystemExit as ended:
+            print(ended, file=sys.stderr)
+            status = ended.code
         except BaseException:
             traceback.print_exc()
         finally:
@@ -80,7 +83,7 @@ class Run:
 
     def train(self):
         # A look at all that pytest has imported would take longer than the training.
-        given = {"max_duration": "5ep", "checkpoint_interval": "7ba", "gc_interval": None}
+        given = {"max_duration": "6ep", "checkpoint_interval": "7ba", "gc_interval": None}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "nothing to train")  # it was killed at its end
             with isolated_trainer(self.folder, self.task(), **given) as trainer:
@@ -134,10 +137,48 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path, soak_task, world_si
     draw = random.Random(0)
     whole.finish()
     for _ in range(num_kills):
-        kill(killed, draw, 0.25)
+        kill(killed, draw, 0.15)
 
     killed.finish()
 
     (expected, numbers), (actual, others) = whole.result(), killed.result()
+    assert [str(one) for one in differences(expected, actual)] == []
+    assert others == numbers
+
+
+def terminate(run, draw):
+    """Starts a run and asks one of its processes to end, or all; gives how, and what they wrote."""
+    before = run.num_bytes_logged()
+    run.errors.unlink(missing_ok=True)
+    pids, _store = run.start()
+    assert wait_until(lambda: run.num_bytes_logged() > before or gone(pids[0]), END_S)
+    wait_until(lambda: False, draw.uniform(0, 0.1))
+    for pid in draw.choice([pids, *([pid] for pid in pids)]):
+        os.kill(pid, signal.SIGTERM)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return statuses, run.errors.read_text()
+
+
+@pytest.mark.parametrize(("world_size", "num_signals"), [(1, 6), (2, 4)])
+def test_terminated_at_random_moments_it_ends_the_same(
+    tmp_path, soak_task, world_size, num_signals
+):
+    """All end at one batch, which is saved, whoever was asked; and the run goes on from there."""
+    whole = Run(tmp_path / "whole", soak_task, world_size)
+    asked = Run(tmp_path / "asked", soak_task, world_size)
+    draw = random.Random(0)
+    whole.finish()
+    for _ in range(num_signals):
+        statuses, written = terminate(asked, draw)
+        newest, _ = asked.store.latest()
+        if not any(statuses):  # complete, on a fast machine
+            break
+
+        assert statuses == world_size * [143], written
+        assert written == world_size * f"terminated after batch {int(newest.name[2:])}\n"
+
+    asked.finish()
+
+    (expected, numbers), (actual, others) = whole.result(), asked.result()
     assert [str(one) for one in differences(expected, actual)] == []
     assert others == numbers
