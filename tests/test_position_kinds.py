@@ -183,7 +183,7 @@ def test_every_kind_goes_on_with_what_comes_next(kind, stop, peeks):
     assert len(seen) == NUM_EPOCHS * NUM_BATCHES
 
 
-@pytest.mark.parametrize("kind", LOADERS.keys() - {"stateful iterable"})
+@pytest.mark.parametrize("kind", sorted(LOADERS.keys() - {"stateful iterable"}))
 def test_an_epoch_that_was_left_is_not_gone_on_with(kind):
     """Whoever answered should_end_epoch wants the next one; in a run that goes on, too.
 
@@ -195,7 +195,9 @@ def test_an_epoch_that_was_left_is_not_gone_on_with(kind):
     assert stopped(LOADERS[kind], stop=4, leave_at=4) == expected
 
 
-@pytest.mark.parametrize("kind", LOADERS.keys() - set(AGAIN) - {"list", "stateful iterable"})
+@pytest.mark.parametrize(
+    "kind", sorted(LOADERS.keys() - set(AGAIN) - {"list", "stateful iterable"})
+)
 def test_nothing_is_read_again(kind):
     """Reading may be what takes the time: what was trained on isn't touched."""
     read = []

@@ -90,20 +90,13 @@ def test_sections_are_not_read_from_code():
     assert sections_of("# A\n## One\n```\n## no\n```\n### deeper\n## Two \n") == ["One", "Two"]
 
 
-def test_tox_installs_every_plugin():
-    """What isn't installed is found by no entry point, and its tests can't run."""
-    text = (ROOT / "tox.ini").read_text()
-
-    assert [one.name for one in FOLDERS if not re.search(rf"{one.name}(?![\w-])", text)] == []
-
-
-@pytest.mark.parametrize("table", ["files", "mypy_path"])
-def test_mypy_checks_every_plugin(table):
+def test_mypy_checks_every_plugin():
     """Strictly typed means all of it."""
-    listed = read_toml(ROOT / "pyproject.toml")["tool"]["mypy"][table]
-    wanted = ["src", *(f"plugins/{one.name}/src" for one in FOLDERS)]
+    mypy = read_toml(ROOT / "pyproject.toml")["tool"]["mypy"]
+    wanted = {"src", *(f"plugins/{one.name}/src" for one in FOLDERS)}
 
-    assert sorted(listed) == sorted(wanted)
+    assert mypy["files"] == ["src", "plugins/*/src"]
+    assert wanted <= set(mypy["mypy_path"])
 
 
 # Imports
