@@ -164,7 +164,7 @@ def drawn_for(epoch, first):
     """What a collate function draws, by the seeds alone."""
     seeds = SampleSeeds(3, shared=False)
     seeds.start_epoch(epoch)
-    seeds.start_batch()
+    seeds.start_batch([])
     seeds.seed_collate(first)
     drawn = draws()
     seeds.end_batch()
@@ -335,3 +335,26 @@ def test_a_data_set_s_own_generators_are_tied_to_the_sample_too(wrap, num_worker
 
     assert torch.equal(forward, batches(sampler=list(range(7, -1, -1))).flip(0))
     assert len(forward.unique()) == forward.numel()
+
+
+def test_an_order_drawn_from_the_data_set_s_own_generator_is_a_new_one_each_epoch():
+    """Who has one generator for all gives it to the loader, too: it isn't left where a sample was."""
+    dataset = OwnGenerators()
+    loader = DataLoader(dataset, 4, shuffle=True, generator=dataset.torch)
+    feed = Feed(loader, SingleProcess(), sample_seed=0)
+    orders = []
+    for epoch in range(3):
+        feed.start_epoch(epoch)
+        while feed.has_next():
+            feed.next()
+        orders.append(dataset.torch.get_state())
+        feed.end_epoch()
+
+    plain = torch.Generator().manual_seed(1)
+    for found in orders:
+        torch.empty((), dtype=torch.int64).random_(
+            generator=plain
+        )  # what the workers are seeded from
+        torch.randperm(8, generator=plain)
+
+        assert torch.equal(found, plain.get_state())

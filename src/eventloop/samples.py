@@ -21,7 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.generators import is_generator, reseed
+from eventloop.generators import is_generator, put, reseed, standing_of
 from eventloop.repeats import Again
 from eventloop.seeding import KeptGenerators
 
@@ -71,26 +71,33 @@ class SampleSeeds:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._base = (-1, 0)
         self._kept: KeptGenerators | None = None
+        self._own: list[tuple[Any, Any]] = []
 
     def start_epoch(self, epoch: int) -> None:
         """Ties what is drawn from now on to this epoch."""
         self._epoch.fill_(epoch)
 
-    def start_batch(self) -> None:
-        """Begins a batch: in the main process the generators are the training's, and kept."""
+    def start_batch(self, own: Sequence[Any]) -> None:
+        """Begins a batch: in the main process the generators are the training's, and kept.
+
+        Those of the data set are kept, too: the loader may draw its order from one of them.
+        """
         epoch = int(self._epoch)
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
         if get_worker_info() is None:
             self._kept = KeptGenerators()
+            self._own = [(one, standing_of(one)) for one in own]
 
     def end_batch(self) -> None:
         """Ends a batch: the generators stand where they stood."""
         if self._kept is not None:
             self._kept.put_back()
+            for generator, standing in self._own:
+                put(generator, standing)
             self._kept = None
 
-    def seed_sample(self, index: Any, own: Sequence[Any] = ()) -> None:
+    def seed_sample(self, index: Any, own: Sequence[Any]) -> None:
         """Seeds for the sample of an index: the global generators, and the data set's own."""
         seed = _mixed(self._base[1] + _number(index))
         _seed(seed)
@@ -147,7 +154,7 @@ class SeededDataset:
 
     def _read(self, first: Any, read: Callable[[], Any]) -> Any:
         seeds = self._seeds
-        seeds.start_batch()
+        seeds.start_batch(self._own)
         try:
             found = read()
             seeds.seed_collate(first)
