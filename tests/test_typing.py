@@ -83,7 +83,8 @@ def complaints(tmp_path_factory) -> dict[str, list[int]]:
     for line in ran.stdout.splitlines()[:-1]:
         name, number, kind, _ = line.split(":", 3)
         assert kind.strip() in ("error", "note"), ran.stdout
-        lines[name].append(int(number))
+        if name in lines:  # our own source, if it isn't installed, has a test of its own
+            lines[name].append(int(number))
     assert ran.stderr == ""
     return lines
 
