@@ -25,8 +25,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from eventloop.feed import Feed
-from eventloop.processes import SingleProcess
+from eventloop.data.feed import Feed
+from eventloop.ranks.processes import SingleProcess
 from eventloop.seeding import kept_generators, seed_everything
 
 NUM_SAMPLES, BATCH_SIZE = 2048, 64

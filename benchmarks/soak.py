@@ -187,6 +187,7 @@ class Soak:
                 self.wrong.append(f"{whom} was killed, and {len(alive)} others didn't end")
                 for pid in alive:
                     os.kill(pid, signal.SIGKILL)
+                end = float("inf")
             process.poll()
             time.sleep(0.02)
         return whom

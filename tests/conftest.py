@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, hookimpl
-from eventloop.bulletin import wait_until
-from eventloop.distributed import rank_variables
+from eventloop.failing.bulletin import wait_until
+from eventloop.ranks.distributed import rank_variables
 
 Install = Callable[..., None]
 Batches = list[tuple[Tensor, Tensor]]

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
-from eventloop.check import Check
-from eventloop.trace import Trace
+from eventloop.diagnostics.check import Check
+from eventloop.diagnostics.trace import Trace
 
 NUM_EPOCHS = 2
 

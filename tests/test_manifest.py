@@ -13,7 +13,7 @@ from eventloop.checkpoint import disk
 from eventloop.cli import main
 from eventloop.errors import EventloopError, ResumeError
 from eventloop.manifest import write_manifest
-from eventloop.start import Allowed
+from eventloop.starting.start import Allowed
 from eventloop.testing import run_ranks
 from eventloop.testing.runs import isolated_trainer
 

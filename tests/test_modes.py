@@ -11,10 +11,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import TaskError, hookimpl
 from eventloop.data import known_length
-from eventloop.feed import Feed
+from eventloop.data.feed import Feed
 from eventloop.first_batches import FirstBatches
 from eventloop.modes import LimitBatches, Overfit, dry_run
-from eventloop.processes import SingleProcess
+from eventloop.ranks.processes import SingleProcess
 
 
 class Endless(IterableDataset):

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop import schedules
 from eventloop.clock import Clock
+from eventloop.diagnostics.reads import HostReads
 from eventloop.errors import SettingError, TaskError
-from eventloop.reads import HostReads
 from eventloop.schedules import Course, Schedule
 
 STEPS_PER_EPOCH = 5

@@ -13,9 +13,9 @@ from eventloop.hooks import hookimpl, hookspec
 if TYPE_CHECKING:
     import eventloop.schedules as schedules
     from eventloop.data import Count
-    from eventloop.distributed import rank_zero_first
+    from eventloop.ranks.distributed import rank_zero_first
     from eventloop.settings import Settings
-    from eventloop.start import Allowed
+    from eventloop.starting.start import Allowed
     from eventloop.state import State
     from eventloop.task import Task
     from eventloop.trainer import Result, Trainer
@@ -48,7 +48,7 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
 _LAZY = {
-    "Allowed": "eventloop.start",
+    "Allowed": "eventloop.starting.start",
     "Count": "eventloop.data",
     "Result": "eventloop.trainer",
     "Settings": "eventloop.settings",
@@ -56,7 +56,7 @@ _LAZY = {
     "StateView": "eventloop.view",
     "Task": "eventloop.task",
     "Trainer": "eventloop.trainer",
-    "rank_zero_first": "eventloop.distributed",
+    "rank_zero_first": "eventloop.ranks.distributed",
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.errors import PluginError, closest
-from eventloop.processes import Processes
+from eventloop.ranks.processes import Processes
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans

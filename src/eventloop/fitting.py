@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from eventloop.accumulation import Microbatches, Passes
 from eventloop.data import num_samples
 from eventloop.errors import counted
-from eventloop.processes import Processes
+from eventloop.ranks.processes import Processes
 from eventloop.seeding import KeptGenerators
 
 if TYPE_CHECKING:

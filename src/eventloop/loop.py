@@ -21,18 +21,18 @@ from eventloop.accumulation import (
     passes_of,
     require_gradients,
 )
-from eventloop.bookkeeping import log_train_metrics
 from eventloop.clock import Time
+from eventloop.core.bookkeeping import log_train_metrics
 from eventloop.data import to_host
-from eventloop.entry import Entry, FromStart
+from eventloop.data.feed import Feed
+from eventloop.data.feeds import Feeds
 from eventloop.evaluation import batches_of, evaluation_mode
-from eventloop.feed import Feed
-from eventloop.feeds import Feeds
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
-from eventloop.processes import Processes
+from eventloop.ranks.processes import Processes
 from eventloop.scaling import Stepped
+from eventloop.starting.entry import Entry, FromStart
 from eventloop.state import State
 
 Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]

@@ -9,7 +9,7 @@ from eventloop.hooks import hookimpl
 from eventloop.manifest import write_manifest
 
 if TYPE_CHECKING:
-    from eventloop.start import Start
+    from eventloop.starting.start import Start
     from eventloop.state import State
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from eventloop.core.host_copy import HostCopy
 from eventloop.errors import NonFiniteError, SettingError
-from eventloop.host_copy import HostCopy
 from eventloop.optimizers import wants_closure
 
 if TYPE_CHECKING:

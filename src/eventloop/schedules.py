@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from eventloop.clock import FIELDS, UNITS, Clock, Time
 from eventloop.errors import SettingError, TaskError
-from eventloop.task_schedulers import max_duration, steps_per_epoch
+from eventloop.task.schedulers import max_duration, steps_per_epoch
 
 if TYPE_CHECKING:
     from eventloop.state import State

@@ -14,11 +14,11 @@ from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.clock import Clock, Time
+from eventloop.core.numbers import NoNumbers, Numbers
 from eventloop.errors import PluginError, closest
-from eventloop.numbers import NoNumbers, Numbers
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
-from eventloop.processes import Processes
+from eventloop.ranks.processes import Processes
 from eventloop.scaling import Stepped
 from eventloop.settings import Settings
 

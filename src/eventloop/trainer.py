@@ -16,33 +16,33 @@ from typing import Any, Self, Unpack
 from safetensors import SafetensorError
 from torch import Tensor
 
-from eventloop.brought import brought_by, task_plugin
-from eventloop.building import build
 from eventloop.checkpoint.find import find_start
 from eventloop.checkpoint.loading import warn_of_misfits, weights_at
 from eventloop.checkpoint.storage import storage_of
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
-from eventloop.core import Core
-from eventloop.distributed import join_processes
+from eventloop.core.core import Core
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
 from eventloop.evaluation import try_evaluation
-from eventloop.failures import close_all, failures_of, keep
+from eventloop.failing.failures import close_all, failures_of, keep
+from eventloop.failing.signals import Signals
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import told
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import Plugin, Selected, listed
-from eventloop.readiness import (
+from eventloop.ranks.distributed import join_processes
+from eventloop.ranks.same import require_same_run
+from eventloop.seeding import seed_everything
+from eventloop.settings import SettingValues
+from eventloop.starting.building import build
+from eventloop.starting.readiness import (
     check_trainable,
     require_usable,
 )
-from eventloop.same import require_same_run
-from eventloop.seeding import seed_everything
-from eventloop.settings import SettingValues
-from eventloop.signals import Signals
-from eventloop.start import NOTHING, Allowed
+from eventloop.starting.start import NOTHING, Allowed
+from eventloop.task.brought import brought_by, task_plugin
 
 
 @dataclass(frozen=True)

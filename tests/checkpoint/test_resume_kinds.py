@@ -18,7 +18,7 @@ from eventloop import hookimpl
 from eventloop.checkpoint import disk
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read
-from eventloop.distributed import join_processes
+from eventloop.ranks.distributed import join_processes
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_fsdp import Fsdp
 

@@ -15,7 +15,7 @@ import torch
 from eventloop import ResumeError, Task, Trainer
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import UsageError
-from eventloop.start import Allowed
+from eventloop.starting.start import Allowed
 from eventloop.testing.runs import tiny_batches, tiny_task
 
 DOUBLES = """

@@ -11,7 +11,7 @@ from eventloop import PluginError, hookimpl
 from eventloop.checkpoint import disk
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read, verify, write
-from eventloop.start import Allowed
+from eventloop.starting.start import Allowed
 from eventloop.testing import run_ranks
 from eventloop.testing.runs import isolated_trainer
 

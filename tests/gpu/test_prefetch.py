@@ -69,7 +69,7 @@ def test_a_copy_in_line_hides_behind_nothing(cuda, traced, timeline, monkeypatch
     def in_line(device, streams):
         return lambda batch: [one.to(device, non_blocking=True) for one in batch]
 
-    monkeypatch.setattr("eventloop.prefetch.SideStream", in_line)
+    monkeypatch.setattr("eventloop.data.prefetch.SideStream", in_line)
 
     copies, kernels = traced(cuda)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.distributed import SingleProcess
 from eventloop.hooks import hookimpl
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.freeze import Plan, freeze
@@ -18,6 +17,7 @@ from eventloop.plugin.order import order
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.precision import choose_precision
+from eventloop.ranks.distributed import SingleProcess
 from eventloop.settings import Settings
 from eventloop.state import State
 

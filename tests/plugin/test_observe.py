@@ -7,13 +7,13 @@ from contextlib import contextmanager
 import pytest
 
 from eventloop import hookimpl
-from eventloop.check import Check
+from eventloop.diagnostics.check import Check
+from eventloop.diagnostics.trace import Trace
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.freeze import freeze
 from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
-from eventloop.trace import Trace
 
 
 class Notes:

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from eventloop.diagnostics.trace import Trace
 from eventloop.errors import PluginError
 from eventloop.hooks import Hook
 from eventloop.plugin.assembly import HOOKS
@@ -28,7 +29,6 @@ from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.records import Plugin
 from eventloop.state import State
-from eventloop.trace import Trace
 from eventloop.view import ReadOnlyState
 
 HOOK_NAMES = ("batch_end", "log", "should_stop", "forward", "clip_gradients", "optimizer_step")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Task, hookimpl
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read
-from eventloop.start import Allowed
+from eventloop.starting.start import Allowed
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 

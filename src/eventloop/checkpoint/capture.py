@@ -19,7 +19,7 @@ from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from eventloop.feeds import Feeds
+    from eventloop.data.feeds import Feeds
     from eventloop.plugin.freeze import Plans
     from eventloop.state import State
 

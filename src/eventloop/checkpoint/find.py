@@ -11,11 +11,11 @@ from eventloop.checkpoint.places import checkpoint_at
 from eventloop.checkpoint.storage import Storage, local_copy
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.manifest import FILE as MANIFEST
-from eventloop.start import Allowed, Anew, FromCheckpoint, Start
+from eventloop.starting.start import Allowed, Anew, FromCheckpoint, Start
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.processes import Processes
+    from eventloop.ranks.processes import Processes
     from eventloop.settings import Settings
 
 Refused = Sequence[tuple[Place, str]]

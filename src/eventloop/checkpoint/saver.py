@@ -16,8 +16,8 @@ from eventloop.checkpoint.storage import Storage
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time, resolve
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
+from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
-from eventloop.signals import is_interruption
 from eventloop.urls import Place
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from eventloop.errors import EventloopError
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.processes import Processes
+    from eventloop.ranks.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")

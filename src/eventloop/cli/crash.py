@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from eventloop.errors import TaskError, UsageError
+from eventloop.failing.reports import ACTIVE
 from eventloop.plugin.records import Plugin
-from eventloop.reports import ACTIVE
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from eventloop.check import Check
 from eventloop.cli.output import write_lines, write_table, write_text
+from eventloop.diagnostics.check import Check
+from eventloop.diagnostics.profile import Profile
+from eventloop.diagnostics.trace import Trace
 from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import OfFlag
-from eventloop.profile import Profile
-from eventloop.trace import Trace
 
 
 class Diagnostics:

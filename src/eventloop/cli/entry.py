@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import eventloop
 from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
-from eventloop.ending import end_process
 from eventloop.errors import UsageError, closest
-from eventloop.reports import WRONG_USAGE, exit_status, in_ranks
-from eventloop.signals import Interrupted, told_from_a_key
+from eventloop.failing.ending import end_process
+from eventloop.failing.reports import WRONG_USAGE, exit_status, in_ranks
+from eventloop.failing.signals import Interrupted, told_from_a_key
 
 SUCCESS, BROKEN_PIPE = 0, 141
 

@@ -13,7 +13,7 @@ from eventloop.cli.help import command_help
 from eventloop.cli.new_file import require_writable
 from eventloop.cli.output import write_text
 from eventloop.errors import counted
-from eventloop.plain import one_line
+from eventloop.failing.plain import one_line
 
 COMMAND = Command(
     "export",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from eventloop.reports import details, first_line, in_ranks
+from eventloop.failing.reports import details, first_line, in_ranks
 
 
 def report(error: BaseException) -> None:
@@ -20,8 +20,8 @@ def report(error: BaseException) -> None:
 
 
 def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.bulletin import bulletin, wait_until  # one process needs nothing of them
-    from eventloop.watchdog import GRACE_S, post
+    from eventloop.failing.bulletin import bulletin, wait_until  # one process needs nothing of them
+    from eventloop.failing.watchdog import GRACE_S, post
 
     board = bulletin()
     try:

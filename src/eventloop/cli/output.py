@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
-from eventloop.plain import plain
+from eventloop.failing.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

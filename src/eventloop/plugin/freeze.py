@@ -14,9 +14,9 @@ from typing import Any, Protocol, cast
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
+from eventloop.failing.signals import Interrupted
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.signals import Interrupted
 from eventloop.state import State
 from eventloop.view import view_of
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from eventloop.configuration import Configuration
 from eventloop.errors import EventloopError, PluginError, SettingError
+from eventloop.failing.signals import Interrupted, told_from_a_key
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover_all
@@ -17,7 +18,6 @@ from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.shadow import shadowed
 from eventloop.plugin.validate import takes_part
-from eventloop.signals import Interrupted, told_from_a_key
 
 
 @dataclass(frozen=True)

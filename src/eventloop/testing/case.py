@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from eventloop.check import Check, Finding
+from eventloop.diagnostics.check import Check, Finding
 from eventloop.hooks import hookimpl
 from eventloop.plugin.records import Plugin
 from eventloop.task import Task

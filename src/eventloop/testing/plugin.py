@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from eventloop.check import Check
+    from eventloop.diagnostics.check import Check
     from eventloop.task import Task
     from eventloop.testing.runs import Recorder
     from eventloop.trainer import Trainer
@@ -69,7 +69,7 @@ def no_device_reads() -> Iterator[Check]:
 
     `make_trainer(algorithms=[...], observers=[no_device_reads])`.
     """
-    from eventloop.check import Check
+    from eventloop.diagnostics.check import Check
 
     check = Check()
     yield check

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.distributed import rank_variables
+from eventloop.ranks.distributed import rank_variables
 
 TIMEOUT_S = 120.0
 

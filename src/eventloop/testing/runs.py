@@ -15,7 +15,7 @@ from eventloop.configuration import Configuration
 from eventloop.events import Event
 from eventloop.hooks import hookimpl
 from eventloop.plugin.observe import Observer
-from eventloop.start import NOTHING, Allowed
+from eventloop.starting.start import NOTHING, Allowed
 from eventloop.task import Task
 from eventloop.trainer import Trainer
 

@@ -14,8 +14,8 @@ from eventloop.cli.arguments import Command, CommandOption, read_arguments, refu
 from eventloop.cli.checkpoints.request import JSON, one_checkpoint, words
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.plain import one_line
-from eventloop.reports import FAILURE
+from eventloop.failing.plain import one_line
+from eventloop.failing.reports import FAILURE
 from eventloop.urls import Place
 
 COMMAND = Command(

@@ -16,7 +16,7 @@ from eventloop.cli.checkpoints.request import JSON, words
 from eventloop.cli.checkpoints.told import content, saved, shown, size_text
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.plain import one_line
+from eventloop.failing.plain import one_line
 from eventloop.urls import Url, place_of
 
 COMMAND = Command(

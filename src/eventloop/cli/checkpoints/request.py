@@ -10,7 +10,7 @@ from pathlib import Path
 from eventloop.checkpoint.places import checkpoint_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import UsageError
-from eventloop.plain import one_line
+from eventloop.failing.plain import one_line
 from eventloop.urls import Place, place_of
 
 JSON = CommandOption("json", "", "write JSON instead of text")

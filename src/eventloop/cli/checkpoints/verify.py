@@ -12,8 +12,8 @@ from eventloop.cli.checkpoints.request import JSON, words
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_text
 from eventloop.errors import counted
-from eventloop.plain import one_line
-from eventloop.reports import NO_CHECKPOINT
+from eventloop.failing.plain import one_line
+from eventloop.failing.reports import NO_CHECKPOINT
 from eventloop.urls import Place, place_of
 
 COMMAND = Command(

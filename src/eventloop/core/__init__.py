@@ -1,0 +1,1 @@
+"""The core's own plugins, which are the last in every order, and what they need."""

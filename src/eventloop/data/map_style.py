@@ -1,0 +1,190 @@
+"""Batches of a data loader over a map-style data set, from any batch of an epoch on."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from eventloop.data.order import Order
+from eventloop.data.samples import SampleSeeds, may_draw, seeded
+from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
+from eventloop.data.turns import Turns
+from eventloop.errors import TaskError
+from eventloop.ranks.processes import Processes
+
+Saved = Mapping[str, Any]
+
+
+class MapStyle:
+    """A data loader over a map-style data set: what was taken isn't read again.
+
+    It is iterated over as a copy with an order, and where it may draw a data set, of its own; the
+    user's loader stays as it is.
+
+    Args:
+        dataloader: the user's.
+        sample_seed: what the draws of the data set are tied to; None leaves them alone.
+    """
+
+    kind = "map"
+
+    def __init__(self, dataloader: Any, processes: Processes, sample_seed: int | None) -> None:
+        makes_batches = dataloader.batch_sampler is not None
+        self._sampler_name = "batch_sampler" if makes_batches else "sampler"
+        self._dataloader = dataloader
+        self._ranks = processes.rank, processes.world_size
+        self._seeds: SampleSeeds | None = None
+        self.order = Order(getattr(dataloader, self._sampler_name), dataloader.generator)
+        parts: dict[str, Any] = {self._sampler_name: self.order}
+        if sample_seed is not None:
+            self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
+            dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
+            parts |= {"dataset": dataset, "collate_fn": collate_fn}
+            self.order.numbers = may_draw(dataloader.dataset)
+        self._loader = _copy_with(dataloader, **parts)
+        self._turns = Turns(self._loader, self.order)
+        self._own_order = shared_order(dataloader)
+        self._shared: Saved = self._own_order
+        self._part: RankPart | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        try:
+            return len(self._loader)
+        except TypeError:  # of a sampler without a length
+            return None
+
+    def start(self, epoch: int) -> Iterator[Any]:
+        if self._shared["kind"] == "drawn":
+            # Where one process began the epoch that several ended, they begin theirs.
+            self._order_as(self._own_order)
+        self._tell_epoch(epoch)
+        self.order.begin()
+        return self._turns.begin()
+
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
+        return {
+            "order": self._shared,
+            "world_size": self._ranks[1],
+            "global_batch_size": self._global_batch_size,
+            "num_samples": self._num_samples,
+            "start": None if num_taken is None else self.order.start,
+            "check": None if num_taken is None else self.order.check(self._own(num_taken)),
+            "now": self.order.standing(shared=False),
+            "turns": self._turns.state_dict(),
+        }
+
+    def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
+        self._turns.load_state_dict(saved["turns"])
+        if num_taken is not None:
+            self._require_same(saved)
+            self._order_as(saved["order"])
+        elif saved["order"]["kind"] in LASTING and self._global_batch_size is not None:
+            self._order_as(saved["order"])
+        self._tell_epoch(epoch)
+        if num_taken is None:
+            self.order.put(saved["now"])
+            return
+        if not self._dataloader.in_order and self._dataloader.num_workers > 1:
+            warnings.warn(
+                "the train data loader has in_order=False: which batches were trained on depends "
+                "on the speed of its workers, so that some may be repeated or left out now",
+                stacklevel=2,
+            )
+        # Other ranks had other parts of the same order.
+        check = saved["check"] if saved["world_size"] == self._ranks[1] else None
+        self.order.seek(saved["start"], self._own(num_taken), check)
+
+    def rest(self) -> Iterator[Any]:
+        return self._turns.go_on()
+
+    def _own(self, num_taken: int) -> int:
+        """Gives how many batches of its own a rank took: one that had run out repeated its first."""
+        num_batches = self.num_batches
+        return num_taken if num_batches is None else min(num_taken, num_batches)
+
+    def first(self) -> Any:
+        loader = _copy_with(
+            self._loader,
+            num_workers=0,
+            prefetch_factor=None,
+            timeout=0,
+            persistent_workers=False,
+            **{self._sampler_name: [self.order.first]},
+        )
+        return next(iter(loader))
+
+    @property
+    def _global_batch_size(self) -> int | None:
+        """How many samples a step has; None where the batches are a batch sampler's."""
+        size: int | None = self._dataloader.batch_size
+        return None if size is None else size * self._ranks[1]
+
+    @property
+    def _num_samples(self) -> int | None:
+        dataset = self._dataloader.dataset
+        return len(dataset) if isinstance(dataset, Sized) else None
+
+    def _tell_epoch(self, epoch: int) -> None:
+        if self._seeds is not None:
+            self._seeds.start_epoch(epoch)
+        if self._part is not None:
+            self._part.set_epoch(epoch)
+
+    def _order_as(self, order: Saved) -> None:
+        """Takes the order that these ranks, or others, had."""
+        loader = self._dataloader
+        if order == self._own_order:
+            self._part = None
+            self.order.take_from(None)
+        else:
+            self._part = order_as(order, loader, *self._ranks)
+            self.order.take_from(BatchSampler(self._part, loader.batch_size, loader.drop_last))
+        self._shared = order
+
+    def _require_same(self, saved: Saved) -> None:
+        """Checks that a step takes the samples that it took when the epoch began."""
+        mine, theirs = self._global_batch_size, saved["global_batch_size"]
+        if self._num_samples != saved["num_samples"]:
+            raise TaskError(
+                f"the run was stopped in mid-epoch over {saved['num_samples']} samples, and the "
+                f"train data set has {self._num_samples} now",
+                fix="go on with the same data, or from a checkpoint at the end of an epoch",
+            )
+        if mine != theirs:
+            raise TaskError(
+                f"the run was stopped in mid-epoch with {_size(theirs)} a step, and a step has "
+                f"{_size(mine)} now",
+                fix=_fix_for_size(theirs, self._ranks[1]),
+            )
+
+
+def _size(global_batch_size: int | None) -> str:
+    return (
+        "a batch sampler's batch" if global_batch_size is None else f"{global_batch_size} samples"
+    )
+
+
+def _fix_for_size(global_batch_size: int | None, world_size: int) -> str:
+    if global_batch_size is None:
+        return "go on with the batch sampler that the run was begun with"
+    if global_batch_size % world_size:
+        return f"go on with a number of processes that divides {global_batch_size}"
+    return f"set the train data loader's batch_size to {global_batch_size // world_size}"
+
+
+def _copy_with(dataloader: Any, **parts: Any) -> Any:
+    """Gives a data loader with other parts, of the same class and with all its attributes.
+
+    torch forbids to set the parts once a loader is built, because its batch sampler would keep the
+    old ones; the whole order is set here. `_iterator` (checked with torch 2.13) holds workers that
+    stay, which would go on with the old parts.
+    """
+    copied = copy.copy(dataloader)
+    for name, value in {**parts, "_iterator": None}.items():
+        object.__setattr__(copied, name, value)
+    return copied

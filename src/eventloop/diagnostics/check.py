@@ -1,0 +1,189 @@
+"""The check: who assigns what, who writes in place, and who reads from the device."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from eventloop.diagnostics.reads import HostReads
+from eventloop.diagnostics.snapshot import Snapshot
+from eventloop.plugin.observe import caller, instead, watched
+from eventloop.plugin.order import Implementation
+from eventloop.state import State
+
+# The core's own, in which the task's model and loss run.
+_TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
+
+
+@dataclass
+class Finding:
+    """Something that a plugin must not do, and did.
+
+    Args:
+        kind: whether it wrote, read, or answered otherwise than on other ranks.
+        who: plugin, distribution and hook.
+        what: what it did.
+        where: file and line, where they are known.
+        moment: epoch and batch of the first time.
+        times: how often.
+    """
+
+    kind: Literal["write", "read", "answer"]
+    who: str
+    what: str
+    where: str
+    moment: str
+    times: int = 0
+
+    def __str__(self) -> str:
+        often = "" if self.times == 1 else f", {self.times} times"
+        return f"{self.who}: {self.what}{often}, first in {self.moment}\n  at   {self.where}"
+
+
+class Check:
+    """Watches a run for what plugins do to the State and to the device.
+
+    In-place writes show in a tensor's version; one into `.data` or through NumPy leaves none.
+    Around callbacks, what optimizers hold, training modes and the random generators that all share
+    are compared, too. Answers to questions are compared across ranks, each of which then waits for
+    the others.
+    """
+
+    columns = ("attribute", "hook", "plugin", "times")
+
+    def __init__(self) -> None:
+        self._writes: Counter[tuple[str, str, str]] = Counter()
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._under_way: list[tuple[Implementation, Any]] = []
+        self._reads = HostReads(self._found_read)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, in the order in which it was found."""
+        return list(self._findings.values())
+
+    def rows(self) -> Iterator[Sequence[str]]:
+        """Gives the writers by attribute and hook."""
+        for (attribute, hook, plugin), times in sorted(self._writes.items()):
+            yield attribute, hook, plugin, str(times)
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Gives the implementation with an eye on what it does."""
+        role, hook = one.plugin.role, one.hook.name
+        if role == "core" and hook not in _TASK_INSIDE_CORE:
+            return one
+        given = None
+        if role in ("task", "algorithm"):
+
+            def given(state: State) -> Any:
+                return RecordedState(state, self._writes, (hook, one.plugin.name))
+
+        seen = watched(one, lambda state: self._stretch(one, state), in_halves=True, given=given)
+        return self._compared(seen) if one.hook.kind == "question" else seen
+
+    def _compared(self, one: Implementation) -> Implementation:
+        """Gives the implementation of a question with its answers compared across ranks."""
+        if one.wrapper:
+            return one
+        call = caller(one)
+
+        def answer(state: Any, *rest: Any) -> Any:
+            mine = call(state, *rest)
+            everybody = state.gathered(mine)
+            if any(theirs != mine for theirs in everybody):
+                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(everybody))
+                what = f"answered differently on different ranks: {shown}"
+                self._found("answer", one, state, what, one.where)
+            return mine
+
+        return instead(one, answer)
+
+    @contextmanager
+    def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
+        """Compares before and after a stretch of an implementation's own code."""
+        role = one.plugin.role
+        before = Snapshot(state, everything=role == "callback") if role != "core" else None
+        in_step = state.batch is not None and state.eval_name is None
+        self._under_way.append((one, state))
+        try:
+            with self._reads if in_step else nullcontext():
+                yield
+        finally:
+            self._under_way.pop()
+            for verb, name in before.changes(state) if before is not None else ():
+                self._found_write(one, state, name, verb)
+
+    def _found_write(self, one: Implementation, state: Any, name: str, verb: str) -> None:
+        attribute = name.partition(" ")[0]
+        if one.plugin.role == "callback":
+            whose = "" if "'s random numbers" in name else "state's "
+            what = f"{verb} {whose}{name}; a callback may only watch"
+            self._found("write", one, state, what, one.where)
+        else:
+            self._writes[f"{attribute} (in place)", one.hook.name, one.plugin.name] += 1
+
+    def _found_read(self, tensor: Tensor, how: str) -> None:
+        one, state = self._under_way[-1]
+        if tensor.device.type == state.device.type:
+            what = f"read from the device with {how}()"
+            self._found("read", one, state, what, _outside() or one.where)
+
+    def _found(
+        self,
+        kind: Literal["write", "read", "answer"],
+        one: Implementation,
+        state: Any,
+        what: str,
+        where: str,
+    ) -> None:
+        who = one.origin
+        if one.plugin.role == "core":
+            who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
+        moment = f"epoch {state.clock.epoch}, batch {state.clock.batch}, rank {state.rank}"
+        finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
+        finding.times += 1
+
+
+class RecordedState:
+    """The State with a note of each assignment; what is assigned goes through.
+
+    It wraps, because the State of a run that isn't checked shall not even be asked.
+
+    Args:
+        who: hook and plugin.
+    """
+
+    __slots__ = ("_state", "_who", "_writes")
+
+    def __init__(
+        self, state: State, writes: Counter[tuple[str, str, str]], who: tuple[str, str]
+    ) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_writes", writes)
+        object.__setattr__(self, "_who", who)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._state, name, value)
+        self._writes[(name, *self._who)] += 1
+
+
+def _outside() -> str:
+    """Gives the innermost line under way that is neither torch's nor eventloop's."""
+    insides = [f"{Path(module).parent}{os.sep}" for module in (torch.__file__, __file__)]
+    for frame, line in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if not file.startswith((*insides, "<")) and Path(file).name != "contextlib.py":
+            return f"{file}:{line}"
+    return ""

@@ -1,0 +1,1 @@
+"""Ranks: the processes that train together."""

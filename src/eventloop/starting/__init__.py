@@ -1,0 +1,1 @@
+"""Starting: a run is built, anew or from a checkpoint."""

@@ -1,0 +1,134 @@
+"""The task's schedulers: how what makes them is called, and what it may ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventloop.clock import Time
+from eventloop.errors import SettingError, TaskError, closest
+from eventloop.task.values import usable_scheduler
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+
+
+def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
+    """Gives the hook that makes the schedulers of a task.
+
+    Args:
+        given: a function of an optimizer, or several by the optimizer's name.
+        interval: what the schedulers are counted in, "ba" or "ep".
+
+    Raises:
+        TypeError: a function wants what isn't there.
+    """
+    functions = given.values() if isinstance(given, Mapping) else [given]
+    wanted = {id(one): _wanted(one) for one in functions}
+
+    def build_schedulers(state: State) -> Mapping[str, Sequence[tuple[str, Any]]]:
+        named = given if isinstance(given, Mapping) else dict.fromkeys(state.optimizers, given)
+        for name in named:
+            if name not in state.optimizers:
+                raise TaskError(
+                    f"a scheduler is named {name!r}, but no optimizer is"
+                    f"{closest(name, state.optimizers)}",
+                    optimizers=", ".join(state.optimizers) or "none",
+                )
+        made = []
+        for name, make in named.items():
+            asked = {what: _ANSWERS[what](state, interval) for what in wanted[id(make)]}
+            scheduler = make(state.optimizers[name], **asked)
+            made.append((name, usable_scheduler(scheduler, name)))
+        return {interval: made}
+
+    return build_schedulers
+
+
+def max_duration(state: State) -> Time:
+    """Gives the length of the whole run.
+
+    Raises:
+        SettingError: nobody says it.
+    """
+    if state.duration is None:
+        raise SettingError(
+            "the task's scheduler needs the length of the run, but max_duration isn't set",
+            fix='set max_duration, for example max_duration="10ep"',
+        )
+    return state.duration
+
+
+def steps_per_epoch(state: State) -> int:
+    """Gives the number of batches in an epoch.
+
+    Raises:
+        TaskError: the data loader doesn't know.
+    """
+    if state.num_batches is None:
+        raise TaskError(
+            "the task's scheduler needs the number of batches in an epoch, but the train data "
+            "loader has no length",
+            fix='count the run and its schedule in batches: max_duration="5000ba"',
+        )
+    return state.num_batches
+
+
+def total_steps(state: State, interval: str) -> int:
+    """Gives how often a scheduler moves over the whole run: its batches, or its epochs.
+
+    Raises:
+        SettingError: the length of the run isn't known in batches or epochs.
+        TaskError: it is known in the one, is wanted in the other, and the data loader has no
+            length.
+    """
+    duration = max_duration(state)
+    if duration.unit not in ("ba", "ep"):
+        raise SettingError(
+            f"the task's scheduler needs the number of steps of the run, which max_duration="
+            f"{duration} doesn't tell",
+            fix="set max_duration in batches or epochs, or take a schedule that counts as it does: "
+            "scheduler=schedules.cosine()",
+        )
+    length = duration.value
+    if interval == "ba" and duration.unit == "ep":
+        length = round(length * steps_per_epoch(state))  # as the end of the run is rounded
+    if interval == "ep" and duration.unit == "ba":
+        length = length / steps_per_epoch(state)
+    return max(1, int(length))
+
+
+_ANSWERS: dict[str, Callable[[State, str], Any]] = {
+    "max_duration": lambda state, interval: max_duration(state),
+    "steps_per_epoch": lambda state, interval: steps_per_epoch(state),
+    "total_steps": total_steps,
+    "state": lambda state, interval: state,
+}
+
+
+def _wanted(make: Callable[..., Any]) -> list[str]:
+    """Gives what a function asks for beside the optimizer: its other parameters without default.
+
+    Raises:
+        TypeError: one names nothing that is there, or the function takes no optimizer.
+    """
+    try:
+        first, *others = inspect.signature(make).parameters.values()
+    except ValueError:
+        first, others = None, []
+    name = getattr(make, "__name__", type(make).__name__)
+    if first is None or first.kind is first.KEYWORD_ONLY:
+        raise TypeError(
+            f"Task(scheduler={name}) takes no optimizer: call it, scheduler={name}(), or write "
+            "scheduler=lambda optimizer: ..."
+        )
+    given = (first.POSITIONAL_OR_KEYWORD, first.KEYWORD_ONLY)
+    wanted = [one.name for one in others if one.default is one.empty and one.kind in given]
+    for one in wanted:
+        if one not in _ANSWERS:
+            raise TypeError(
+                f"Task(scheduler={name}) wants {one!r}, which isn't there{closest(one, _ANSWERS)}; "
+                f"beside the optimizer it may name {', '.join(_ANSWERS)}"
+            )
+    return wanted

@@ -1,0 +1,315 @@
+"""The task: what is trained, as values, turned into hooks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from eventloop import data
+from eventloop.data import Count
+from eventloop.errors import TaskError, a, closest
+from eventloop.hooks import hookimpl
+from eventloop.metrics import MeanLoss, fresh_metrics
+from eventloop.plugin.records import listed
+from eventloop.state import State
+from eventloop.task.schedulers import schedulers_hook
+from eventloop.task.values import check_values, named_optimizers
+
+
+class Task:
+    """What is trained: model, data, loss, optimizer, metrics.
+
+    Every value can also be given by a hook of the same meaning; what is left out is the core's
+    default, or a plugin's.
+
+    Args:
+        model: an `nn.Module`, or a function that gives one; it is called after seeding.
+        loss: takes outputs and targets, gives a tensor of shape (); may be left out where the
+            outputs have `.loss`.
+        train_dataloader: an iterable of batches, `batch_size` counted per rank, or a function
+            that gives one.
+        eval_dataloaders: one iterable, or several by name, or a function that gives either.
+        optimizer: takes the model, gives an optimizer or several by name; called after surgery
+            and wrapping.
+        scheduler: takes an optimizer, gives a torch scheduler, or one of `eventloop.schedules`;
+            names what else it wants of max_duration, steps_per_epoch, total_steps, state; by name
+            where there are several optimizers.
+        scheduler_interval: "ba": the scheduler moves once a batch; "ep": once an epoch.
+        metrics: torchmetrics by name; each eval data loader gets a fresh copy. Where it is left
+            out, the mean of the task's loss over the samples, as `loss`; {} means none.
+        train_metrics: the same for training, computed at log intervals.
+        forward: gives the outputs; names what it wants of model, batch, inputs, targets, state.
+        num_tokens: gives the tokens of a batch, an int; names what it wants of batch, inputs,
+            targets, state.
+        loss_weight: gives the weight of a batch in the mean of the loss; wants the same. Where it
+            is left out, a batch weighs its number of samples.
+        settings: defaults for the settings, `{"max_duration": "10ep"}`.
+        algorithms, callbacks: plugins that belong to the task.
+        name: how the run is called; a task file's name where it is left out.
+
+    Raises:
+        TypeError: a value is of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        train_dataloader: Any = None,
+        eval_dataloaders: Any = None,
+        optimizer: Callable[[nn.Module], Optimizer | Mapping[str, Optimizer]] | None = None,
+        scheduler: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        scheduler_interval: Literal["ba", "ep"] = "ba",
+        metrics: Any = None,
+        train_metrics: Any = None,
+        forward: Callable[..., Any] | None = None,
+        num_tokens: Callable[..., int] | None = None,
+        loss_weight: Callable[..., float | Tensor] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        algorithms: Sequence[object] = (),
+        callbacks: Sequence[object] = (),
+        name: str = "",
+    ) -> None:
+        check_values(
+            model=model, loss=loss, forward=forward, optimizer=optimizer, scheduler=scheduler
+        )
+        if scheduler_interval not in ("ba", "ep"):
+            raise ValueError(f"scheduler_interval={scheduler_interval!r} is none of 'ba', 'ep'")
+        if scheduler_interval != "ba" and scheduler is None:
+            raise ValueError(
+                f"scheduler_interval={scheduler_interval!r} has no effect without a scheduler: "
+                "give Task(scheduler=...), or leave it out"
+            )
+        self.model = model
+        self.loss = loss
+        self.train_dataloader = train_dataloader
+        self.eval_dataloaders = eval_dataloaders
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.scheduler_interval = scheduler_interval
+        self.metrics = metrics
+        self.train_metrics = train_metrics
+        self.forward = forward
+        self.num_tokens = num_tokens
+        self.loss_weight = loss_weight
+        self.settings = dict(settings or {})
+        self.algorithms = listed(algorithms, "algorithms")
+        self.callbacks = listed(callbacks, "callbacks")
+        self.name = name
+
+    def hooks(self) -> SimpleNamespace:
+        """Gives a plugin that implements exactly the hooks for which the task has a value."""
+        given: dict[str, Callable[..., Any]] = {"build_model": _model_hook(self.model)}
+        if self.train_dataloader is not None:
+            given["build_train_dataloader"] = _train_dataloader_hook(self.train_dataloader)
+        if self.eval_dataloaders is not None:
+            given["build_eval_dataloaders"] = _eval_dataloaders_hook(self.eval_dataloaders)
+        if self.optimizer is not None:
+            given["build_optimizers"] = _optimizers_hook(self.optimizer)
+        if self.scheduler is not None:
+            given["build_schedulers"] = schedulers_hook(self.scheduler, self.scheduler_interval)
+        if self.metrics is not None or self.train_metrics is not None or self.loss is not None:
+            given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics, self.loss)
+        if self.forward is not None:
+            given["forward"] = _forward_hook(self.forward)
+        if self.loss is not None:
+            given["loss"] = _loss_hook(self.loss)
+        if self.num_tokens is not None or self.loss_weight is not None:
+            given["count_batch"] = _count_hook(self.num_tokens, self.loss_weight)
+        return SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
+
+
+def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State], nn.Module]:
+    def build_model(state: State) -> nn.Module:
+        model = given if isinstance(given, nn.Module) else given()
+        if not isinstance(model, nn.Module):
+            raise TaskError(
+                f"the task's model is {a(type(model).__name__)}, not an nn.Module",
+                fix="give Task(model=Net()), or Task(model=Net) to build it after seeding",
+            )
+        return model.to(state.device)
+
+    return build_model
+
+
+def _train_dataloader_hook(given: Any) -> Callable[[State], Any]:
+    def build_train_dataloader(state: State) -> Any:
+        return _iterable(_called(given), "train_dataloader")
+
+    return build_train_dataloader
+
+
+def _eval_dataloaders_hook(given: Any) -> Callable[[State], Mapping[str, Any]]:
+    def build_eval_dataloaders(state: State) -> Mapping[str, Any]:
+        loaders = _called(given)
+        if isinstance(loaders, list | tuple) and any(
+            isinstance(one, DataLoader) for one in loaders
+        ):
+            raise TaskError(
+                f"the task's eval_dataloaders are {a(type(loaders).__name__)} of {len(loaders)}, "
+                "without names",
+                fix="name them: eval_dataloaders={'valid': loader, 'test': other}",
+            )
+        named = loaders if isinstance(loaders, Mapping) else {"eval": loaders}
+        return {
+            str(name): _iterable(_called(loader), f"eval_dataloaders[{name!r}]")
+            for name, loader in named.items()
+        }
+
+    return build_eval_dataloaders
+
+
+def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any]:
+    def build_optimizers(state: State) -> Mapping[str, Optimizer]:
+        return named_optimizers(given(state.model))
+
+    return build_optimizers
+
+
+def _metrics_hook(
+    for_eval: Any, for_training: Any, given_loss: Callable[[Any, Any], Tensor] | None
+) -> Callable[..., Mapping[str, Metric]]:
+    def build_metrics(state: State, dataset: str) -> Mapping[str, Metric]:
+        if dataset != "train" and for_eval is None and given_loss is not None:
+            loss = state.precision.under_autocast(_loss_hook(given_loss))
+            return {"loss": MeanLoss(functools.partial(loss, state), state)}
+        given = for_training if dataset == "train" else for_eval
+        return fresh_metrics({} if given is None else given, state.device)
+
+    return build_metrics
+
+
+def _forward_hook(given: Callable[..., Any]) -> Callable[[State], Any]:
+    call = _by_name(given, "forward", ("model", "batch", "inputs", "targets", "state"))
+
+    def forward(state: State) -> Any:
+        return call(state, state.batch if state.microbatch is None else state.microbatch)
+
+    return forward
+
+
+def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]:
+    def loss(state: State) -> Tensor:
+        targets = state.targets
+        if targets is None:
+            raise TaskError(
+                f"the task's loss takes targets, but a batch of {data.describe(state.batch)} "
+                "has none",
+                fix="let the data loader give pairs (inputs, targets) or mappings with 'labels', "
+                "implement the action loss, or evaluate without the loss: Task(metrics={})",
+            )
+        found = given(state.outputs, targets)
+        if found is None:
+            raise TaskError(
+                "the task's loss gave None",
+                function=_described(given),
+                fix="return the loss, a tensor of shape ()",
+            )
+        return found
+
+    return loss
+
+
+def _count_hook(
+    num_tokens: Callable[..., int] | None, loss_weight: Callable[..., Any] | None
+) -> Callable[..., Count]:
+    wanted = ("batch", "inputs", "targets", "state")
+    tokens_of = _by_name(num_tokens or (lambda: 0), "num_tokens", wanted)
+    weight_of = _by_name(loss_weight, "loss_weight", wanted) if loss_weight else None
+
+    def count_batch(state: State, batch: Any) -> Count:
+        samples = data.num_samples(batch)
+        if batch is not state.microbatch:
+            tokens = tokens_of(state, batch)
+            if type(tokens) is not int:
+                tokens = _whole(tokens)
+            return Count(samples, tokens, samples)
+        # Nobody counts the tokens of a microbatch, which may be on a device that would be awaited.
+        return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
+
+    return count_batch
+
+
+def _whole(tokens: object) -> int:
+    if not isinstance(tokens, Integral) or isinstance(tokens, bool):
+        raise TaskError(
+            f"the task's num_tokens gave {tokens!r}, {a(type(tokens).__name__)}, not an int",
+            fix="count on the host: inputs.numel(), len(batch), or int(mask.sum())",
+        )
+    return int(tokens)
+
+
+def _described(function: Callable[..., Any]) -> str:
+    """Says which function it is, and where it stands, as far as that is known."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None)
+    return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
+
+
+_SOURCES: dict[str, Callable[[State, Any], Any]] = {
+    "model": lambda state, batch: state.active_model,
+    "batch": lambda state, batch: batch,
+    "inputs": lambda state, batch: data.inputs_of(batch),
+    "targets": lambda state, batch: data.targets_of(batch),
+    "state": lambda state, batch: state,
+}
+
+
+def _by_name(
+    function: Callable[..., Any], what: str, allowed: Sequence[str]
+) -> Callable[[State, Any], Any]:
+    """Gives a call of `function` with those values that its parameters name.
+
+    Raises:
+        TypeError: a parameter without default names nothing that is there.
+    """
+    sources = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in allowed:
+            sources[name] = _SOURCES[name]
+        elif parameter.default is parameter.empty:
+            raise TypeError(
+                f"Task({what}=...) wants {name!r}, which isn't there{closest(name, allowed)}; "
+                f"its parameters may be {', '.join(allowed)}"
+            )
+
+    def call(state: State, batch: Any) -> Any:
+        return function(**{name: source(state, batch) for name, source in sources.items()})
+
+    return call
+
+
+def _called(given: Any) -> Any:
+    """Calls a factory; a data loader or mapping is no factory.
+
+    Raises:
+        TaskError: it makes a data loader that shuffles no samples at all.
+    """
+    is_factory = callable(given) and not isinstance(given, Iterable)
+    try:
+        return given() if is_factory else given
+    except ValueError as error:
+        if fix := data.without_samples(error):
+            raise TaskError(
+                "the data set of a data loader is empty", function=_described(given), fix=fix
+            ) from error
+        raise
+
+
+def _iterable(loader: Any, what: str) -> Any:
+    if not isinstance(loader, Iterable):
+        raise TaskError(
+            f"the task's {what} is {a(type(loader).__name__)}, over which nobody can iterate",
+            fix=f"give Task({what.partition('[')[0]}=DataLoader(...)) or a function that gives one",
+        )
+    return loader

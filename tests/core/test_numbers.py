@@ -1,0 +1,89 @@
+"""Logged numbers: kept where they are, delivered in order with their moment."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from eventloop.clock import Clock, Time
+from eventloop.core.numbers import NoNumbers, Numbers
+
+
+def run(numbers: Numbers, num_batches: int, value=float) -> list:
+    """Logs a number a batch; gives what was delivered at each batch."""
+    clock, delivered = Clock(), []
+    for idx in range(num_batches):
+        clock.end_batch(samples=4, tokens=0, seconds=0.1)
+        numbers.record("n", value(idx))
+        delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock)])
+    delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock, everything=True)])
+    return delivered
+
+
+@pytest.mark.parametrize("value", [float, lambda idx: torch.tensor(float(idx))])
+def test_numbers_are_delivered_at_the_interval_and_at_the_end(value):
+    """Each once, in order, with the batch that it belongs to."""
+    assert run(Numbers(Time("2ba")), 5, value) == [
+        [],
+        [(1, 0.0), (2, 1.0)],
+        [],
+        [(3, 2.0), (4, 3.0)],
+        [],
+        [(5, 4.0)],
+    ]
+
+
+def test_a_row_holds_numbers_of_any_kind_by_name():
+    """Host and device, integers, halves, one-entry tensors: a copy for each dtype."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    row = {
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "int": torch.tensor(7),
+        "row": torch.tensor([1.5]),
+        "double": torch.tensor(0.1, dtype=torch.float64),
+        "host": 3,
+        "bool": torch.tensor(True),
+    }
+    for name, value in row.items():
+        numbers.record(name, value)
+
+    ((at, delivered),) = numbers.arrived(clock, everything=True)
+
+    assert at == clock.moment()
+    assert delivered == {"half": 0.5, "int": 7, "row": 1.5, "double": 0.1, "host": 3, "bool": True}
+    assert list(delivered) == list(row)
+
+
+def test_a_later_number_of_one_moment_replaces_the_earlier():
+    """A name has one value a moment."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    numbers.record("n", 1.0)
+    numbers.record("n", torch.tensor(2.0))
+
+    assert [row for _, row in numbers.arrived(clock, everything=True)] == [{"n": 2.0}]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_value_is_lost(value):
+    """A loss that isn't finite is what people look for."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    numbers.record("n", torch.tensor(value))
+
+    ((_, row),) = numbers.arrived(clock, everything=True)
+    assert repr(row["n"]) == repr(value)
+
+
+def test_without_numbers_there_is_no_row():
+    """Loggers aren't told of nothing."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    assert numbers.arrived(clock, everything=True) == []
+
+
+def test_where_nobody_listens_nothing_is_kept():
+    """A run without loggers must not hold every loss for ever."""
+    assert run(NoNumbers(Time("2ba")), 5) == [[], [], [], [], [], []]

@@ -1,0 +1,289 @@
+"""Batches: nests, slices, and how they are taken from a loader."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop.data import (
+    describe,
+    inputs_of,
+    is_pair,
+    map_tensors,
+    num_samples,
+    split,
+    targets_of,
+    to_host,
+    with_inputs,
+    with_targets,
+)
+from eventloop.data.prefetch import mover_to
+from eventloop.errors import TaskError
+
+
+class Pair(NamedTuple):
+    inputs: object
+    targets: object
+
+
+class Triple(NamedTuple):
+    image: object
+    text: object
+    label: object
+
+
+class Movable:
+    """What a tokenizer's BatchEncoding or a graph batch is: no tensor, but with a `to`."""
+
+    def __init__(self, place="cpu"):
+        self.place = place
+
+    def to(self, place, non_blocking=False):
+        return Movable(place)
+
+
+X, Y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
+NESTS = {
+    "tuple": (X, Y),
+    "list": [X, Y],
+    "named": Pair(X, Y),
+    "mapping": {"input_ids": X, "labels": Y},
+    "nested": (X, {"boxes": [Y, Y], "meta": "text"}),
+    "tensor": X,
+}
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_mapping_keeps_the_shape_of_a_nest(nest):
+    """A named tuple stays one, so that its fields go on working."""
+    mapped = map_tensors(lambda tensor: tensor + 0, nest)
+
+    assert type(mapped) is type(nest)
+    assert repr(mapped) == repr(nest)
+
+
+def test_what_is_no_tensor_stays_as_it_is():
+    """File names and ids travel with the batch."""
+    thing = object()
+
+    assert map_tensors(lambda tensor: None, (thing, "name", 3, None)) == (thing, "name", 3, None)
+
+
+def test_objects_with_a_method_to_are_moved():
+    """Libraries have batches of their own."""
+    moved = mover_to(torch.device("meta"))({"graph": Movable(), "x": X})
+
+    assert (moved["graph"].place.type, moved["x"].device.type) == ("meta", "meta")
+
+
+def test_on_the_host_nothing_is_moved():
+    """Batches come from there, so that a step needn't look at them."""
+    batch = (X, Y)
+
+    assert mover_to(torch.device("cpu"))(batch) is batch
+
+
+def test_a_copy_on_the_host_has_no_graph():
+    """Predictions are kept for long."""
+    weight = torch.ones(2, requires_grad=True)
+
+    copied = to_host({"logits": X @ weight})
+
+    assert not copied["logits"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [*[(nest, 5) for nest in NESTS.values()], ({"scale": torch.tensor(2.0), "x": X}, 5)],
+)
+def test_samples_are_counted_by_the_leading_dimension(batch, samples):
+    """Of the first tensor that has one."""
+    assert num_samples(batch) == samples
+
+
+@pytest.mark.parametrize(
+    "batch", ["text", (), ([], []), {"a": 1}, torch.tensor(1.0), (torch.tensor(1.0),)]
+)
+def test_samples_that_can_not_be_counted_are_refused(batch):
+    """A guess would bend every mean."""
+    with pytest.raises(TaskError, match="holds no tensor whose samples could be counted"):
+        num_samples(batch)
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_slices_are_even_but_for_the_last(nest):
+    """Five samples in twos: 2, 2, 1; together they are the batch."""
+    pieces = split(nest, 2)
+
+    assert [num_samples(piece) for piece in pieces] == [2, 2, 1]
+    assert all(type(piece) is type(nest) for piece in pieces)
+    assert torch.equal(torch.cat([inputs_of(piece)["input_ids"] if isinstance(piece, dict)
+                                  else inputs_of(piece) for piece in pieces]), X)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [5, 6, 100])
+def test_a_batch_that_fits_stays_in_one_piece(size):
+    """The very same object, nothing is rebuilt."""
+    batch = (X, Y)
+
+    (piece,) = split(batch, size)
+
+    assert piece is batch
+
+
+def test_slices_are_views():
+    """Slicing costs no memory, which is what it is for."""
+    piece = split((X, Y), 2)[1]
+
+    assert piece[0].data_ptr() == X[2:].data_ptr()
+
+
+def test_lists_of_plain_values_are_sliced_and_scalars_repeated():
+    """Five captions belong to five samples; one temperature to all."""
+    batch = {"x": X, "captions": list("abcde"), "temperature": torch.tensor(2.0), "task": "copy"}
+
+    pieces = split(batch, 3)
+
+    assert [piece["captions"] for piece in pieces] == [list("abc"), list("de")]
+    assert [piece["temperature"].item() for piece in pieces] == [2.0, 2.0]
+    assert [piece["task"] for piece in pieces] == ["copy", "copy"]
+
+
+def test_tensors_that_disagree_can_not_be_split():
+    """Which dimension holds the samples is the task's knowledge."""
+    with pytest.raises(TaskError, match=r"5 samples can't be split.*\(3, 5\)[\s\S]*split_batch"):
+        split({"x": X, "codes": torch.zeros(3, 5)}, 2)
+
+
+def image(height, num_boxes):
+    return torch.zeros(3, height, 5), {"boxes": torch.zeros(num_boxes, 4), "image_id": height}
+
+
+LISTED = {
+    "detection": ([image(4, 3)[0], image(6, 6)[0]], [image(4, 3)[1], image(6, 6)[1]]),
+    "zipped": tuple(zip(image(4, 1), image(6, 2), strict=True)),
+    "sequences": ([torch.zeros(2, 8), torch.zeros(3, 8)], torch.tensor([0, 1])),
+    "numbers": ([torch.zeros(8), torch.zeros(8)], [0, 1]),
+    "scalars": Pair([torch.zeros(8), torch.zeros(8)], [torch.tensor(0), torch.tensor(1)]),
+    "texts": ([torch.zeros(3, 4, 4), torch.zeros(3, 4, 4)], ["a cat", "a dog"]),
+}
+
+
+@pytest.mark.parametrize("batch", LISTED.values(), ids=LISTED)
+def test_lists_with_an_entry_for_each_sample_are_counted_and_split_by_entry(batch):
+    """Samples of unequal size can't be stacked; the channels of the first are no samples."""
+    pieces = split(batch, 1)
+
+    assert num_samples(batch) == 2
+    assert [type(piece) for piece in pieces] == [type(batch)] * 2
+    for idx, piece in enumerate(pieces):
+        assert piece[0][0] is batch[0][idx]
+        assert len(piece[0]) == len(piece[1]) == 1
+
+
+@pytest.mark.parametrize("targets", [Y, [Y, Y], (Y, Y)])
+def test_several_inputs_are_no_samples(targets):
+    """Control: each holds all samples."""
+    assert num_samples(([X, X], targets)) == 5
+    assert num_samples(((X[:2], X[:2]), Y[:2])) == 2
+    assert [one.shape for one in split(((X[:2], X[:2]), Y[:2]), 1)[0][0]] == [(1, 2), (1, 2)]
+
+
+def test_a_list_of_mappings_is_sliced_beside_stacked_inputs():
+    """The targets of a detector whose images have one size."""
+    boxes = [{"boxes": torch.zeros(num, 4)} for num in range(5)]
+
+    pieces = split({"pixel_values": X, "labels": boxes}, 3)
+
+    assert [piece["labels"] for piece in pieces] == [boxes[:3], boxes[3:]]
+
+
+SINGLE = {
+    "scalar": (X[0], Y[0]),
+    "number": (X[0], 3),
+    "vector": (torch.zeros(8), torch.zeros(3)),
+    "image": (torch.zeros(3, 4, 4), torch.zeros(10)),
+    "mapping": {"input_ids": Y, "labels": torch.tensor(1)},
+}
+
+
+@pytest.mark.parametrize("sample", SINGLE.values(), ids=SINGLE)
+def test_a_single_sample_is_no_batch(sample):
+    """Its features aren't samples; a data loader with batch_size=None gives it as it is."""
+    for count in (num_samples, lambda batch: split(batch, 2)):
+        with pytest.raises(
+            TaskError, match=r"can't be counted[\s\S]*DataLoader\(dataset, batch_size"
+        ):
+            count(sample)
+
+
+@pytest.mark.parametrize("targets", [torch.zeros(5, 1), torch.zeros(5 * 7), [1, 2], {"boxes": X}])
+def test_targets_may_be_several_a_sample(targets):
+    """Flattened over a sequence, or in a structure that only the task knows."""
+    assert num_samples((X, targets)) == 5
+
+
+@pytest.mark.parametrize("batch", [(X, Y), [X, Y], Pair(X, Y)], ids=["tuple", "list", "named"])
+def test_a_pair_is_inputs_and_targets(batch):
+    """Whichever sequence holds them."""
+    changed = with_targets(with_inputs(batch, "new inputs"), "new targets")
+
+    assert (inputs_of(batch), targets_of(batch)) == (X, Y)
+    assert type(changed) is type(batch)
+    assert (changed[0], changed[1]) == ("new inputs", "new targets")
+
+
+def test_a_mapping_is_its_own_inputs_and_its_labels_are_the_targets():
+    """The way of language models: model(**batch)."""
+    batch = OrderedDict(input_ids=X, labels=Y)
+
+    assert inputs_of(batch) is batch
+    assert targets_of(batch) is Y
+    assert with_targets(batch, "new") == {"input_ids": X, "labels": "new"}
+    assert targets_of({"input_ids": X}) is None
+
+
+@pytest.mark.parametrize("batch", [X, Triple(X, "t", Y), (X, Y, Y)], ids=["one", "named", "three"])
+def test_anything_else_has_no_targets(batch):
+    """Its forward is the task's own."""
+    assert not is_pair(batch)
+    assert targets_of(batch) is None
+    with pytest.raises(TaskError, match="has no targets that could be replaced"):
+        with_targets(batch, Y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        ((X, Y, "a"), "tuple of 3 (Tensor, Tensor, str)"),
+        ({"a": 1, "b": 2}, "dict with 'a', 'b'"),
+        (X, "one tensor of shape (5, 2)"),
+        (3, "int"),
+    ],
+)
+def test_a_batch_is_described_in_a_few_words(batch, text):
+    """Messages say what was there, not what it holds."""
+    assert describe(batch) == text
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_a_data_set_of_samples_needs_batches(microbatch_size, make_trainer, make_task):
+    """Unbatched, each feature would count as a sample, and be split from the others."""
+    loader = DataLoader(TensorDataset(torch.zeros(6, 3), torch.zeros(6).long()), batch_size=None)
+    trainer = make_trainer(make_task(train_dataloader=loader), microbatch_size=microbatch_size)
+
+    with pytest.raises(TaskError, match=r"targets of shape \(\) can't belong"):
+        trainer.fit()
+
+
+def test_a_data_set_of_batches_needs_no_others(make_trainer, make_task, make_batches):
+    """Control: batch_size=None is right where items are whole batches."""
+    trainer = make_trainer(make_task(train_dataloader=DataLoader(make_batches(), batch_size=None)))
+
+    trainer.fit()
+
+    assert trainer.state.clock.sample == 12

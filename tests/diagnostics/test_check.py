@@ -1,0 +1,265 @@
+"""The check: writers, in-place writes of callbacks, and reads of the device, each by name."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from eventloop import hookimpl
+from eventloop.diagnostics.check import Check
+from eventloop.testing import isolated_trainer, run_ranks
+
+
+@pytest.fixture
+def checked(make_trainer):
+    """Trains for an epoch under a check, with one plugin; gives the check."""
+
+    def checked(plugin=None, *, role="callbacks", task=None, **given):
+        check = Check()
+        plugins = {role: [plugin]} if plugin else {}
+        make_trainer(task, observers=[check], **plugins, **given).fit()
+        return check
+
+    return checked
+
+
+def write_into(target):
+    return {
+        "batch": lambda state: state.batch[0].add_(1),
+        "outputs": lambda state: state.outputs.detach().zero_(),
+        "loss": lambda state: state.loss.detach().mul_(2),
+        "model": lambda state: next(state.model.parameters()).detach().add_(1),
+        "gradient": lambda state: next(state.model.parameters()).grad.zero_(),
+    }[target]
+
+
+@pytest.mark.parametrize("target", ["batch", "outputs", "loss", "model", "gradient"])
+def test_a_callback_that_writes_in_place_is_named(target, checked, make_plugin):
+    """The view can't stop it: it hands out the real tensors."""
+    hook = "after_forward" if target == "outputs" else "after_train_batch"
+
+    check = checked(make_plugin("sneaky", **{hook: write_into(target)}))
+
+    (finding,) = check.findings
+    assert finding.who == f"sneaky (Trainer(callbacks=...)), {hook}"
+    assert f"wrote in place into state's {target}" in finding.what
+    assert (finding.times, finding.moment) == (3, "epoch 0, batch 0, rank 0")
+    assert __file__ in finding.where
+
+
+def test_a_gradient_that_a_callback_takes_away_is_named(checked, make_plugin):
+    """No tensor is written, but the step would be another."""
+
+    def take(state):
+        for parameter in state.model.parameters():
+            parameter.grad = None
+
+    check = checked(make_plugin("thief", after_train_batch=take))
+
+    assert {finding.what for finding in check.findings} == {
+        f"replaced or took away state's gradient {name}; a callback may only watch"
+        for name in ("weight", "bias")
+    }
+
+
+def change_lr(state):
+    state.optimizers["sgd"].param_groups[0]["lr"] *= 0.5
+
+
+def replace_data(state):
+    parameter = next(state.model.parameters())
+    parameter.data = parameter.data.clone()
+
+
+CHANGES = {
+    "an option of an optimizer": (change_lr, "changed state's optimizer 'sgd' group 0 lr"),
+    "data": (replace_data, "replaced the data of state's model weight"),
+    "the mode": (lambda state: state.model.eval(), "changed state's model training"),
+    "Python's generator": (lambda state: random.random(), "Python's random numbers"),
+    "NumPy's generator": (lambda state: numpy.random.rand(), "NumPy's random numbers"),
+    "torch's generator": (lambda state: torch.rand(1), "torch's random numbers"),
+    "momentum": (
+        lambda state: next(iter(state.optimizers["sgd"].state.values()))["momentum_buffer"].zero_(),
+        "wrote in place into state's optimizer 'sgd' state 0 ['momentum_buffer']",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "what"), CHANGES.values(), ids=CHANGES)
+def test_whatever_a_callback_changes_is_named(change, what, checked, make_plugin, make_task):
+    """None of it is assigned to the State, and each makes another run."""
+    meddler = make_plugin("meddler", batch_end=lambda state: (change(state), None)[1])
+
+    def optimizer(model):
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    findings = checked(meddler, task=make_task(optimizer=optimizer)).findings
+
+    assert [finding.who for finding in findings] == ["meddler (Trainer(callbacks=...)), batch_end"]
+    assert what in findings[0].what
+    assert checked(task=make_task(optimizer=optimizer)).findings == []
+
+
+def test_either_half_of_a_wrapper_is_seen_and_what_it_encloses_is_not(checked):
+    """The loop writes while a wrapper waits at its yield."""
+
+    class Around:
+        name = "around"
+
+        def __init__(self, half):
+            self.half = half
+
+        @hookimpl(wrapper=True)
+        def batch_end(self, state):
+            if self.half == "first":
+                state.batch[0].add_(1)
+            result = yield
+            if self.half == "second":
+                state.batch[0].add_(1)
+            return result
+
+    found = {half: checked(Around(half)).findings for half in ("first", "second", "none")}
+
+    assert [finding.times for finding in found["first"] + found["second"]] == [3, 3]
+    assert found["none"] == []
+
+
+def test_writers_are_listed_by_attribute_and_hook(checked):
+    """Who changed the inputs is the first question when a run goes wrong."""
+
+    class Writes:
+        name = "writes"
+
+        @hookimpl
+        def before_forward(self, state):
+            state.inputs = state.inputs * 2
+
+        @hookimpl
+        def after_backward(self, state):
+            for parameter in state.model.parameters():
+                parameter.grad.add_(1)
+
+        @hookimpl(wrapper=True)
+        def loss(self, state):
+            result = yield
+            state.targets = state.targets
+            return result
+
+    check = checked(Writes(), role="algorithms")
+
+    assert [tuple(row) for row in check.rows()] == [
+        ("gradient (in place)", "after_backward", "writes", "6"),
+        ("inputs", "before_forward", "writes", "3"),
+        ("targets", "loss", "writes", "3"),
+    ]
+    assert check.findings == []
+
+
+@pytest.mark.parametrize(
+    ("how", "read"),
+    [
+        ("item", lambda tensor: tensor.item()),
+        ("item", lambda tensor: float(tensor)),
+        ("item", lambda tensor: bool(tensor > 0)),
+        ("tolist", lambda tensor: tensor.tolist()),
+        ("numpy", lambda tensor: tensor.numpy()),
+        ("print", lambda tensor: repr(tensor)),
+        ("print", lambda tensor: f"{tensor[None]}"),
+    ],
+)
+@pytest.mark.parametrize("role", ["callbacks", "algorithms"])
+def test_a_read_of_the_device_is_named(how, read, role, checked, make_plugin):
+    """On a GPU, each waits until everything before it is computed."""
+    reader = make_plugin("reader", batch_end=lambda state: read(state.loss) and None)
+
+    (finding,) = checked(reader, role=role).findings
+
+    assert finding.who == f"reader (Trainer({role}=...)), batch_end"
+    assert finding.what == f"read from the device with {how}()"
+    assert finding.times == 3
+    assert __file__ in finding.where
+
+
+def test_reads_in_the_tasks_model_are_named(checked, make_task):
+    """They stand in nobody's hook, but cost as much."""
+
+    class Reads(nn.Linear):
+        def forward(self, inputs):
+            assert inputs.sum().item() is not None
+            return super().forward(inputs)
+
+    (finding,) = checked(task=make_task(model=lambda: Reads(3, 3))).findings
+
+    assert finding.who == "the task's model, in forward"
+    assert __file__ in finding.where
+
+
+@pytest.mark.parametrize("hook", ["epoch_end", "batch_checkpoint", "fit_end", "eval_batch_end"])
+def test_a_read_outside_of_a_step_is_nobodys_business(
+    hook, checked, make_plugin, make_task, make_batches
+):
+    """Between two steps, and in evaluation, there is nothing to wait for."""
+    reader = make_plugin("reader", **{hook: lambda: torch.ones(()).item() and None})
+
+    assert checked(reader, task=make_task(eval_dataloaders=make_batches())).findings == []
+
+
+def test_a_run_without_plugins_has_nothing_to_report(checked, make_task, make_batches):
+    """The core and a tame task keep to the rules that are checked."""
+    check = checked(task=make_task(eval_dataloaders=make_batches()))
+
+    assert (check.findings, list(check.rows())) == ([], [])
+
+
+def test_tensors_are_as_they_were_afterwards(checked, make_plugin):
+    """What the check puts in torch's place is taken back."""
+    before = torch.Tensor.tolist, torch.Tensor.numpy
+
+    checked(make_plugin("reader", batch_end=lambda state: state.loss.tolist() and None))
+
+    assert (torch.Tensor.tolist, torch.Tensor.numpy) == before
+    assert "tolist" not in vars(torch.Tensor)
+
+
+class StopsAlone:
+    """Answers on rank 1 alone."""
+
+    name = "alone"
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.rank == 1 and state.clock.batch == 2
+
+
+class StopsTogether:
+    """Answers alike on all ranks."""
+
+    name = "together"
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.clock.batch == 2
+
+
+@pytest.mark.parametrize("plugin", [StopsAlone, StopsTogether])
+def test_answers_that_differ_between_ranks_are_found(tmp_path, plugin):
+    """They would send one rank out of the loop, and leave the others waiting."""
+
+    def run():
+        check = Check()
+        given = {"callbacks": [plugin()], "observers": [check], "max_duration": "2ba"}
+        with isolated_trainer(tmp_path, **given) as trainer:
+            trainer.fit()
+        return [str(finding) for finding in check.findings]
+
+    for findings in run_ranks(run):
+        if plugin is StopsTogether:
+            assert findings == []
+        else:
+            (finding,) = findings
+            assert "alone" in finding
+            assert "rank 0 False, rank 1 True" in finding
