@@ -344,6 +344,22 @@ def test_a_strategy_may_raise_the_flags(make_fp16, make_plugin):
     assert (rate(trainer), scale(trainer)) == (0.1, FIRST_SCALE / 2)
 
 
+def test_a_wrapper_of_the_batch_sees_the_flags(make_fp16, make_plugin):
+    """An average follows the steps that were made, and can't wait for the device to know them."""
+    seen = []
+
+    class Follows:
+        @hookimpl(wrapper=True)
+        def train_batch(self, state):
+            stepped = yield
+            seen.append((bool(stepped), [flag.item() for flag in state.precision.found_inf()]))
+            return stepped
+
+    make_fp16(Overflow(lambda batch: batch == 1), Follows()).fit()
+
+    assert seen == [(True, [0.0]), (False, [1.0]), (True, [0.0])]
+
+
 def test_an_owner_of_the_batch_needs_no_clipping(make_fp16, make_plugin):
     """What it steps with is unscaled by the step at the latest."""
 

@@ -173,7 +173,7 @@ class Scaled:
         return self._made
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Gives the flags of the batch under way, from `clip_gradients` to `optimizer_step`.
+        """Gives the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
 
         Each has shape () and is 1 where a gradient overflowed. A strategy whose ranks hold
         different gradients takes the maximum over the ranks, in place.
