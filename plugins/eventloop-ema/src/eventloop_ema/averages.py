@@ -1,0 +1,101 @@
+"""Averages of a model's weights, which can take the weights' place for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from eventloop_ema.maths import move
+from eventloop_ema.shards import local, shard_of, whole
+
+
+def averaged_names(model: nn.Module) -> list[str]:
+    """Names what there is to average: parameters, and buffers that are saved with the model.
+
+    Of these, what is floating-point or complex. A buffer with infinities, a mask of attention, is
+    a constant of which no mean can be formed. Integers, the batches that a batch norm has seen, and
+    buffers that aren't saved are as training left them. What is tied has one name. Reads buffers.
+    """
+    saved = model.state_dict().keys()
+    params = [name for name, one in model.named_parameters() if _has_mean(one)]
+    buffers = [
+        name
+        for name, one in model.named_buffers()
+        if name in saved and _has_mean(one) and bool(one.isfinite().all())
+    ]
+    return params + buffers
+
+
+class Averages:
+    """Exponential moving averages of a model's weights; at first, the weights themselves.
+
+    Those of fewer than 32 bits are averaged in float32: what a step adds would be rounded away.
+    With FSDP each rank averages its shards.
+
+    Args:
+        model: whose weights are averaged; parameters are changed in place by who trains it, and
+            buffers may be replaced.
+        names: what of it, as `averaged_names` gives them.
+    """
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        self._places = {name: _place(model, name) for name in names}
+        self._averages = [_wide(local(one)) for one in self._current()]
+
+    def update(self, share: float | Tensor) -> None:
+        """Moves the averages towards the weights: see `move`."""
+        move(self._averages, self._values(), share)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts the averages in the weights' place, and the weights back, bit by bit."""
+        kept = [one.clone() for one in self._values()]
+        _copy(self._averages, self._values())
+        try:
+            yield
+        finally:
+            _copy(kept, self._values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Gives the averages by name, whole; where they are shards, all ranks must call."""
+        triples = zip(self._places, self._averages, self._current(), strict=True)
+        return {name: whole(average, like) for name, average, like in triples}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from what `state_dict` gave, of the same names."""
+        shards = [
+            shard_of(state[name], like)
+            for name, like in zip(self._places, self._current(), strict=True)
+        ]
+        _copy(shards, self._averages)
+
+    def _current(self) -> list[Tensor]:
+        # Where it was found, not what was found: code like `self.mean = self.mean * 0.9 + ...`
+        # replaces a buffer.
+        return [getattr(module, name) for module, name in self._places.values()]
+
+    def _values(self) -> list[Tensor]:
+        return [local(one) for one in self._current()]
+
+
+def _has_mean(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, last = name.rpartition(".")
+    return model.get_submodule(path), last
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    is_narrow = tensor.is_floating_point() and tensor.element_size() < 4
+    return tensor.to(torch.float32) if is_narrow else tensor.clone()
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], into: list[Tensor]) -> None:
+    for value, target in zip(values, into, strict=True):
+        target.copy_(value)

@@ -1,0 +1,165 @@
+"""The plugin: when the averages move, and who sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop import PluginError, State, Time, hookimpl
+from eventloop.clock import FIELDS, UNITS, resolve
+from eventloop.errors import SettingError
+from eventloop.scaling import Stepped
+from eventloop_ema.averages import Averages, averaged_names
+from eventloop_ema.maths import half_life_of, share_of
+
+_HALF_LIFE = "1000ba"
+
+
+class Ema:
+    """Evaluates, predicts and exports with an exponential moving average of the weights.
+
+    Training goes on with the weights themselves. Float buffers, the statistics of batch norms, are
+    averaged, too.
+
+    Args:
+        half_life: after how much training old weights count for half: "100ba", "2ep", "0.05dur",
+            in any unit of time. 1,000 batches where neither this nor `decay` is given.
+        decay: share of the old average that stays at each step, in (0, 1), in place of a half-life.
+            0.99 has a half-life of 69 batches, 0.999 of 693.
+        rampup: the half-life is at most this share of what has been trained so far, in [0, 1], so
+            that the average of a young run isn't one of its beginnings; 0 for the same half-life
+            from the start.
+
+    Raises:
+        TypeError: `decay` or `rampup` is no number.
+        ValueError: half-life and decay are given; a value isn't what it must be.
+
+    Source: Tarvainen & Valpola 2017, arXiv:1703.01780, section 2; the ramp-up is that of Karras et
+    al. 2020, arXiv:2006.06676, in the authors' code.
+    """
+
+    def __init__(
+        self, *, half_life: str | None = None, decay: float | None = None, rampup: float = 0.05
+    ) -> None:
+        if half_life is not None and decay is not None:
+            raise ValueError(f"half_life={half_life!r} and decay={decay!r} say the same; give one")
+        for name, value in (("decay", decay), ("rampup", rampup)):
+            if value is not None and not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r} is no number")
+        if decay is not None and not 0 < decay < 1:
+            raise ValueError(f"decay={decay!r} isn't between 0 and 1; 0.99, say")
+        if not 0 <= rampup <= 1:
+            raise ValueError(f"rampup={rampup!r} isn't in [0, 1]; 0.05, say")
+        self.half_life = Time(half_life or _HALF_LIFE)
+        self.decay = decay
+        self.rampup = rampup
+        self.averages: Averages | None = None
+        self._length, self._unit = 0.0, "ba"
+        self._names: list[str] = []
+        self._loaded: dict[str, Tensor] = {}
+        self._stepped: bool | Tensor = False
+
+    @hookimpl(wrapper=True)
+    def restore_model(self, state: State) -> Generator[None, bool, bool]:
+        """Forgets the averages of other weights."""
+        done = yield
+        self.averages = None
+        return done
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Finds what is averaged, over how long; a resumed run goes on with what was kept."""
+        if self.decay is not None:
+            self._length = half_life_of(self.decay)
+        else:
+            self._length, self._unit = _in_clock_units(self.half_life, state)
+        self._names = list(self._loaded) or averaged_names(state.model)
+        if self._loaded:
+            self.averages = Averages(state.model, self._names)
+            self.averages.load_state_dict(self._loaded)
+            self._loaded = {}
+
+    @hookimpl(wrapper=True)
+    def train_batch(self, state: State) -> Generator[None, bool | Stepped, bool | Stepped]:
+        """Learns whether a step was made; under fp16 the device alone knows it by now."""
+        stepped = yield
+        self._stepped = (
+            stepped
+            if isinstance(stepped, bool)
+            else torch.stack([*state.precision.found_inf()]).amax() == 0
+        )
+        return stepped
+
+    @hookimpl(trylast=True)
+    def batch_end(self, state: State) -> None:
+        """Moves the averages after a step; they begin with the weights after the first."""
+        stepped, self._stepped = self._stepped, False
+        if stepped is False:
+            return
+        if self.averages is None:
+            self.averages = Averages(state.model, self._names)
+        else:
+            self.averages.update(self._share(state) * stepped)
+
+    @hookimpl(wrapper=True)
+    def evaluate(self, state: State) -> Generator[None, Any, Any]:
+        """Evaluates with the averages."""
+        with self._averaged():
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def predict(self, state: State) -> Generator[None, Any, Any]:
+        """Predicts with the averages."""
+        with self._averaged():
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def export(self, state: State) -> Generator[None, Path, Path]:
+        """Exports the averages."""
+        with self._averaged():
+            return (yield)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the averages by name; none before the first step."""
+        return {"averages": self.averages.state_dict() if self.averages else {}}
+
+    def load_state_dict(self, state: dict[str, Any], version: str) -> None:
+        """Keeps them until the trainer is complete."""
+        self._loaded = state["averages"]
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return self.averages.in_place() if self.averages else nullcontext()
+
+    def _share(self, state: State) -> float:
+        """Gives the share of the weights that the batch at hand has left."""
+        field = FIELDS[self._unit]
+        trained, before = (getattr(one, field) for one in (state.clock, state.clock.previous))
+        if not trained:
+            raise PluginError(
+                f"ema.half_life is {self.half_life}, but the task counts no {UNITS[self._unit]}",
+                fix="give Task(num_tokens=...), or `--ema.half-life 100ba`",
+            )
+        half_life = min(self._length, self.rampup * trained) if self.rampup else self._length
+        return share_of(half_life, trained - before)
+
+
+def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
+    """Gives a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
+
+    Raises:
+        SettingError: a length that nobody knows.
+    """
+    try:
+        time = resolve(half_life, state.duration, state.num_batches)
+        if time.unit != "ep":
+            return time.value, time.unit
+        if state.num_batches is None:
+            raise ValueError(f"{time} is in epochs, but the data loader has no length")
+    except ValueError as error:
+        raise SettingError(f"ema.half_life: {error}", fix="`--ema.half-life 100ba`") from None
+    return time.value * state.num_batches, "ba"

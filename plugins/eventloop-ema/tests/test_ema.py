@@ -1,0 +1,331 @@
+"""The plugin in a training."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from eventloop import hookimpl
+from eventloop.errors import PluginError, SettingError
+from eventloop.testing import check_plugin, isolated_trainer, tiny_batches, tiny_task
+from eventloop_ema import Ema
+
+
+class Steps:
+    """Keeps the weights after each batch, and whether it had a step."""
+
+    name = "steps"
+
+    def __init__(self):
+        self.weights = []
+
+    @hookimpl
+    def batch_end(self, state):
+        self.weights.append(weights_of(state.model))
+
+    def averaged(self, decay):
+        """The paper's formula in float64; a batch that left the weights alone had no step."""
+        average, last = None, None
+        for weights in self.weights:
+            if average is None:
+                average = weights.double()
+            elif not torch.equal(weights, last):
+                average = decay * average + (1 - decay) * weights.double()
+            last = weights
+        return average
+
+
+def weights_of(model):
+    return torch.cat([one.detach().flatten().clone() for one in model.parameters()])
+
+
+def exported(trainer, folder):
+    """Gives the weights of an exported file, in the model's order."""
+    found = load_file(trainer.export(folder / "model.safetensors"))
+    return torch.cat([found[name].flatten() for name, _ in trainer.state.model.named_parameters()])
+
+
+def fit(folder, *algorithms, callbacks=(), task=None, ema=None, observers=(), **settings):
+    """Trains 4 epochs of 3 batches; gives the exported weights, those trained, and the steps."""
+    steps = Steps()
+    plugins = [*algorithms, ema or Ema(decay=0.8, rampup=0)]
+    given = {"max_duration": "4ep", "callbacks": [steps, *callbacks], "observers": observers}
+    with isolated_trainer(folder, task, algorithms=plugins, **given | settings) as trainer:
+        trainer.fit()
+        return exported(trainer, folder), weights_of(trainer.state.model), steps
+
+
+def assert_averaged(found, decay=0.8, tolerance=1e-6):
+    actual, trained, steps = found
+    torch.testing.assert_close(actual.double(), steps.averaged(decay), rtol=0, atol=tolerance)
+    for other in (steps.averaged(0.7), trained.double()):
+        assert not torch.allclose(actual.double(), other, atol=1e-3)
+
+
+class Twice:
+    """Asks for the gradient a second time before each step."""
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(self, state, optimizers, closure):
+        closure()
+        return (yield)
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "settings"),
+    [
+        ((), {}),
+        ((), {"microbatch_size": 3}),
+        ((), {"microbatch_size": "auto"}),
+        ((), {"precision": "bf16"}),
+        ((Twice(),), {"microbatch_size": 3}),
+    ],
+    ids=["plain", "microbatches", "auto", "bf16", "closure"],
+)
+def test_the_average_is_that_of_the_weights_after_each_step(tmp_path, algorithms, settings):
+    """However a step is made, there is one of it."""
+    assert_averaged(fit(tmp_path, *algorithms, **settings))
+
+
+class Overflows:
+    """Gives some batches a gradient that is no number."""
+
+    name = "overflows"
+
+    @hookimpl
+    def after_backward(self, state):
+        if state.clock.batch in (0, 4, 11):
+            for param in state.model.parameters():
+                param.grad.fill_(torch.inf)
+
+
+def test_a_step_that_fp16_skips_moves_nothing(tmp_path, no_device_reads):
+    """The weights are the old ones, and would count twice; the loop doesn't wait to know it."""
+    found = fit(tmp_path, Overflows(), precision="fp16", observers=[no_device_reads])
+
+    steps = found[2]
+    pairs = zip(steps.weights, steps.weights[1:], strict=False)
+    num_skipped = sum(torch.equal(*pair) for pair in pairs)
+    assert num_skipped >= 2
+    assert_averaged(found)
+    everywhere = steps.weights[0].double()
+    for weights in steps.weights[1:]:
+        everywhere = 0.8 * everywhere + 0.2 * weights.double()
+    assert not torch.allclose(found[0].double(), everywhere, atol=1e-3)
+
+
+class Skips:
+    """Leaves a batch out, and the gradients of another one unused."""
+
+    @hookimpl
+    def should_skip_batch(self, state):
+        return state.clock.batch == 2
+
+    @hookimpl
+    def should_skip_step(self, state):
+        return state.clock.batch in (3, 7)
+
+
+def test_a_batch_without_a_step_moves_nothing(tmp_path):
+    """Whoever skipped it."""
+    assert_averaged(fit(tmp_path, Skips()))
+
+
+class Owner:
+    """Trains in a way of its own, which knows nothing of `optimizer_step`."""
+
+    name = "owner"
+
+    @hookimpl
+    def train_batch(self, state):
+        inputs, targets = state.batch
+        nn.functional.cross_entropy(state.model(inputs), targets).backward()
+        state.optimizers["optimizer"].step()
+        state.optimizers["optimizer"].zero_grad()
+        return True
+
+
+def test_a_step_of_an_owner_counts(tmp_path):
+    """An owner of `train_batch` says whether it made one."""
+    task = tiny_task(
+        optimizer=lambda model: {"optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    )
+
+    assert_averaged(fit(tmp_path, Owner(), task=task))
+
+
+class Shrinks:
+    """Projects the weights when a batch is done."""
+
+    name = "zz-shrinks"
+
+    @hookimpl
+    def batch_end(self, state):
+        with torch.no_grad():
+            for param in state.model.parameters():
+                param.mul_(0.9)
+
+
+def test_weights_are_averaged_as_the_batch_leaves_them(tmp_path):
+    """An average of weights from outside of the bounds that somebody keeps would be outside."""
+    assert_averaged(fit(tmp_path, Shrinks()))
+
+
+class Surgeon:
+    """Puts another model in the task's place."""
+
+    name = "zz-surgeon"
+
+    @hookimpl
+    def init(self, state):
+        state.model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def test_a_model_that_surgery_changed_is_averaged(tmp_path):
+    """Its parameters, not those of the model that was built."""
+    found = fit(tmp_path, Surgeon())
+
+    assert found[0].numel() == 38
+    assert_averaged(found)
+
+
+def test_the_training_is_the_one_without_it(tmp_path):
+    """The averages are looked at, not trained on."""
+    _, trained, _ = fit(tmp_path / "with")
+
+    with isolated_trainer(tmp_path / "without", max_duration="4ep") as trainer:
+        trainer.fit()
+
+    assert torch.equal(trained, weights_of(trainer.state.model))
+
+
+class Sees:
+    """Keeps the weights that evaluation and prediction see; may fail there."""
+
+    name = "sees"
+
+    def __init__(self, fails=False):
+        self.seen = []
+        self.fails = fails
+
+    @hookimpl
+    def eval_before_forward(self, state):
+        self.seen.append(weights_of(state.model))
+        if self.fails:
+            raise ArithmeticError
+
+    @hookimpl
+    def predict_before_forward(self, state):
+        self.seen.append(weights_of(state.model))
+
+
+def test_evaluation_prediction_and_export_see_the_averages(tmp_path):
+    """All that is done with a trained model is done with the same one."""
+    sees = Sees()
+    with isolated_trainer(tmp_path, algorithms=[Ema(decay=0.8, rampup=0), sees]) as trainer:
+        trainer.fit()
+        trainer.predict(tiny_batches(1))
+        expected = exported(trainer, tmp_path)
+
+        assert len(sees.seen) == 3
+        assert all(torch.equal(one, expected) for one in sees.seen)
+        assert not torch.equal(expected, weights_of(trainer.state.model))
+
+
+def test_the_weights_are_back_after_a_failure(tmp_path):
+    """Whoever catches the exception goes on training with what was trained."""
+    plugins = [Ema(decay=0.8, rampup=0), Sees(fails=True)]
+    with isolated_trainer(tmp_path, algorithms=plugins, eval_interval="10ep") as trainer:
+        with pytest.raises(ArithmeticError):
+            trainer.fit()
+        after = weights_of(trainer.state.model)
+    with isolated_trainer(tmp_path / "plain", tiny_task(eval_dataloaders=None)) as plain:
+        plain.fit()
+
+    assert torch.equal(after, weights_of(plain.state.model))
+
+
+def test_loaded_weights_are_evaluated_themselves(tmp_path):
+    """The averages are those of other weights; they begin anew with the next training."""
+    sees = Sees()
+    with isolated_trainer(tmp_path, algorithms=[Ema(decay=0.8, rampup=0), sees]) as trainer:
+        trainer.fit()
+        expected = exported(trainer, tmp_path)
+        trainer.load_weights(tmp_path / "model.safetensors")
+        trainer.eval()
+
+    assert torch.equal(sees.seen[-1], expected)
+    assert torch.equal(weights_of(trainer.state.model), expected)
+
+
+@pytest.fixture(scope="module")
+def after_six_batches(tmp_path_factory):
+    """The averages with a half-life of 6 batches, which are 24 samples, 2 epochs, half the run."""
+    return fit(tmp_path_factory.mktemp("six"), ema=Ema(half_life="6ba", rampup=0))
+
+
+@pytest.mark.parametrize("half_life", ["24sp", "2ep", "0.5dur"])
+def test_a_half_life_has_any_unit(tmp_path, after_six_batches, half_life):
+    """A batch is as much of it as it is of the unit."""
+    actual, _, steps = fit(tmp_path, ema=Ema(half_life=half_life, rampup=0))
+
+    assert torch.equal(actual, after_six_batches[0])
+    expected = steps.averaged(0.5 ** (1 / 6))
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6)
+
+
+def test_the_half_life_of_a_young_run_is_short(tmp_path):
+    """A fifth of what has been trained, until that is more than the half-life of 2 batches."""
+    actual, _, steps = fit(tmp_path, ema=Ema(half_life="2ba", rampup=0.2))
+
+    expected = steps.weights[0].double()
+    for num_trained, weights in enumerate(steps.weights[1:], 2):
+        decay = 0.5 ** (1 / min(2, 0.2 * num_trained))
+        expected = decay * expected + (1 - decay) * weights.double()
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(actual.double(), steps.averaged(0.5**0.5), atol=1e-3)
+
+
+def test_a_half_life_in_tokens_needs_tokens(tmp_path):
+    """An average that never moves would be evaluated as if it were one."""
+    with pytest.raises(PluginError, match="counts no tokens"):
+        fit(tmp_path, ema=Ema(half_life="100tok"))
+
+
+def test_a_half_life_of_unknown_length_is_refused(tmp_path):
+    """Nobody knows how many batches an epoch of a stream has, and guessing helps nobody."""
+
+    class Stream:
+        def __iter__(self):
+            return iter(tiny_batches())
+
+    task = tiny_task(train_dataloader=Stream())
+
+    with pytest.raises(SettingError, match="no length") as raised:
+        fit(tmp_path, task=task, ema=Ema(half_life="2ep"))
+    assert "--ema.half-life 100ba" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"half_life": "1ep", "decay": 0.9}, ValueError, "half_life='1ep' and decay=0.9"),
+        ({"decay": 1.0}, ValueError, "decay=1.0 isn't between 0 and 1"),
+        ({"decay": 0}, ValueError, "decay=0 isn't"),
+        ({"decay": float("nan")}, ValueError, "decay=nan"),
+        ({"decay": "0.9"}, TypeError, "decay='0.9' is no number"),
+        ({"rampup": 1.1}, ValueError, r"rampup=1.1 isn't in \[0, 1\]"),
+        ({"rampup": "x"}, TypeError, "rampup='x' is no number"),
+        ({"half_life": "100"}, ValueError, "'100' is no time"),
+        ({"half_life": "0ba"}, ValueError, "isn't a finite number above zero"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, error, match):
+    """At once, with the value that was given."""
+    with pytest.raises(error, match=match):
+        Ema(**options)
+
+
+def test_it_is_what_every_plugin_must_be():
+    """Order, device reads, resume on one rank and two."""
+    check_plugin(Ema, role="algorithm", options={"half_life": "2ba"})
