@@ -377,3 +377,15 @@ def test_a_port_that_is_taken_is_told_of(make_trainer, monkeypatch):
 
         with pytest.raises(EventloopError, match=r"fix  set MASTER_PORT to a port that nobody"):
             make_trainer()
+
+
+@pytest.mark.parametrize(("note", "said"), [("two layers", ("made: two layers",)), ("", ()),
+                                            (print, ())])  # fmt: skip
+def test_the_note_of_a_plugin_is_told(note, said, make_trainer, make_plugin):
+    """What it did to the model stands in the header; another thing of that name doesn't."""
+    plugin = make_plugin()
+    plugin.note = note
+
+    trainer = make_trainer(algorithms=[plugin], gc_interval=None)
+
+    assert trainer.notes == said

@@ -143,7 +143,7 @@ class Trainer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: where the run goes on, and what the core's features do."""
+        """What the header says: where the run goes on, what the core's features and plugins do."""
         return (*self._start.notes, *self._core.notes)
 
     def owner(self, action: str) -> Plugin:

@@ -118,9 +118,14 @@ class Core:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says of the features: what they switched on and off."""
+        """What the header says: what features switched on and off, and what plugins did."""
         having = (*self._rank_hooks, *self._features, *self._compiled)
-        return tuple(one.note for one in having if one.note)
+        plugins = (one for one in self.assembly.plugins if one.role not in ("task", "core"))
+        told = ((one.name, getattr(one.target, "note", None)) for one in plugins)
+        return (
+            *(one.note for one in having if one.note),
+            *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
+        )
 
     def freeze(self, assembly: Assembly) -> None:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""

@@ -1,0 +1,135 @@
+"""Model surgery: layers of a model are replaced by others, wherever they stand in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Factory = Callable[[Any], nn.Module | None]
+Made = TypeVar("Made", bound=nn.Module)
+
+
+class Surgery(NamedTuple):
+    """What `replace_modules` gives.
+
+    Args:
+        model: another object only where the model itself was replaced.
+        replaced: the modules that were replaced, by name; a shared one under each of its names.
+    """
+
+    model: nn.Module
+    replaced: dict[str, nn.Module]
+
+
+def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factory]) -> Surgery:
+    """Replaces the modules of some classes, in place, before optimizers are built over parameters.
+
+    A module counts if its class is exactly one of these: a subclass may compute something else.
+    So a replacement of a class of its own isn't replaced when the same is done again. Modules
+    inside of another are replaced before it, and one that stands in several places is replaced
+    by one.
+
+    A replacement is in the training mode of what it replaces. Its own parameters and buffers get
+    the device and, where both are floating-point, the dtype of what was there, or else of the
+    model; a parameter of its own is frozen where the old one of that name was. Tensors that it
+    takes over from the old module stay the same objects.
+
+    Args:
+        factories: by class, what takes a module and gives the one that shall stand in its place,
+            or None to leave it.
+
+    Raises:
+        TypeError: a factory gives something else.
+    """
+    found = list(model.named_modules(remove_duplicate=False))
+    by_old: dict[nn.Module, nn.Module] = {}
+    replaced = {}
+    for name, old in reversed(found):  # from the inside out
+        factory = factories.get(type(old))
+        if factory is None:
+            continue
+        if old not in by_old:
+            by_old[old] = _made(factory, old, model)
+        new = by_old[old]
+        if new is old:
+            continue
+        replaced[name] = old
+        parent, _, child = name.rpartition(".")
+        if name:
+            setattr(model.get_submodule(parent), child, new)
+    return Surgery(by_old.get(model, model), dict(reversed(replaced.items())))
+
+
+def with_class(module: nn.Module, kind: type[Made]) -> Made:
+    """Gives a module of another class with everything that a module has.
+
+    Parameters, buffers, children and hooks are the same objects under the same names, so that state
+    dicts stay; attributes are the same, too. `kind.__init__` isn't called.
+
+    Args:
+        kind: as a rule a subclass of the module's.
+    """
+    made = kind.__new__(kind)
+    # The containers are copied, so that what is registered with one isn't with the other.
+    made.__dict__ = {
+        name: copy.copy(value) if isinstance(value, dict | set) else value
+        for name, value in vars(module).items()
+    }
+    return made
+
+
+def _made(factory: Factory, old: nn.Module, model: nn.Module) -> nn.Module:
+    new = factory(old)
+    if new is None or new is old:
+        return old
+    if not isinstance(new, nn.Module):
+        raise TypeError(
+            f"the factory for {type(old).__name__} gave {new!r}; it must give an nn.Module, or None "
+            "to leave the module as it is"
+        )
+    _fit(new, old, model)
+    return new
+
+
+def _fit(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
+    """Gives what is new the device, dtype, mode and frozenness of what was there."""
+    kept = {id(one) for one in (*old.modules(), *_tensors(old))}
+    for module in new.modules():
+        if id(module) not in kept:
+            module.training = old.training
+    like = next(
+        (one for one in (*_tensors(old), *_tensors(model)) if one.is_floating_point()), None
+    )
+    frozen = {name for name, param in old.named_parameters() if not param.requires_grad}
+    for name, param in new.named_parameters():
+        if id(param) not in kept and name in frozen:
+            param.requires_grad_(False)
+    if like is not None:
+        _move(new, like, kept)
+
+
+def _move(new: nn.Module, like: Tensor, kept: set[int]) -> None:
+    moved: dict[Tensor, Tensor] = {}  # a tensor in two places stays one
+    for module in new.modules():
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, tensor in own:
+            dtype = like.dtype if tensor.is_floating_point() else tensor.dtype
+            if id(tensor) not in kept and (tensor.device, tensor.dtype) != (like.device, dtype):
+                if tensor not in moved:
+                    moved[tensor] = _moved(tensor, like.device, dtype)
+                setattr(module, name, moved[tensor])
+
+
+def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    moved = tensor.detach().to(device, dtype)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
