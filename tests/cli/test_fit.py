@@ -47,6 +47,30 @@ def test_a_run_prints_a_header_and_its_result(run, tiny):
     assert "test/accuracy 0." in lines[-1]
 
 
+STOPS = """
+from eventloop import hookimpl
+
+class Stops:
+    '''Has seen enough.'''
+
+    @hookimpl(every="2ba")
+    def batch_end(self, state):
+        state.request_stop("stops: enough is enough")
+"""
+
+
+def test_a_run_that_was_stopped_says_why(run, tiny):
+    """Shorter than it was meant to be, it would look as if something had been lost."""
+    (tiny / "stops.py").write_text(STOPS)
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "./stops.py:Stops")
+    whole = run("fit", "tiny.py", "--no-plugins")
+
+    assert ran.out.splitlines()[-2] == "stopped: stops: enough is enough"
+    assert ran.out.splitlines()[-1].startswith("0 epochs, 2 batches in ")
+    assert "stopped" not in whole.out
+
+
 def test_an_installed_plugin_takes_part_and_stands_in_the_header(run, tiny, install):
     """Install it, and the next fit has it; switch it off, and the header says why."""
     install("alpha-test", ALPHA, version="0.3")

@@ -98,7 +98,8 @@ def _train(
         export = arguments.path("export")
         if export is not None and not modes.is_dry:
             trainer.export(export)
-        write_lines([_result(trainer.state.clock, result.metrics)])
+        stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
+        write_lines([*stopped, _result(state.clock, result.metrics)])
 
 
 def _require_duration(configuration: Configuration, task: object) -> None:
