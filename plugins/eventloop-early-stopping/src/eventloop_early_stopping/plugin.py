@@ -1,0 +1,196 @@
+"""The plugin: which values are taken up, when, and what the run is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from eventloop import Time, hookimpl
+from eventloop.clock import resolve
+from eventloop.errors import SettingError
+from eventloop_early_stopping.waiting import Waiting
+from eventloop_early_stopping.watched import Watched, watchable, watched_by
+
+if TYPE_CHECKING:
+    from eventloop import StateView
+
+_MODES = ("auto", "min", "max")
+_ON_NAN = ("wait", "stop")
+
+
+class EarlyStopping:
+    """Stops the run when a metric has stopped improving.
+
+    Args:
+        metric: what to watch, by its name in the log: eval/SET/METRIC, or train/loss, the mean over
+            an epoch. Not set: the first metric in evaluation that says whether higher is better,
+            else train/loss.
+        mode: whether the metric shall become small (min) or large (max); auto: as it says itself.
+        patience: how long after the best value a worse one ends the run: 3ep, 500ba, 0.1dur.
+        min_delta: by how much a value has to be better to count as better.
+        on_nan: a value that is NaN is no better one (wait), or ends the run (stop).
+
+    Raises:
+        TypeError: `min_delta` is no number.
+        ValueError: an option has no such value, or says nothing without another.
+    """
+
+    state_per_rank = True  # the loss in training, up to now
+
+    def __init__(
+        self,
+        *,
+        metric: str | None = None,
+        mode: Literal["auto", "min", "max"] = "auto",
+        patience: str | Time = "5ep",
+        min_delta: float = 0.0,
+        on_nan: Literal["wait", "stop"] = "wait",
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"mode={mode!r} is none of {', '.join(_MODES)}")
+        if mode != "auto" and metric is None:
+            raise ValueError(f"mode={mode!r} says nothing without metric; name one to watch")
+        if on_nan not in _ON_NAN:
+            raise ValueError(f"on_nan={on_nan!r} is none of {', '.join(_ON_NAN)}")
+        if not isinstance(min_delta, int | float):
+            raise TypeError(f"min_delta={min_delta!r} is no number")
+        if not (min_delta >= 0 and math.isfinite(min_delta)):
+            raise ValueError(f"min_delta={min_delta!r} isn't 0 or a positive number")
+        self.metric = metric
+        self.mode = mode
+        self.patience = Time(patience)
+        self.min_delta = min_delta
+        self.on_nan = on_nan
+        self._watched: Watched | None = None
+        self._waiting: Waiting | None = None
+        self._until = ""
+        self._in_fit = False
+        self._loss: Tensor | None = None
+        self._num_losses = 0
+        self._loaded: Mapping[str, Any] | None = None
+
+    @hookimpl
+    def after_load(self, state: StateView) -> None:
+        """Settles what to watch, now that the metrics are known, and where a resumed run was."""
+        evaluates = state.settings.eval_interval is not None
+        self._watched = watched_by(self.metric, watchable(state.metrics), evaluates=evaluates)
+        self._waiting = Waiting(
+            self._watched.name,
+            is_higher=self._is_higher(self._watched),
+            patience=self._resolved(state),
+            min_delta=self.min_delta,
+            stops_at_nan=self.on_nan == "stop",
+        )
+        # A rank that is new knows nothing of the run so far, and all have to answer alike.
+        (common, *_) = state.gathered(self._loaded and self._loaded["common"])
+        own, self._loaded = self._loaded, None
+        if common is not None and common["watched"] == self._described():
+            self._waiting.load_state_dict(common["waiting"])
+            self._until = common["until"]
+            if own is not None and own["loss"] is not None:
+                self._loss, self._num_losses = own["loss"].to(state.device), own["num_losses"]
+
+    @hookimpl
+    def fit_start(self, state: StateView) -> None:
+        """Begins to wait; again, where somebody wants a run that was stopped to go on."""
+        assert self._waiting is not None
+        self._in_fit = True
+        is_prolonged = self._waiting.reason is not None and self._until != str(state.until)
+        if self._waiting.since is None or is_prolonged:
+            self._waiting.begin(state.clock.moment())
+        self._until = str(state.until)
+
+    @hookimpl
+    def batch_end(self, state: StateView) -> None:
+        """Takes the loss into the epoch's mean, on the device."""
+        if state.loss is None or self._watched is None or self._watched.dataset:
+            return
+        loss = state.loss.detach().float()
+        self._num_losses += 1
+        if self._loss is None:
+            self._loss = loss.clone()
+        else:
+            self._loss = self._loss.lerp(loss, 1 / self._num_losses)
+
+    @hookimpl
+    def epoch_end(self, state: StateView) -> None:
+        """Takes up the mean loss of an epoch that is complete."""
+        assert self._watched is not None
+        if self._watched.dataset or state.clock.batch_in_epoch:
+            return
+        # All ranks ask; one that is new may have had no batch of this epoch.
+        told = state.gathered(None if self._loss is None else self._loss.item())
+        self._loss, self._num_losses = None, 0
+        if losses := [one for one in told if one is not None]:
+            self._take(state, sum(losses) / len(losses))
+
+    @hookimpl
+    def eval_after_all(self, state: StateView) -> None:
+        """Takes up what an evaluation gave; outside of a fit it is nobody's progress."""
+        assert self._watched is not None
+        if self._in_fit and self._watched.dataset:
+            # The same on all ranks by itself, where they compute alike.
+            value, *_ = state.gathered(self._watched.value(state.eval_metrics))
+            self._take(state, value)
+
+    @hookimpl
+    def should_stop(self, state: StateView) -> bool:
+        """Answers yes when the patience is at its end, and says why."""
+        assert self._waiting is not None
+        if self._waiting.reason is None:
+            return False
+        state.request_stop(f"early-stopping: {self._waiting.reason}")
+        return True
+
+    @hookimpl
+    def fit_end(self, state: StateView) -> None:
+        """Leaves evaluations outside of a fit alone."""
+        self._in_fit = False
+
+    @hookimpl
+    def exception(self) -> None:
+        """Likewise."""
+        self._in_fit = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the best value and when it came, and the loss of the epoch under way."""
+        assert self._waiting is not None
+        waiting = self._waiting.state_dict()
+        common = {"watched": self._described(), "waiting": waiting, "until": self._until}
+        return {"common": common, "loss": self._loss, "num_losses": self._num_losses}
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Keeps it until it is known what this run watches; of another metric it is of no use."""
+        self._loaded = state
+
+    def _take(self, state: StateView, value: float) -> None:
+        assert self._waiting is not None
+        self._waiting.take(value, state.clock.moment())
+        if self._waiting.best is not None:
+            state.log("early-stopping/best", self._waiting.best)
+
+    def _described(self) -> str:
+        assert self._watched is not None
+        return f"{'max' if self._is_higher(self._watched) else 'min'} {self._watched.name}"
+
+    def _is_higher(self, watched: Watched) -> bool:
+        if self.mode != "auto":
+            return self.mode == "max"
+        if watched.is_higher is None:
+            raise SettingError(
+                f"early-stopping: the metric {watched.name!r} doesn't say whether higher is better",
+                fix="say it: `--early-stopping.mode max` or `--early-stopping.mode min`",
+            )
+        return watched.is_higher
+
+    def _resolved(self, state: StateView) -> Time:
+        try:
+            return resolve(self.patience, state.duration, state.num_batches)
+        except ValueError as error:
+            raise SettingError(
+                f"early-stopping.patience: {error}",
+                fix="write it in batches: `--early-stopping.patience 100ba`",
+            ) from None
