@@ -25,6 +25,8 @@ from eventloop.settings import Settings
 if TYPE_CHECKING:
     from eventloop.checkpoint.capture import Captured
 
+# The actions that a plugin may have done for a batch of its own choice.
+CALLABLE = ("forward", "loss")
 Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], Any]
 
 
@@ -73,9 +75,9 @@ class State:
 
     __slots__ = (
         "_again",
+        "_callable_hooks",
         "_capture",
         "_generators",
-        "_own_hooks",
         "_plugins",
         "_processes",
         "_update",
@@ -131,7 +133,7 @@ class State:
         self._generators: dict[str, torch.Generator] = {}
         self.numbers: Numbers = NoNumbers(settings.log_interval)
         self._plugins: Mapping[str, Plugin] = {}
-        self._own_hooks: Mapping[str, Callable[..., Any]] = {}
+        self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
         self._again: Callable[[], Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
@@ -169,7 +171,7 @@ class State:
         plugins: Mapping[str, Plugin],
         *,
         is_heard: bool,
-        own_hooks: Mapping[str, Callable[..., Any]],
+        callable_hooks: Mapping[str, Callable[..., Any]],
         update: Update,
         capture: Callable[[], Captured],
     ) -> None:
@@ -177,12 +179,12 @@ class State:
 
         Args:
             is_heard: whether anybody implements `log`.
-            own_hooks: the plans of the hooks that plugins add.
+            callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
             update: makes one update of some optimizers.
             capture: gives what a checkpoint of now holds.
         """
         self._plugins = plugins
-        self._own_hooks = own_hooks
+        self._callable_hooks = callable_hooks
         self._update = update
         self._capture = capture
         if is_heard:
@@ -377,16 +379,20 @@ class State:
     def call(self, hook: str, *args: Any) -> Any:
         """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.
 
+        The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
+        for `batch`, or what was put in its place, and `outputs`. No event is told of it. Between
+        microbatches alone; inside of `eventloop.evaluation.evaluation_mode` it leaves no trace.
+
         Args:
             args: what the hook takes beside the State, in the order of its declaration.
 
         Raises:
             PluginError: no active plugin adds such a hook; the loop's own are the loop's to call.
         """
-        plan = self._own_hooks.get(hook)
+        plan = self._callable_hooks.get(hook)
         if plan is None:
             raise PluginError(
-                f"no active plugin adds a hook {hook!r}{closest(hook, self._own_hooks)}",
+                f"no active plugin adds a hook {hook!r}{closest(hook, self._callable_hooks)}",
                 fix="declare it in a module or class that is the plugin's `hookspecs`",
             )
         return plan(self, *args)

@@ -208,6 +208,31 @@ def test_a_read_outside_of_a_step_is_nobodys_business(
     assert checked(reader, task=make_task(eval_dataloaders=make_batches())).findings == []
 
 
+def test_a_loss_of_all_samples_at_once_is_no_obstacle(checked):
+    """Under vmap the batch and the outputs of the State are tensors without an address."""
+    found = []
+
+    class Looks:
+        """Asks for the loss of each sample."""
+
+        @hookimpl
+        def before_train_batch(self, state):
+            outputs, targets = state.call("forward"), state.targets
+
+            def loss(output, target):
+                state.outputs, state.targets = output[None], target[None]
+                return state.call("loss")
+
+            batch = state.batch
+            found.append(torch.func.vmap(loss)(outputs.detach(), targets))
+            state.batch, state.outputs = batch, None
+
+    check = checked(Looks(), role="algorithms")
+
+    assert check.findings == []
+    assert [one.shape for one in found] == [(4,)] * 3
+
+
 def test_a_run_without_plugins_has_nothing_to_report(checked, make_task, make_batches):
     """The core and a tame task keep to the rules that are checked."""
     check = checked(task=make_task(eval_dataloaders=make_batches()))

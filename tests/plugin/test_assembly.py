@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.plugin.assembly import Wishes, arrange
@@ -165,6 +166,32 @@ def test_the_loops_own_hooks_are_not_for_plugins_to_call(make_trainer):
 
     with pytest.raises(PluginError, match="no active plugin adds a hook 'batch_end'"):
         trainer.state.call("batch_end")
+
+
+def test_a_plugin_may_look_at_a_batch_before_it_is_trained_on(make_trainer, make_recorder):
+    """What it sees is what the loop sees, in the same precision, and nobody is told."""
+
+    class Looks:
+        """Asks for the loss of each batch, and keeps both."""
+
+        def __init__(self):
+            self.found, self.trained = [], []
+
+        @hookimpl
+        def before_train_batch(self, state):
+            state.outputs = state.call("forward")
+            self.found.append(state.call("loss").detach())
+            state.outputs = None
+
+        @hookimpl
+        def after_train_batch(self, state):
+            self.trained.append(state.loss)
+
+    looks, recorder = Looks(), make_recorder(["after_forward", "after_loss"])
+    make_trainer(algorithms=[looks], callbacks=[recorder], precision="bf16").fit()
+
+    assert torch.equal(torch.stack(looks.found), torch.stack(looks.trained))
+    assert len(recorder.seen) == 2 * len(looks.found) == 6
 
 
 def test_every_runs_once_for_each_multiple(make_trainer):

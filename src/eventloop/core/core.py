@@ -28,7 +28,7 @@ from eventloop.ranks.distributed import choose_device
 from eventloop.ranks.processes import Processes
 from eventloop.run_file import RunFile
 from eventloop.settings import Settings
-from eventloop.state import State
+from eventloop.state import CALLABLE, State
 
 if TYPE_CHECKING:
     from eventloop.starting.start import Start
@@ -145,7 +145,9 @@ class Core:
             update=self.loop.update,
             capture=self.capture.all,
             is_heard=len(assembly.implementations["log"]) > 0,
-            own_hooks={
-                name: getattr(self.hooks, name) for name in assembly.hooks if name not in HOOKS
+            callable_hooks={
+                name: getattr(self.hooks, name)
+                for name in assembly.hooks
+                if name not in HOOKS or name in CALLABLE
             },
         )

@@ -113,8 +113,13 @@ def _version(tensor: Tensor) -> int:
 
 
 def _place(tensor: Tensor) -> int:
-    """Gives the address of a tensor's data; 0 for one whose layout has none."""
-    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+    """Gives the address of a tensor's data; 0 for one that has none, by its layout or under vmap."""
+    if tensor.layout is not torch.strided:
+        return 0
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a transform of torch.func stands in for it; nothing public tells
+        return 0
 
 
 def _comparable(value: object) -> object:
