@@ -191,6 +191,25 @@ def test_a_plugin_that_is_not_active_is_named_with_the_closest(make_trainer, mak
         state.plugin("emma")
 
 
+def test_who_owns_an_action_is_known_by_name(make_trainer, make_plugin):
+    """A method that suits some owners only must be able to stand off from the others."""
+    plugin = make_plugin("squares", loss=lambda state: state.outputs.square().mean())
+    of_task, of_plugin = make_trainer().state, make_trainer(algorithms=[plugin]).state
+
+    assert of_task.owner("loss") == view_of(of_task, "watch").owner("loss") == "task"
+    assert of_task.owner("forward") == "core"
+    assert of_plugin.owner("loss") == "squares"
+
+
+@pytest.mark.parametrize("name", ["losss", "batch_end"])
+def test_what_is_no_action_has_no_owner(name, state):
+    """An event is everybody's; a misspelt action is named with the closest."""
+    with pytest.raises(PluginError, match=f"no action is named '{name}'") as caught:
+        state.owner(name)
+
+    assert "closest is 'loss'" in str(caught.value) or name == "batch_end"
+
+
 def test_again_outside_of_a_wrapper_is_refused(state):
     """There is nothing that it could repeat."""
     with pytest.raises(PluginError, match="inside a wrapper of an action only"):

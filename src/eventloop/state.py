@@ -78,6 +78,7 @@ class State:
         "_callable_hooks",
         "_capture",
         "_generators",
+        "_owner",
         "_plugins",
         "_processes",
         "_update",
@@ -134,6 +135,7 @@ class State:
         self.numbers: Numbers = NoNumbers(settings.log_interval)
         self._plugins: Mapping[str, Plugin] = {}
         self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
+        self._owner: Callable[[str], Plugin] | None = None
         self._again: Callable[[], Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
@@ -172,6 +174,7 @@ class State:
         *,
         is_heard: bool,
         callable_hooks: Mapping[str, Callable[..., Any]],
+        owner: Callable[[str], Plugin],
         update: Update,
         capture: Callable[[], Captured],
     ) -> None:
@@ -180,11 +183,13 @@ class State:
         Args:
             is_heard: whether anybody implements `log`.
             callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
+            owner: gives the plugin that answers an action.
             update: makes one update of some optimizers.
             capture: gives what a checkpoint of now holds.
         """
         self._plugins = plugins
         self._callable_hooks = callable_hooks
+        self._owner = owner
         self._update = update
         self._capture = capture
         if is_heard:
@@ -308,6 +313,18 @@ class State:
                 fix="list the plugins with `eventloop plugins`",
             )
         return found.target
+
+    def owner(self, action: str) -> str:
+        """Gives the name of who answers an action: an active plugin's, "task" or "core".
+
+        For methods that suit some owners only: a loss that is the core's is a part of the model's
+        outputs, a `train_batch` that isn't the core's may ask for no `loss`.
+
+        Raises:
+            PluginError: nobody answers it, or there is no such action.
+        """
+        assert self._owner is not None
+        return self._owner(action).name
 
     def generator(self, name: str) -> torch.Generator:
         """Gives the random generator of this name, on `device`; the same one each time.

@@ -121,6 +121,9 @@ class StateView(Protocol):
     def plugin(self, name: str) -> Any:
         """Gives the active plugin of this name."""
 
+    def owner(self, action: str) -> str:
+        """Gives the name of who answers an action: an active plugin's, "task" or "core"."""
+
 
 def view_of(state: State, who: str) -> StateView:
     """Gives a callback's view of the State.

@@ -142,6 +142,7 @@ class Core:
         self._accumulate.splitter = assembly.owner("split_batch").origin
         state.connect(
             {fold(one.name): one for one in assembly.plugins if one.role != "core"},
+            owner=assembly.owner,
             update=self.loop.update,
             capture=self.capture.all,
             is_heard=len(assembly.implementations["log"]) > 0,

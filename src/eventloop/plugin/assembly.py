@@ -84,8 +84,14 @@ class Assembly:
         """Gives the plugin that answers an action.
 
         Raises:
-            PluginError: nobody does.
+            PluginError: nobody does, or there is no such action.
         """
+        if action not in self.implementations or self.hooks[action].kind != "action":
+            actions = [name for name, hook in self.hooks.items() if hook.kind == "action"]
+            raise PluginError(
+                f"no action is named {action!r}{closest(action, actions)}",
+                fix="list the hooks with `eventloop plugins hooks`",
+            )
         asked = self.asked(action)
         if not asked:
             raise PluginError(
