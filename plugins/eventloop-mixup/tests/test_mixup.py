@@ -159,7 +159,7 @@ def test_the_mix_is_forgotten_with_its_batch():
 
     fit(mixup)
 
-    assert mixup._mix is None
+    assert not mixup._second.are_given
 
 
 def test_the_mix_is_forgotten_after_a_failure():
@@ -174,7 +174,7 @@ def test_the_mix_is_forgotten_after_a_failure():
     with pytest.raises(ArithmeticError):
         fit(mixup, Failing())
 
-    assert mixup._mix is None
+    assert not mixup._second.are_given
 
 
 def test_who_splits_batches_also_splits_the_shuffled_targets():

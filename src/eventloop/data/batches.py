@@ -144,6 +144,19 @@ def describe(batch: Any) -> str:
     return type(batch).__name__
 
 
+def describe_pair(batch: Any) -> str:
+    """Says what a batch is, of a pair with types and shapes: for who takes only some of them."""
+    if not is_pair(batch):
+        return f"a batch that is {describe(batch)}"
+    inputs, targets = (
+        f"{value.dtype} of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else describe(value)
+        for value in batch
+    )
+    return f"a pair of inputs, {inputs}, and targets, {targets}"
+
+
 def first_batch(dataloader: Any) -> tuple[Any, Any]:
     """Looks at the first batch; gives it and the data loader that still has it.
 

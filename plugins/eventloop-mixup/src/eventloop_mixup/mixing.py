@@ -8,12 +8,9 @@ loss is linear in them, as cross-entropy is, and works with class indices too.
 from __future__ import annotations
 
 import random
-from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-Number = TypeVar("Number", float, Tensor)
 
 
 def draw_lam(alpha: float, seed: int, batch: int) -> float:
@@ -45,8 +42,3 @@ def mix(inputs: Tensor, permutation: Tensor, lam: float) -> Tensor:
         A new tensor of the shape and dtype of `inputs`; exactly the originals where lam is 1.
     """
     return torch.lerp(inputs[permutation], inputs, lam)
-
-
-def blend(original: Number, other: Number, lam: float) -> Number:
-    """Blends two losses as `mix` blends the samples they belong to."""
-    return lam * original + (1 - lam) * other

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eventloop import PluginError, State, TaskError, hookimpl
-from eventloop.data import describe, is_pair
-from eventloop_mixup.mixing import blend, draw_lam, mix
-
-
-@dataclass
-class _Mix:
-    """How the batch under way is mixed.
-
-    Args:
-        lam: share of the originals.
-        targets: of the whole batch, shuffled.
-        parts: the same in microbatches, as they were last split.
-    """
-
-    lam: float
-    targets: Tensor
-    parts: list[Tensor] = field(default_factory=list)
+from eventloop import PluginError, State, hookimpl
+from eventloop.data import describe_pair, is_pair
+from eventloop.second_targets import SecondTargets
+from eventloop.taking_turns import has_turn
+from eventloop_mixup.mixing import draw_lam, mix
 
 
 class Mixup:
@@ -47,72 +33,52 @@ class Mixup:
     Source: Zhang et al. 2018, arXiv:1710.09412.
     """
 
+    takes_turns = "blend"
+
     def __init__(self, *, alpha: float = 0.2) -> None:
         if not isinstance(alpha, int | float):
             raise TypeError(f"alpha={alpha!r} is no number; the paper takes 0.1 to 0.4")
         if not (alpha > 0 and math.isfinite(alpha)):
             raise ValueError(f"alpha={alpha!r} isn't a positive number; the paper takes 0.1 to 0.4")
         self.alpha = alpha
-        self._mix: _Mix | None = None
+        self._second = SecondTargets("mixup")
 
     def unsuitable(self, state: State) -> str | None:
         """Stands off where the first batch can't be mixed."""
         try:
             _mixable(state.batch)
         except PluginError:
-            return f"it mixes float inputs with a tensor of targets, not {_described(state.batch)}"
+            return (
+                f"it mixes float inputs with a tensor of targets, not {describe_pair(state.batch)}"
+            )
         return None
-
-    @hookimpl(wrapper=True)
-    def train_batch(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the mix when the step is done: the closure of a step still needs it."""
-        try:
-            return (yield)
-        finally:
-            self._mix = None
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
         """Mixes the whole batch, so that its slicing into microbatches changes nothing."""
         inputs, targets = _mixable(state.batch)
+        if not has_turn(state, self):
+            return
         generator = state.generator("mixup")
         permutation = torch.randperm(len(inputs), generator=generator, device=state.device)
         lam = draw_lam(self.alpha, generator.initial_seed(), state.clock.batch)
         state.inputs = mix(inputs, permutation, lam)
-        self._mix = _Mix(lam, targets[permutation])
+        self._second.give(targets[permutation], lam)
+
+    @hookimpl(wrapper=True)
+    def train_batch(self, state: State) -> Generator[None, bool, bool]:
+        """Forgets the shuffled targets when the step is done."""
+        return (yield from self._second.train_batch(state))
 
     @hookimpl(wrapper=True)
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
-        """Splits the shuffled targets as the batch is split, whoever does it."""
-        microbatches = yield
-        if self._mix is not None:
-            originals = state.targets
-            state.targets = self._mix.targets
-            try:
-                self._mix.parts = [targets for _, targets in state.again()]
-            finally:
-                state.targets = originals
-        return microbatches
+        """Splits the shuffled targets as the batch is split."""
+        return (yield from self._second.split_batch(state))
 
     @hookimpl(wrapper=True)
     def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
         """Blends the loss of the originals with the loss of the shuffled targets."""
-        original = yield
-        if self._mix is None:
-            return original
-        targets = state.targets
-        state.targets = self._mix.parts[state.microbatch_idx]
-        try:
-            other: Tensor = state.again()
-        finally:
-            state.targets = targets
-        if other is original:
-            raise TaskError(
-                "mixup needs a loss of outputs and targets, but this one is part of the model's "
-                f"{type(state.outputs).__name__} and never sees the shuffled targets",
-                fix="give Task(loss=...), or switch mixup off with `-p no:mixup`",
-            )
-        return blend(original, other, self._mix.lam)
+        return (yield from self._second.loss(state))
 
 
 def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
@@ -129,19 +95,7 @@ def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
                 return inputs, targets
     raise PluginError(
         "mixup blends a floating-point tensor of inputs whose targets are a tensor of as many "
-        f"samples, but got {_described(batch)}",
+        f"samples, but got {describe_pair(batch)}",
         fix="let the data loader give such pairs, for images as float between 0 and 1, "
         "or switch mixup off with `-p no:mixup`",
     )
-
-
-def _described(batch: Any) -> str:
-    if not is_pair(batch):
-        return f"a batch that is {describe(batch)}"
-    parts = [
-        f"{value.dtype} of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else describe(value)
-        for value in batch
-    ]
-    return f"a pair of inputs, {parts[0]}, and targets, {parts[1]}"

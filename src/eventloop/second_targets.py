@@ -1,0 +1,98 @@
+"""Second targets: for methods whose samples belong to two targets each, in known shares."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from eventloop.errors import TaskError
+from eventloop.state import State
+
+Result = TypeVar("Result")
+Number = TypeVar("Number", float, Tensor)
+
+
+class SecondTargets:
+    """The second targets of a batch of blends, and the loss of both.
+
+    `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
+    A plugin gives the second ones in `before_train_batch`, and lets its wrappers of three actions do
+    what those of the same name do here: `return (yield from self.second.loss(state))`.
+
+    Args:
+        plugin: whose they are, for messages.
+    """
+
+    def __init__(self, plugin: str) -> None:
+        self._plugin = plugin
+        self._targets: Tensor | None = None
+        self._share = 1.0
+        self._parts: list[Tensor] = []
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the batch under way has any."""
+        return self._targets is not None
+
+    def give(self, targets: Tensor, share: float) -> None:
+        """Gives the batch under way its second targets.
+
+        Args:
+            targets: of the whole batch, a row a sample.
+            share: of the originals in the loss, in [0, 1].
+        """
+        self._targets, self._share = targets, share
+
+    def train_batch(self, state: State) -> Generator[None, Result, Result]:
+        """Forgets them when the step is done: the closure of a step still needs them."""
+        try:
+            return (yield)
+        finally:
+            self._targets, self._parts = None, []
+
+    def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
+        """Splits them as the batch is split, whoever does it."""
+        microbatches = yield
+        if self._targets is not None:
+            originals = state.targets
+            state.targets = self._targets
+            try:
+                self._parts = [targets for _, targets in state.again()]
+            finally:
+                state.targets = originals
+        return microbatches
+
+    def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
+        """Blends the loss of the originals with that of the second ones, which it asks for.
+
+        Raises:
+            TaskError: the loss doesn't look at targets.
+        """
+        original = yield
+        if self._targets is None:
+            return original
+        targets = state.targets
+        state.targets = self._parts[state.microbatch_idx]
+        try:
+            other: Tensor = state.again()
+        finally:
+            state.targets = targets
+        if other is original:
+            raise TaskError(
+                f"{self._plugin} needs a loss of outputs and targets, but this one is part of the "
+                f"model's {type(state.outputs).__name__} and never sees the shuffled targets",
+                fix=f"give Task(loss=...), or switch {self._plugin} off with "
+                f"`-p no:{self._plugin}`",
+            )
+        return blended(original, other, self._share)
+
+
+def blended(original: Number, other: Number, share: float) -> Number:
+    """Blends two losses: share * original + (1 - share) * other.
+
+    It equals the loss of targets that are blended so wherever the loss is linear in them, as
+    cross-entropy is.
+    """
+    return share * original + (1 - share) * other

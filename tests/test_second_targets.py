@@ -1,0 +1,92 @@
+"""Second targets, and the loss of both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, one_hot
+
+from eventloop import TaskError, hookimpl
+from eventloop.second_targets import SecondTargets, blended
+from eventloop.testing import tiny_batches, tiny_task
+
+
+class Backwards:
+    """Takes a quarter of each sample for the one at the other end of the batch."""
+
+    name = "backwards"
+
+    def __init__(self):
+        self.second = SecondTargets("backwards")
+
+    @hookimpl
+    def before_train_batch(self, state):
+        self.second.give(state.targets.flip(0), 0.75)
+
+    @hookimpl(wrapper=True)
+    def train_batch(self, state):
+        return (yield from self.second.train_batch(state))
+
+    @hookimpl(wrapper=True)
+    def split_batch(self, state):
+        return (yield from self.second.split_batch(state))
+
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        return (yield from self.second.loss(state))
+
+
+def weights(trainer):
+    trainer.fit()
+    return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()])
+
+
+def test_blended_losses_equal_the_loss_of_blended_one_hot_targets():
+    """Cross-entropy is linear in its targets, which is why class indices suffice."""
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets, others = torch.tensor([0, 1, 2, 0]), torch.tensor([1, 1, 0, 2])
+    soft = 0.7 * one_hot(targets, 3).double() + 0.3 * one_hot(others, 3).double()
+
+    loss = blended(cross_entropy(logits, targets), cross_entropy(logits, others), 0.7)
+
+    torch.testing.assert_close(loss, cross_entropy(logits, soft))
+
+
+@pytest.mark.parametrize("size", [None, 1, 3])
+def test_a_run_ends_as_one_with_soft_targets(make_trainer, size):
+    """Wherever the batch is cut, each sample keeps its second target."""
+    soft = [
+        (inputs, 0.75 * one_hot(targets, 3) + 0.25 * one_hot(targets.flip(0), 3))
+        for inputs, targets in tiny_batches()
+    ]
+    task = tiny_task(train_dataloader=soft)
+    expected = weights(make_trainer(task))
+
+    actual = weights(make_trainer(tiny_task(), algorithms=[Backwards()], microbatch_size=size))
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(weights(make_trainer(tiny_task())), expected, atol=1e-4)
+
+
+def test_they_are_forgotten_with_their_batch(make_trainer):
+    """A loss between batches is nobody's blend."""
+    plugin = Backwards()
+
+    weights(make_trainer(tiny_task(), algorithms=[plugin]))
+
+    assert not plugin.second.are_given
+
+
+class WithLoss(torch.nn.Linear):
+    def forward(self, inputs):
+        logits = super().forward(inputs)
+        return {"logits": logits, "loss": logits.square().mean()}
+
+
+def test_a_loss_that_never_sees_targets_is_an_error(make_trainer):
+    """Both halves would be the same, in silence; the message says whose second targets they are."""
+    task = tiny_task(model=lambda: WithLoss(3, 3), loss=None)
+
+    with pytest.raises(TaskError, match="backwards needs a loss of outputs") as raised:
+        make_trainer(task, algorithms=[Backwards()]).fit()
+    assert "-p no:backwards" in str(raised.value)
