@@ -1,0 +1,170 @@
+"""The plugin: when the time is taken, and what is logged."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from eventloop import PluginError, hookimpl
+from eventloop.clock import resolve
+from eventloop_throughput.flops import ForwardFlops
+from eventloop_throughput.peaks import peak_tflops
+from eventloop_throughput.window import Amounts, Window
+
+if TYPE_CHECKING:
+    from eventloop import StateView, Time
+
+
+class Throughput:
+    """Logs how fast the training is, over the latest batches.
+
+    At log intervals: samples, tokens and steps a second of all ranks together, the share of time
+    spent waiting for data, TFLOP/s and MFU of the model, and the memory on CUDA devices.
+
+    Args:
+        window: how many of the latest batches the numbers are of.
+        peak_tflops: what the device can compute at most in the run's precision, in TFLOP/s, for
+            MFU; not set: known for common GPUs.
+        gflops_per_sample: floating-point operations of a sample's forward and backward pass, in
+            GFLOP; not set: counted, but not under `compile`.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: it isn't a positive one, or `window` is less than one batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        window: int = 100,
+        peak_tflops: float | None = None,
+        gflops_per_sample: float | None = None,
+    ) -> None:
+        if not isinstance(window, int):
+            raise TypeError(f"window={window!r} is no number of batches")
+        for name, value in (("peak_tflops", peak_tflops), ("gflops_per_sample", gflops_per_sample)):
+            if value is not None and not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r} is no number")
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}={value!r} isn't a positive number")
+        self.window = window
+        self.peak_tflops = peak_tflops
+        self.gflops_per_sample = gflops_per_sample
+        self._latest = Window(window)
+        self._peak_tflops = peak_tflops
+        self._interval: Time | None = None
+        self._passes: ForwardFlops | None = None
+        self._since = self._there_at = 0.0
+        self._flops = 0.0
+
+    @hookimpl
+    def after_load(self, state: StateView) -> None:
+        """Settles whether operations are counted, and against which peak.
+
+        Raises:
+            PluginError: a peak was given, but there is nothing to compare it with.
+        """
+        counts = self.gflops_per_sample is None and not state.settings.compile
+        self._passes = ForwardFlops() if counts else None
+        if self.peak_tflops is not None and not counts and self.gflops_per_sample is None:
+            raise PluginError(
+                f"peak_tflops={self.peak_tflops} has no effect: a compiled model's operations "
+                "can't be counted",
+                fix="give them with `--throughput.gflops-per-sample`, or leave the peak out",
+            )
+        if self.peak_tflops is None and state.device.type == "cuda":
+            name = torch.cuda.get_device_name(state.device)
+            self._peak_tflops = peak_tflops(name, state.precision.name)
+
+    @hookimpl
+    def fit_start(self, state: StateView) -> None:
+        """Settles when to log: with the numbers of the core."""
+        settings = state.settings
+        self._interval = resolve(settings.log_interval, state.duration, state.num_batches)
+
+    @hookimpl
+    def epoch_start(self, state: StateView) -> None:
+        """Takes the time: what comes next is the wait for data."""
+        self._since = time.perf_counter()
+
+    @hookimpl
+    def should_stop(self, state: StateView) -> None:
+        """Takes the time after evaluation and saving; has no opinion."""
+        self._since = time.perf_counter()
+
+    @hookimpl
+    def after_dataloader(self, state: StateView) -> None:
+        """Takes the time: the batch is there."""
+        self._there_at = time.perf_counter()
+
+    @hookimpl
+    def before_forward(self, state: StateView) -> None:
+        """Begins to count the operations of a pass, if its shapes are new."""
+        if self._passes is not None:
+            self._passes.before(state.model, state.inputs)
+
+    @hookimpl
+    def after_forward(self, state: StateView) -> None:
+        """Adds up the operations of the batch."""
+        if self._passes is not None:
+            self._flops += self._passes.after()
+
+    @hookimpl
+    def batch_end(self, state: StateView) -> None:
+        """Adds the batch to the window; logs, if it is time."""
+        now, clock = time.perf_counter(), state.clock
+        flops, self._flops = self._flops, 0.0
+        if self.gflops_per_sample is not None:
+            flops = 1e9 * self.gflops_per_sample * state.count.samples
+        self._latest.add(
+            Amounts(
+                seconds=now - self._since,
+                wait_s=self._there_at - self._since,
+                batches=1,
+                samples=clock.sample - clock.previous.sample,
+                tokens=clock.token - clock.previous.token,
+                flops=flops,
+            )
+        )
+        if self._interval is not None and clock.crossed(self._interval):
+            self._log(state)
+
+    @hookimpl
+    def exception(self, state: StateView) -> None:
+        """Lets the model go, if a pass failed while its operations were counted."""
+        if self._passes is not None:
+            self._passes.give_up()
+
+    def _log(self, state: StateView) -> None:
+        total = self._latest.total()
+        if total is None:
+            return
+        numbers = {
+            "samples_per_s": total.samples / total.seconds,
+            "steps_per_s": total.batches / total.seconds,
+            "data_wait_frac": total.wait_s / total.seconds,
+        }
+        if total.tokens:
+            numbers["tokens_per_s"] = total.tokens / total.seconds
+        if self._passes is not None or self.gflops_per_sample is not None:
+            numbers["tflops"] = total.flops / total.seconds / 1e12
+            if self._peak_tflops is not None:
+                numbers["mfu"] = numbers["tflops"] / self._peak_tflops
+        if state.device.type == "cuda":
+            numbers |= _memory(state.device)
+        for name, value in numbers.items():
+            # The clocks of the ranks differ a little.
+            state.log(f"throughput/{name}", value, "mean")
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """Gives what torch holds on a device, from its own books: the device isn't asked."""
+    gib = 2**30
+    return {
+        "memory_allocated_gib": torch.cuda.memory_allocated(device) / gib,
+        "memory_reserved_gib": torch.cuda.memory_reserved(device) / gib,
+        "memory_peak_gib": torch.cuda.max_memory_allocated(device) / gib,
+    }
