@@ -3,6 +3,7 @@
 from eventloop.data.batches import (
     Count,
     describe,
+    describe_pair,
     first_batch,
     inputs_of,
     is_inputs,
@@ -22,6 +23,7 @@ from eventloop.data.batches import (
 __all__ = [
     "Count",
     "describe",
+    "describe_pair",
     "first_batch",
     "inputs_of",
     "is_inputs",
