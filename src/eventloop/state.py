@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -15,6 +16,7 @@ from torchmetrics import Metric
 from eventloop import data
 from eventloop.clock import Clock, Time
 from eventloop.core.numbers import NoNumbers, Numbers
+from eventloop.data.beside import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import Precision
@@ -371,6 +373,26 @@ class State:
         assert self._update is not None
         names = self.optimizers if optimizers is None else optimizers
         return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
+
+    def training_pass(self) -> AbstractContextManager[Iterator[Any]]:
+        """Gives the training batches of an epoch, on the device, beside the run.
+
+        For algorithms that look at the data once more: `with state.training_pass() as batches:`.
+        Each rank gets its part, of which lengths may differ. Whatever draws from the global
+        random generators inside of it, a forward pass say, leaves no trace; position, order and
+        workers of the run's own batches stay as they are. For `state.call("forward")` assign a
+        batch to `state.batch`, outside of a step and for as long as it is needed.
+
+        Raises:
+            TaskError: the data loader isn't a list, nor one over a map-style data set.
+        """
+        return pass_beside(
+            self.train_dataloader,
+            self._processes,
+            self.device,
+            seed=self.settings.seed,
+            epoch=self.clock.epoch,
+        )
 
     def capture(self) -> Captured:
         """Gives what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.

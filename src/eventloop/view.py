@@ -142,7 +142,17 @@ class ReadOnlyState:
 
     __slots__ = ("_state", "_who")
     _HIDDEN = frozenset(
-        {"again", "call", "capture", "connect", "generator", "generators", "numbers", "update"}
+        {
+            "again",
+            "call",
+            "capture",
+            "connect",
+            "generator",
+            "generators",
+            "numbers",
+            "training_pass",
+            "update",
+        }
     )
 
     def __init__(self, state: State, who: str) -> None:
