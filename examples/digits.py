@@ -14,11 +14,12 @@ from eventloop import Task, schedules
 
 
 def make_model(width: int) -> nn.Module:
-    """Two convolutions and a linear layer; images of shape (B, 1, 8, 8) in, 10 logits out."""
+    """Two convolutions and a linear layer; images of shape (B, 1, H, W) in, 10 logits out."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),  # images of 8 x 8 are 4 x 4 by now; others shall be, too
         nn.Flatten(), nn.Linear(2 * width * 4 * 4, 10),
     )  # fmt: skip
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.clock import FIELDS, UNITS, Clock, Time
+from eventloop.clock import Clock, Time
 from eventloop.errors import SettingError, TaskError
-from eventloop.task.schedulers import max_duration, steps_per_epoch
+from eventloop.lengths import in_unit, length_in, position, unit_of
+from eventloop.task.schedulers import steps_per_epoch
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -111,18 +112,20 @@ class Factory:
             SettingError: its times can't be compared, don't fit into each other, or are fractions
                 of a length that nobody knows.
         """
-        unit = _unit(self.end or self.warmup or Time("1ba"), state)
+        unit = unit_of(self.end or self.warmup or Time("1ba"), state)
+        if unit == "ep":
+            steps_per_epoch(state)  # within an epoch the position is counted in batches
         course = self._course(unit, state)
         return Schedule(optimizer, course, state.clock, state.num_batches, warns=state.rank == 0)
 
     def _course(self, unit: str, state: State) -> Course:
-        rise = _length("warmup", self.warmup, unit, state) if self.warmup else 0.0
-        end = _length("duration", self.end, unit, state) if self.end else math.inf
+        rise = length_in("warmup", self.warmup, unit, state) if self.warmup else 0.0
+        end = length_in("duration", self.end, unit, state) if self.end else math.inf
         fall = rise if self.end else math.inf
         if self.cooldown:
-            fall = end - _length("cooldown", self.cooldown, unit, state)
+            fall = end - length_in("cooldown", self.cooldown, unit, state)
         run = state.duration
-        last = min(end, (run and _in_unit(run, unit, state)) or math.inf)
+        last = min(end, (run and in_unit(run, unit, state)) or math.inf)
         if rise >= last or fall < rise:
             times = {"warmup": self.warmup, "cooldown": self.cooldown}
             given = [f"{name}={time}" for name, time in times.items() if time]
@@ -205,9 +208,9 @@ class Schedule:
 
     def step(self) -> None:
         """Sets the rates for the batch that comes next."""
-        position = self._position()
-        factor = self.course.factor(position)
-        if factor == 0.0 and position >= self.course.end:
+        done = position(self._clock, self.course.unit, self._num_batches)
+        factor = self.course.factor(done)
+        if factor == 0.0 and done >= self.course.end:
             self._warn_of_end()
         for group in self.optimizer.param_groups:
             rate = group["lr"]
@@ -254,51 +257,6 @@ class Schedule:
             )
         self._has_ended = True
 
-    def _position(self) -> float:
-        clock, unit = self._clock, self.course.unit
-        if unit == "ep":
-            assert self._num_batches is not None
-            return clock.epoch + min(1.0, clock.batch_in_epoch / self._num_batches)
-        position: float = getattr(clock, FIELDS[unit])
-        return position
-
 
 def _time(given: str | Time | None) -> Time | None:
     return None if given is None else Time(given)
-
-
-def _unit(time: Time, state: State) -> str:
-    """Gives the unit in which a schedule of this length is counted."""
-    unit = max_duration(state).unit if time.unit == "dur" else time.unit
-    if unit == "ep":
-        steps_per_epoch(state)  # within an epoch the position is counted in batches
-    return unit
-
-
-def _length(name: str, time: Time, unit: str, state: State) -> float:
-    """Gives how many of `unit` a time is.
-
-    Raises:
-        SettingError: nobody knows.
-    """
-    length = _in_unit(time, unit, state)
-    if length is None:
-        raise SettingError(
-            f"{name}={time} can't be compared with the end of the schedule, which is counted in "
-            f"{UNITS[unit]}",
-            fix=f"write {name} in {UNITS[unit]} ({unit}) too",
-        )
-    return length
-
-
-def _in_unit(time: Time, unit: str, state: State) -> float | None:
-    if time.unit == "dur":
-        run = _in_unit(max_duration(state), unit, state)
-        return None if run is None else time.value * run
-    if time.unit == unit:
-        return time.value
-    if (time.unit, unit) == ("ep", "ba"):
-        return time.value * steps_per_epoch(state)
-    if (time.unit, unit) == ("ba", "ep"):
-        return time.value / steps_per_epoch(state)
-    return None
