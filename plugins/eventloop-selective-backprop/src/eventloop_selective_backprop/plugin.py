@@ -1,0 +1,125 @@
+"""The plugin: on which batches samples are selected, and by whose loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop import PluginError, State, Time, hookimpl
+from eventloop.clock import resolve
+from eventloop.data import num_samples, split
+from eventloop.errors import SettingError
+from eventloop.evaluation import evaluation_mode
+from eventloop_selective_backprop.selection import draw, per_sample, take
+
+
+class SelectiveBackprop:
+    """Trains on those samples of each batch that have the highest loss.
+
+    A pass without gradients gives the loss of each sample; a fixed share of them is drawn, those
+    with higher losses more often, and trained on.
+
+    Args:
+        keep_frac: share of the samples that is kept, between 0 and 1.
+        start: when selecting begins, in any unit: 2ep, 0.5dur; not set: at once.
+        end: when it ends; not set: never.
+        interrupt: every so many batches one is trained on as a whole, 2 or more; 0: none.
+
+    Raises:
+        TypeError: `keep_frac` or `interrupt` is no number.
+        ValueError: an option has no such value.
+
+    Source: Jiang et al. 2019, arXiv:1910.00762.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_frac: float = 0.5,
+        start: str | Time | None = None,
+        end: str | Time | None = None,
+        interrupt: int = 0,
+    ) -> None:
+        if not isinstance(keep_frac, int | float):
+            raise TypeError(f"keep_frac={keep_frac!r} is no number")
+        if not 0 < keep_frac < 1:
+            raise ValueError(f"keep_frac={keep_frac!r} isn't between 0 and 1")
+        if not isinstance(interrupt, int):
+            raise TypeError(f"interrupt={interrupt!r} is no number of batches")
+        if interrupt < 0 or interrupt == 1:
+            raise ValueError(f"interrupt={interrupt} is neither 0 nor 2 or more")
+        self.keep_frac = keep_frac
+        self.start = None if start is None else Time(start)
+        self.end = None if end is None else Time(end)
+        self.interrupt = interrupt
+        self._start: Time | None = None
+        self._end: Time | None = None
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where the first batch, or the loss, can't be taken apart into samples."""
+        try:
+            take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
+            self._losses(state)
+        except (ValueError, RuntimeError, PluginError) as error:
+            return f"no loss of each sample can be had: {str(error).partition(chr(10))[0]}"
+        return None
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Settles what fractions of the run are."""
+        self._start = _resolved("start", self.start, state)
+        self._end = _resolved("end", self.end, state)
+
+    # Samples are selected as they are, not blends of them.
+    @hookimpl(before=("mixup", "cutmix"))
+    def before_train_batch(self, state: State) -> None:
+        """Leaves the drawn samples in the batch, before anybody splits it."""
+        num = num_samples(state.batch)
+        num_kept = max(1, round(self.keep_frac * num))
+        if num_kept == num or not self._is_due(state):
+            return
+        losses = self._losses(state)
+        state.log("selective-backprop/loss", losses.mean(), "mean")
+        beta = 1 / self.keep_frac - 1
+        indices = draw(losses, num_kept, beta, state.generator("selective-backprop"))
+        state.batch = take(state.batch, indices)
+
+    def _is_due(self, state: State) -> bool:
+        clock = state.clock
+        if self._start is not None and not clock.reached(self._start):
+            return False
+        if self._end is not None and clock.reached(self._end):
+            return False
+        return not self.interrupt or (clock.batch + 1) % self.interrupt != 0
+
+    def _losses(self, state: State) -> Tensor:
+        """Gives the loss of each sample in evaluation mode, which draws and changes nothing."""
+        batch, size = state.batch, state.microbatch_size
+        try:
+            with evaluation_mode(state):
+                parts = [batch] if size is None else split(batch, size)
+                return torch.cat([_losses_of(part, state) for part in parts])
+        finally:
+            state.batch = batch
+
+
+def _losses_of(part: Any, state: State) -> Tensor:
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        state.outputs, state.batch = outputs, batch
+        found: Tensor = state.call("loss")
+        return found
+
+    state.batch = part
+    return per_sample(loss, state.call("forward"), part)
+
+
+def _resolved(name: str, time: Time | None, state: State) -> Time | None:
+    try:
+        return time and resolve(time, state.duration, state.num_batches)
+    except ValueError as error:
+        raise SettingError(
+            f"selective-backprop.{name}: {error}",
+            fix=f"write it in batches: `--selective-backprop.{name} 100ba`",
+        ) from None
