@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop import schedules
+from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.format import read
 from eventloop.errors import PluginError
 
 
@@ -116,6 +119,53 @@ def test_the_data_loader_is_built_again_where_somebody_asks(
     make_trainer(make_task(train_dataloader=build), algorithms=[grower], max_duration="4ep").fit()
 
     assert lengths == [1, 1, 2, 2]
+
+
+def longer_later(make_plugin, loaders):
+    """A plugin that gives these data loaders, an epoch each."""
+    return make_plugin(
+        "longer",
+        should_rebuild_dataloader=lambda state: True,
+        build_train_dataloader=lambda state: loaders[state.clock.epoch],
+    )
+
+
+def test_a_schedule_counted_in_epochs_follows_their_length(
+    make_trainer, make_task, make_batches, make_plugin
+):
+    """Half an epoch is half of the one under way, whatever the first one had."""
+    rates = []
+    plugins = [
+        longer_later(make_plugin, [make_batches(2), make_batches(4), iter(make_batches(2))]),
+        make_plugin("rates", batch_start=lambda state: rates.append(rate_of(state))),
+    ]
+    task = make_task(scheduler=schedules.linear())
+
+    make_trainer(task, algorithms=plugins, max_duration="3ep").fit()
+
+    positions = [0, 1 / 2, 1, 5 / 4, 6 / 4, 7 / 4, 2, 2]
+    assert rates == pytest.approx([0.1 * (1 - position / 3) for position in positions])
+
+
+def rate_of(state):
+    return state.optimizers["sgd"].param_groups[0]["lr"]
+
+
+def test_a_run_goes_on_with_the_data_loader_that_it_had(
+    tmp_path, make_trainer, make_task, make_batches, make_plugin
+):
+    """In the middle of an epoch of another data loader than the first; it leaves the same files."""
+    kept = {}
+    for folder, ends in (("whole", [None]), ("parts", ["4ba", "5ba", None])):
+        for end in ends:
+            longer = longer_later(make_plugin, [make_batches(2), make_batches(4), make_batches(1)])
+            settings = {"run_dir": tmp_path / folder, "checkpoint_interval": "1ba"}
+            trainer = make_trainer(algorithms=[longer], max_duration="3ep", **settings)
+            trainer.fit(until=end)
+            trainer.close()
+        kept[folder] = read(tmp_path / folder / "checkpoints" / "ba00000007").parts
+
+    assert list(differences(kept["whole"], kept["parts"])) == []
 
 
 def test_any_yes_stops_after_the_batch(make_trainer, make_plugin):

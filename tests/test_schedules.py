@@ -313,7 +313,9 @@ def test_a_rate_stays_between_0_and_the_optimizers(position, warmup, hold, decay
 def test_the_rate_depends_on_the_clock_alone(tokens):
     """Batches of any size, steps left out: what counts is where the clock is."""
     clock, optimizer = Clock(), SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    scheduler = Schedule(optimizer, Course("linear", "tok", 0.0, 0.0, 10_000.0), clock, None)
+    scheduler = Schedule(
+        optimizer, Course("linear", "tok", 0.0, 0.0, 10_000.0), clock, lambda: None
+    )
 
     for count in tokens:
         clock.end_batch(samples=1, tokens=count, seconds=1.0)

@@ -116,7 +116,9 @@ class Factory:
         if unit == "ep":
             steps_per_epoch(state)  # within an epoch the position is counted in batches
         course = self._course(unit, state)
-        return Schedule(optimizer, course, state.clock, state.num_batches, warns=state.rank == 0)
+        return Schedule(
+            optimizer, course, state.clock, lambda: state.num_batches, warns=state.rank == 0
+        )
 
     def _course(self, unit: str, state: State) -> Course:
         rise = length_in("warmup", self.warmup, unit, state) if self.warmup else 0.0
@@ -185,7 +187,8 @@ class Schedule:
         optimizer: whose rates to set; a rate that is a tensor is written in place.
         course: the schedule in numbers.
         clock: where the run is.
-        num_batches: batches an epoch; only for a course in epochs.
+        num_batches: gives how many batches the epoch under way has, None where nobody knows; only
+            asked for a course in epochs.
         warns: whether to warn where training goes on at a rate that has fallen to 0.
     """
 
@@ -194,7 +197,7 @@ class Schedule:
         optimizer: Optimizer,
         course: Course,
         clock: Clock,
-        num_batches: int | None,
+        num_batches: Callable[[], int | None],
         *,
         warns: bool = True,
     ) -> None:
@@ -208,7 +211,7 @@ class Schedule:
 
     def step(self) -> None:
         """Sets the rates for the batch that comes next."""
-        done = position(self._clock, self.course.unit, self._num_batches)
+        done = position(self._clock, self.course.unit, self._num_batches())
         factor = self.course.factor(done)
         if factor == 0.0 and done >= self.course.end:
             self._warn_of_end()

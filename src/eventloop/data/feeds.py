@@ -20,13 +20,16 @@ class Feeds:
     Args:
         hooks: the plans of the run.
         processes: those that train together.
+
+    Attributes:
+        was_rebuilt: whether another data loader has taken the place of the first.
     """
 
     def __init__(self, hooks: Plans, processes: Processes) -> None:
         self._hooks = hooks
         self._processes = processes
         self._feed: Feed | None = None
-        self._num_taken = 0
+        self.was_rebuilt = False
 
     @property
     def current(self) -> Feed:
@@ -34,14 +37,9 @@ class Feeds:
         assert self._feed is not None
         return self._feed
 
-    @property
-    def was_rebuilt(self) -> bool:
-        """Whether another data loader has taken the place of the first."""
-        return self._num_taken > 1
-
     def take(self, state: State, dataloader: Any) -> None:
         """Takes training batches from this data loader from now on."""
-        self._num_taken += 1
+        self.was_rebuilt = self._feed is not None
         state.train_dataloader = dataloader
         settings = state.settings
         sample_seed = settings.seed if settings.seed_samples else None
@@ -67,9 +65,9 @@ class Feeds:
         self._feed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives how many data loaders there were; where the last one is, each rank's feed knows."""
-        return {"num_taken": self._num_taken}
+        """Gives whether there was another data loader; where this one is, each rank's feed knows."""
+        return {"was_rebuilt": self.was_rebuilt}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
-        self._num_taken = state["num_taken"]
+        self.was_rebuilt = state["was_rebuilt"]
