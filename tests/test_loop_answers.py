@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop import schedules
+from eventloop import Time, schedules
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read
 from eventloop.errors import PluginError
@@ -214,3 +214,35 @@ def test_an_answer_that_is_no_answer_is_refused(answer, make_trainer, make_plugi
     """`should_stop` that returns a list forgot something; its truth would be a guess."""
     with pytest.raises(PluginError, match=r"should_stop was answered with .*True, False"):
         make_trainer(callbacks=[make_plugin(should_stop=lambda state: answer)]).fit()
+
+
+@pytest.mark.parametrize(("end", "batches"), [("1ep", 3), ("3ep", 9), ("4ba", 4)])
+def test_an_algorithm_may_move_the_end_of_a_fit(end, batches, make_trainer, make_plugin):
+    """A method may know better how long to train; who asks for the end, is told of the new one."""
+    seen = []
+
+    def move(state):
+        state.until = Time(end)
+
+    mover = make_plugin(fit_start=move, epoch_start=lambda state: seen.append(str(state.until)))
+    trainer = make_trainer(algorithms=[mover], max_duration="2ep")
+
+    trainer.fit()
+
+    assert trainer.state.clock.batch == batches
+    assert trainer.state.stop_reason is None
+    assert set(seen) == {end}
+
+
+def test_an_end_that_is_moved_to_what_is_done_trains_nothing(make_trainer, make_plugin):
+    """Not one more batch, and no epoch that begins and doesn't end."""
+
+    def move(state):
+        state.until = Time("1ep")
+
+    trainer = make_trainer(algorithms=[make_plugin(fit_start=move)], max_duration="2ep")
+
+    trainer.fit()
+    trainer.fit()
+
+    assert trainer.state.clock.moment()[:2] == (1, 3)

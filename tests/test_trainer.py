@@ -389,3 +389,11 @@ def test_the_note_of_a_plugin_is_told(note, said, make_trainer, make_plugin):
     trainer = make_trainer(algorithms=[plugin], gc_interval=None)
 
     assert trainer.notes == said
+
+
+def test_the_loss_of_a_task_can_be_called_by_plugins(make_trainer, make_task):
+    """A second loss of other outputs, on perturbed inputs say, needs the function itself."""
+    trainer = make_trainer(make_task(loss=nn.functional.mse_loss))
+
+    assert trainer.state.criterion is nn.functional.mse_loss
+    assert make_trainer(make_task(loss=None)).state.criterion is None

@@ -72,7 +72,7 @@ class Events(Protocol):
 
         Fires: at every fit, after `training_start`.
         State: complete; the model is in training mode, and stays as hooks leave it.
-        May: freeze layers, put parts of the model in evaluation mode.
+        May: freeze layers, put parts of the model in evaluation mode, move `until`.
         Must not: iterate over the data loaders.
         """
 

@@ -103,7 +103,8 @@ class Loop:
         hooks.fit_start(state)
         self._save_if_due(state)
 
-        over = self.entry.between_epochs(state)
+        # `until` may have been moved to what is done.
+        over = self.entry.between_epochs(state) or state.clock.reached(state.until)
         while not over:
             over = self._epoch(state)
 

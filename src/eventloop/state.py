@@ -46,6 +46,7 @@ class State:
         clock: where the run is; the loop alone moves it.
         model: the bare model; replaceable at `init`.
         wrapped_model: what `forward` calls.
+        criterion: the task's loss, a function of outputs and targets; None where it gave none; fixed.
         optimizers: by name.
         schedulers: by interval, "ba" or "ep": pairs of optimizer name and scheduler.
         train_dataloader, eval_dataloaders: what the `build_` actions gave; the latter by name.
@@ -66,7 +67,8 @@ class State:
         eval_metrics: the latest results by data loader and metric name, tensors.
         duration: the length of the run, which fractions of it are of: `max_duration` when it was
             first started; None where nobody says.
-        until: when the fit under way ends, in a unit that the clock counts.
+        until: when the fit under way ends, in a unit that the clock counts, from the start of the
+            run; an algorithm may move it at `fit_start`, alike on all ranks.
         resumed: whether the epoch under way had begun before this fit.
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
@@ -89,6 +91,7 @@ class State:
         "checkpoint_requested",
         "clock",
         "count",
+        "criterion",
         "device",
         "duration",
         "eval_dataloaders",
@@ -144,6 +147,7 @@ class State:
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
+        self.criterion: Callable[[Any, Any], Tensor] | None = None
         self.optimizers: Mapping[str, Optimizer] = {}
         self.schedulers: Mapping[str, Any] = {}
         self.train_dataloader: Any = ()

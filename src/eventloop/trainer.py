@@ -109,6 +109,7 @@ class Trainer:
         seed_everything(chosen.seed)
         core = self._core = Core(chosen, processes, storage, origin, self._start)
         core.state.duration = self._start.duration(chosen)
+        core.state.criterion = brought.criterion
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         assembly = assemble(
             configuration,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -49,6 +49,8 @@ class StateView(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def wrapped_model(self) -> nn.Module: ...
+    @property
+    def criterion(self) -> Callable[[Any, Any], Tensor] | None: ...
     @property
     def optimizers(self) -> Mapping[str, Optimizer]: ...
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
@@ -20,14 +22,21 @@ class Brought:
     algorithms: tuple[object, ...] = ()
     callbacks: tuple[object, ...] = ()
     name: str = ""
+    criterion: Callable[[Any, Any], Tensor] | None = None
     counts_tokens: bool = True
 
 
 def brought_by(task: object) -> Brought:
     """Gives what a task brings."""
     if isinstance(task, Task):
-        counts_tokens = task.num_tokens is not None
-        return Brought(task.settings, task.algorithms, task.callbacks, task.name, counts_tokens)
+        return Brought(
+            settings=task.settings,
+            algorithms=task.algorithms,
+            callbacks=task.callbacks,
+            name=task.name,
+            criterion=task.loss,
+            counts_tokens=task.num_tokens is not None,
+        )
     return Brought()
 
 
