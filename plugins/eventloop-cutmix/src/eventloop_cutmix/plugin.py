@@ -1,0 +1,101 @@
+"""The plugin: which batches are cut, and which targets their loss sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop import PluginError, State, hookimpl
+from eventloop.data import describe_pair, is_pair
+from eventloop.second_targets import SecondTargets
+from eventloop.taking_turns import has_turn
+from eventloop_cutmix.cutting import cut_and_paste, draw_box
+
+
+class CutMix:
+    """Pastes a rectangle of another image into each, and mixes the losses of both by area.
+
+    `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
+    Evaluation sees whole images. With mixup, one of the two is drawn for each batch.
+
+    Args:
+        alpha: how large the rectangles are, more than 0: the share of the image that stays is drawn
+            from Beta(alpha, alpha) once a batch. The paper takes 1.0, any share as likely; small
+            values leave almost all or almost nothing.
+
+    Raises:
+        TypeError: `alpha` is no number.
+        ValueError: it isn't a positive one.
+
+    Source: Yun et al. 2019, arXiv:1905.04899.
+    """
+
+    takes_turns = "blend"
+
+    def __init__(self, *, alpha: float = 1.0) -> None:
+        if not isinstance(alpha, int | float):
+            raise TypeError(f"alpha={alpha!r} is no number; the paper takes 1.0")
+        if not (alpha > 0 and math.isfinite(alpha)):
+            raise ValueError(f"alpha={alpha!r} isn't a positive number; the paper takes 1.0")
+        self.alpha = alpha
+        self._second = SecondTargets("cutmix")
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where the first batch can't be cut, or its loss not be asked for."""
+        if not _can_be_cut(state.batch):
+            return f"it cuts {_WANTED}, not {describe_pair(state.batch)}"
+        if state.owner("loss") == "core":
+            return "the loss is the model's own and sees no second targets; give Task(loss=...)"
+        if state.owner("train_batch") == "task":
+            return "the task's train_batch has losses of its own"
+        return None
+
+    @hookimpl
+    def before_train_batch(self, state: State) -> None:
+        """Cuts the whole batch, so that its slicing into microbatches changes nothing."""
+        if not _can_be_cut(state.batch):
+            raise PluginError(
+                f"cutmix cuts {_WANTED}, but got {describe_pair(state.batch)}",
+                fix="let the data loader give such pairs, or switch cutmix off with `-p no:cutmix`",
+            )
+        if not has_turn(state, self):
+            return
+        images, targets = state.inputs, state.targets
+        height, width = images.shape[2:]
+        generator = state.generator("cutmix")
+        permutation = torch.randperm(len(images), generator=generator, device=state.device)
+        box = draw_box(self.alpha, generator.initial_seed(), state.clock.batch, height, width)
+        state.inputs = cut_and_paste(images, permutation, box)
+        self._second.give(targets[permutation], box.share_outside(height, width))
+
+    @hookimpl(wrapper=True)
+    def train_batch(self, state: State) -> Generator[None, bool, bool]:
+        """Forgets the shuffled targets when the step is done."""
+        return (yield from self._second.train_batch(state))
+
+    @hookimpl(wrapper=True)
+    def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
+        """Splits the shuffled targets as the batch is split."""
+        return (yield from self._second.split_batch(state))
+
+    @hookimpl(wrapper=True)
+    def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
+        """Mixes the loss of the originals with the loss of the shuffled targets."""
+        return (yield from self._second.loss(state))
+
+
+_WANTED = "images, a tensor of shape (B, C, H, W), whose targets are one a sample"
+
+
+def _can_be_cut(batch: Any) -> bool:
+    """Tells whether a batch is a pair of images and of an index or probabilities for each."""
+    if not is_pair(batch):
+        return False
+    images, targets = batch
+    if not isinstance(images, Tensor) or not isinstance(targets, Tensor):
+        return False
+    return images.ndim == 4 and targets.ndim in (1, 2) and len(images) == len(targets)
