@@ -1,0 +1,105 @@
+"""The plugin: when the second gradient is taken, and what of the first pass stays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eventloop import State, hookimpl
+from eventloop.optimizers import wants_closure
+from eventloop.scaling import Stepped
+from eventloop_sam.draws import Draws
+from eventloop_sam.sharpness import ascent, restored
+
+
+class Sam:
+    """Steps by the gradient at a nearby point where the loss is higher: flat minima are found.
+
+    A step costs two passes over its batch. Events fire for the first one alone.
+
+    Args:
+        rho: how far away that point is, more than 0: the length of the way to it, over all weights
+            together. The paper takes 0.05 to 0.2; adaptive, ten times as much.
+        every: every how many batches; the others are steps as without it, at half the price.
+        adaptive: measures the way relative to each weight's size (ASAM).
+
+    Raises:
+        TypeError: `rho` is no number, or `every` no whole one.
+        ValueError: they are out of range.
+
+    Source: Foret et al. 2021, arXiv:2010.01412; adaptive: Kwon et al. 2021, arXiv:2102.11600.
+    """
+
+    def __init__(self, *, rho: float = 0.05, every: int = 1, adaptive: bool = False) -> None:
+        if not isinstance(rho, int | float):
+            raise TypeError(f"rho={rho!r} is no number; the paper takes 0.05")
+        if not (rho > 0 and math.isfinite(rho)):
+            raise ValueError(f"rho={rho!r} isn't a positive number; the paper takes 0.05")
+        if not isinstance(every, int):
+            raise TypeError(f"every={every!r} is no number of batches")
+        if every < 1:
+            raise ValueError(f"every={every!r} isn't a number of batches; 1 is each of them")
+        self.rho = rho
+        self.every = every
+        self.adaptive = adaptive
+        self._before: Draws | None = None
+        self._is_second = False
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where an optimizer takes its gradients where it likes."""
+        for name, optimizer in state.optimizers.items():
+            if wants_closure(optimizer):
+                return f"the optimizer {name!r} is {type(optimizer).__name__}, which takes several gradients a step"
+        return None
+
+    @hookimpl(wrapper=True)
+    def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
+        """Notes where the random generators stand when the first pass begins."""
+        if self._is_due(state) and not self._is_second:
+            self._before = Draws(state.device, state.generators().values())
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def optimizer_step(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        closure: Callable[[], Tensor],
+    ) -> Generator[None, bool | Stepped, bool | Stepped]:
+        """Puts the gradient at the nearby point in the place of the one at hand."""
+        params = [
+            param
+            for optimizer in optimizers.values()
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        if self._is_due(state) and params:
+            first = state.loss
+            assert first is not None
+            with restored(params), restored(list(state.model.buffers())):
+                with torch.no_grad():
+                    torch._foreach_add_(params, ascent(params, self.rho, adaptive=self.adaptive))
+                second = self._second_pass(state, closure)
+            state.log("sam/sharpness", second - first, "mean")
+        return (yield)
+
+    def _is_due(self, state: State) -> bool:
+        return state.clock.batch % self.every == 0
+
+    def _second_pass(self, state: State, closure: Callable[[], Tensor]) -> Tensor:
+        """Repeats the batch with the random numbers of the first pass: one dropout mask for both."""
+        assert self._before is not None
+        after = Draws(state.device, state.generators().values())
+        self._before.put_back()
+        self._is_second = True
+        try:
+            return closure()
+        finally:
+            self._is_second = False
+            after.put_back()

@@ -1,0 +1,63 @@
+"""The maths of SAM: the way to the highest loss nearby, and the way back.
+
+    with restored(params):
+        for param, step in zip(params, ascent(params, rho=0.05), strict=True):
+            param.data += step
+        loss().backward()  # from empty gradients
+    optimizer.step()
+
+Source: Foret et al. 2021, "Sharpness-Aware Minimization for Efficiently Improving Generalization",
+arXiv:2010.01412, eq. 2; adaptive: Kwon et al. 2021, "ASAM", arXiv:2102.11600, eq. 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_TINY = 1e-12  # a gradient of 0 has no direction
+
+
+@torch.no_grad()
+def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> list[Tensor]:
+    """Gives the step from each parameter to where the loss is highest nearby, to first order.
+
+    rho * g / ||g||, with the norm over all parameters together; adaptive: rho * w^2 * g / ||w * g||,
+    whose size relative to w stays if one layer is scaled up and the next one down.
+
+    Args:
+        params: with gradients, at least one; floating-point, all on one device. Shards, too.
+        rho: how far "nearby" reaches.
+
+    Returns:
+        New tensors of the shapes and dtypes of `params`; zeros where every gradient is zero.
+    """
+    weights = list(params)
+    grads = [param.grad for param in weights if param.grad is not None]
+    towards = list(torch._foreach_mul(grads, weights)) if adaptive else grads
+    norm = get_total_norm(towards)
+    if type(norm) is not Tensor:  # of shards; the import of their class would take a while
+        norm = cast("DTensor", norm).full_tensor()
+    if adaptive:
+        towards = list(torch._foreach_mul(towards, weights))
+    return list(torch._foreach_mul(towards, rho / (norm + _TINY)))
+
+
+@contextmanager
+def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Puts tensors back, bit for bit, when the block ends, however it ends."""
+    copies = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.copy_(copy)
