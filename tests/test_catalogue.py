@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
+from eventloop import Task
 from eventloop.plugin.discover import GROUPS
-from eventloop.task import Task
-from eventloop.testing import check_plugin, tiny_batches, tiny_task
+from eventloop.testing import check_plugin, tiny_task
+
+
+def images() -> Task:
+    """A task of images of 8 x 8 pixels, for a model that takes any size."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(3, 4, 1, 8, 8, generator=generator)
+    batches = [(batch, batch[:, 0, 0].argmax(1) % 3) for batch in pixels]
+    return tiny_task(
+        model=lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        train_dataloader=batches,
+        eval_dataloaders={"test": batches[:2]},
+    )  # fmt: skip
+
 
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
 # What plugins with options that have no default are built with, by folder.
 OPTIONS: dict[str, dict[str, object]] = {}
-
-
-def image_task() -> Task:
-    """The tiny task with its inputs as images of 3 x 3 pixels, whose rows are alike."""
-    images = [(inputs.expand(1, 3, -1, -1).permute(2, 0, 1, 3), y) for inputs, y in tiny_batches()]
-    model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3))  # noqa: E731
-    return tiny_task(model=model, train_dataloader=images, eval_dataloaders={"test": images})
-
-
-# Who doesn't suit the tiny task, by folder.
-TASKS = {"eventloop-cutmix": image_task}
+# What those train that need other data than a few numbers, by folder.
+TASKS: dict[str, Callable[[], Task]] = {
+    "eventloop-blurpool": images,
+    "eventloop-cutmix": images,
+}
 # How many ranks those need that one process doesn't suit.
 WORLD_SIZES = {"eventloop-fsdp": 2}
 
