@@ -141,7 +141,7 @@ class State:
         self._plugins: Mapping[str, Plugin] = {}
         self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
         self._owner: Callable[[str], Plugin] | None = None
-        self._again: Callable[[], Any] | None = None
+        self._again: Callable[..., Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
 
@@ -440,15 +440,19 @@ class State:
             )
         return plan(self, *args)
 
-    def again(self) -> Any:
+    def again(self, *args: Any) -> Any:
         """Runs what the wrapper that is under way encloses once more; gives its result.
 
         Only inside a wrapper of an action, for methods that need a result twice: with other
         targets, say. Whatever of the State was changed before is used.
+
+        Args:
+            args: what the action takes beside the State, in the order of its declaration, where it
+                shall be something else: `state.again(shorter)` in a wrapper of `count_batch`.
 
         Raises:
             PluginError: no wrapper of an action is under way.
         """
         if self._again is None:
             raise PluginError("state.again() works inside a wrapper of an action only")
-        return self._again()
+        return self._again(*args)

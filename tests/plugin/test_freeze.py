@@ -217,6 +217,26 @@ def test_again_passes_what_the_hook_passed(plan_of, plugin, state):
     assert plan(state, 3) == 6
 
 
+def test_again_may_pass_something_else(plan_of, plugin, state):
+    """A part of the batch is counted as the whole would be; wrappers further in see the part."""
+    seen = []
+
+    def halves(state, loss):
+        yield
+        return state.again(loss / 2)
+
+    def watches(state, loss):
+        seen.append(loss)
+        return (yield)
+
+    core = plugin("core", "core", backward=lambda state, loss: loss)
+    outer = plugin("a", backward=(halves, {"wrapper": True}))
+    inner = plugin("b", backward=(watches, {"wrapper": True}))
+
+    assert plan_of("backward", core, outer, inner)(state, 6) == 3
+    assert seen == [6, 3]
+
+
 def test_again_is_over_where_the_wrapper_ends(plan_of, plugin, state):
     """Also where it ends with an exception; `again` of a loss inside an event would be a riddle."""
 

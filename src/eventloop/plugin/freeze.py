@@ -180,10 +180,10 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
     def enclosed(*args: Any) -> Any:
         outer_again = state._again
 
-        def run() -> Any:
+        def run(*others: Any) -> Any:
             state._again = None  # what is enclosed would ask for itself, without end
             try:
-                return inner(*args)
+                return inner(args[0], *others) if others else inner(*args)
             finally:
                 state._again = again
 
