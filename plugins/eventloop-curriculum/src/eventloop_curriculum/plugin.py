@@ -1,0 +1,140 @@
+"""The plugin: which data loader an epoch has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from eventloop import PluginError, State, hookimpl
+from eventloop.data import describe
+from eventloop.errors import SettingError
+from eventloop_curriculum.loaders import remade
+from eventloop_curriculum.steps import Steps
+
+_NOTHING_SET = (
+    "nothing is set: give --curriculum.batch-size '{\"5ep\": 128}', --curriculum.seq-len, or stages "
+    "in Python"
+)
+
+
+class Curriculum:
+    """Trains with another data loader, batch size or sequence length from given times on.
+
+    What is given for a time is in force from the first epoch on that begins then or later; before
+    that it is the task's. An epoch isn't cut.
+
+    Args:
+        batch_size: samples a batch on each rank, by time: {"5ep": 128, "0.8dur": 256}.
+        seq_len: how long sequences may be, by time; what is beyond is cut.
+        stages: in Python, by time: a data loader, or a function that takes the state and gives one.
+
+    Raises:
+        TypeError: an option is no mapping, or holds something else.
+        ValueError: a time is none, or a size isn't positive.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: dict[str, int] | None = None,
+        seq_len: dict[str, int] | None = None,
+        stages: dict[str, Any] | None = None,
+    ) -> None:
+        for name, sizes in (("batch_size", batch_size), ("seq_len", seq_len)):
+            _check(name, sizes, _is_size, "a whole number, 1 or more")
+        _check("stages", stages, _is_stage, "a data loader or a function that gives one")
+        self._steps: dict[str, Steps[Any]] = {
+            "stages": Steps(stages or {}),
+            "batch_size": Steps(batch_size or {}),
+            "seq_len": Steps(seq_len or {}),
+        }
+        self._reached: dict[str, int] | None = None
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where nobody says what shall change."""
+        return None if any(steps.values for steps in self._steps.values()) else _NOTHING_SET
+
+    @hookimpl
+    def should_rebuild_dataloader(self, state: State) -> bool:
+        """Answers yes where a time has come since the last epoch began."""
+        before, self._reached = self._reached, self._now(state)
+        return before != self._reached
+
+    @hookimpl(conditional=True, specname="build_train_dataloader")
+    def stage(self, state: State) -> Any:
+        """Gives the stage's data loader; the task's, where none has come."""
+        # Of a run that goes on it is known which one it had; the clock may be further.
+        self._reached = self._reached or self._now(state)
+        stage = self._current("stages")
+        return stage(state) if callable(stage) and not isinstance(stage, Iterable) else stage
+
+    @hookimpl(wrapper=True)
+    def build_train_dataloader(self, state: State) -> Generator[None, Any, Any]:
+        """Makes the batches larger or shorter, whoever the data loader is from."""
+        dataloader = yield
+        sizes = {"batch_size": self._current("batch_size"), "seq_len": self._current("seq_len")}
+        if set(sizes.values()) == {None}:
+            return dataloader
+        try:
+            if not isinstance(dataloader, DataLoader):
+                raise TypeError(f"it is {describe(dataloader)}")
+            return remade(dataloader, **sizes)
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"curriculum can't change the batches of the train data loader: {error}",
+                fix="give a DataLoader(dataset, batch_size=...), or data loaders by time: "
+                "Curriculum(stages={...})",
+            ) from error
+
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Says so where a time came too late for an epoch."""
+        if state.rank == 0 and state.stop_reason is None and self._now(state) != self._reached:
+            warnings.warn(
+                "curriculum: the run has ended before an epoch began with what was given for its "
+                "last time; give an earlier one, or shorter epochs",
+                stacklevel=2,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives how many of the times had come when the epoch began."""
+        return {"reached": self._reached}
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Goes on with the data loader that the epoch began with."""
+        self._reached = state["reached"]
+
+    def _now(self, state: State) -> dict[str, int]:
+        at = state.clock.moment()
+        try:
+            return {kind: steps.reached(at, state.duration) for kind, steps in self._steps.items()}
+        except ValueError as error:
+            raise SettingError(
+                f"curriculum: {error}", fix='write its times in epochs or batches: {"5ep": 128}'
+            ) from None
+
+    def _current(self, kind: str) -> Any:
+        assert self._reached is not None
+        num = self._reached[kind]
+        return self._steps[kind].values[num - 1] if num else None
+
+
+def _check(name: str, given: object, holds: Callable[[object], bool], what: str) -> None:
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise TypeError(f'{name}={given!r} is no mapping by time, such as {{"5ep": ...}}')
+    for time, value in given.items():
+        if not holds(value):
+            raise ValueError(f"{name}[{str(time)!r}] is {value!r}, not {what}")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_stage(value: object) -> bool:
+    return callable(value) or (isinstance(value, Iterable) and not isinstance(value, str))
