@@ -1,0 +1,40 @@
+"""What a run was told, as TensorBoard's table of hyperparameters wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Value = bool | float | str
+
+
+def hyperparameters(manifest: Mapping[str, Any]) -> dict[str, Value]:
+    """Gives settings, options of the task, and options of plugins, flat, by their flags' names.
+
+    Args:
+        manifest: of a run; see `State.manifest`.
+    """
+    found = dict(_flat("", manifest.get("settings", {})))
+    found.pop("run_dir", None)  # another one for each run
+    found |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
+    for plugin in manifest.get("plugins", ()):
+        found |= _flat(f"{plugin['name']}.", plugin["options"])
+    return found
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
+    for name, value in values.items():
+        if isinstance(value, str):
+            yield f"{prefix}{name}", _number(value)
+        elif isinstance(value, bool | int | float):
+            yield f"{prefix}{name}", value
+        elif value is not None:
+            yield f"{prefix}{name}", str(value)
+
+
+def _number(text: str) -> Value:
+    """Reads a number, which the manifest has as text; other text stays."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,346 @@
+"""The plugin in a training, read back by TensorBoard itself."""
+
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import nn
+
+from eventloop import PluginError, hookimpl
+from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_tensorboard import Tensorboard
+from eventloop_tensorboard.hyperparameters import hyperparameters
+
+
+class Dies:
+    """An algorithm that ends the run, or its process, after a batch."""
+
+    name = "dies"
+
+    def __init__(self, batch=None, *, by_kill=False):
+        self.batch, self.by_kill = batch, by_kill
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.clock.batch == self.batch:
+            if self.by_kill:
+                os._exit(9)
+            raise EOFError
+
+
+class Keeps:
+    """A callback that keeps what it logs, and what is logged by others."""
+
+    name = "keeps"
+
+    def __init__(self, values=()):
+        self.values = iter(values)
+        self.rows = []
+
+    @hookimpl
+    def epoch_start(self, state):
+        for value in self.values:
+            state.log("own/value", value)
+            break
+
+    @hookimpl
+    def log(self, numbers, at):
+        self.rows += [(name, at.batch, value) for name, value in numbers.items()]
+
+
+def fit(folder, dies=None, *, keeps=None, tensorboard=None, task=None, **given):
+    """Trains 9 batches, and saves every fourth."""
+    settings = {"max_duration": "3ep", "log_interval": "1ba", "checkpoint_interval": "4ba"}
+    plugins = {"callbacks": [tensorboard or Tensorboard(), keeps or Keeps()]}
+    plugins["algorithms"] = [dies or Dies()]
+    with isolated_trainer(folder, task, **plugins, **(settings | given)) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def fit_and_die(folder, dies):
+    if not dies.by_kill:
+        with pytest.raises(EOFError):
+            fit(folder, dies)
+        return
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # a fork has none of the threads of the pool
+        try:
+            fit(folder, dies)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def reader(folder):
+    sizes = {"scalars": 0, "histograms": 0}
+    return EventAccumulator(str(folder / "run" / "tensorboard"), size_guidance=sizes).Reload()
+
+
+def numbers(folder):
+    """Gives all numbers as TensorBoard reads them: name, step, value."""
+    found = reader(folder)
+    return sorted(
+        (name, event.step, event.value)
+        for name in found.Tags()["scalars"]
+        for event in found.Scalars(name)
+    )
+
+
+def histograms(folder):
+    found = reader(folder)
+    return {
+        (name, event.step): event.histogram_value
+        for name in found.Tags()["histograms"]
+        for event in found.Histograms(name)
+    }
+
+
+@pytest.fixture(scope="module")
+def in_one_go(tmp_path_factory):
+    folder, keeps = tmp_path_factory.mktemp("one-go"), Keeps([0.1, 3**40, -1e-30])
+    trainer = fit(folder, keeps=keeps)
+    return folder, sorted(keeps.rows), trainer
+
+
+def test_tensorboard_reads_the_numbers_that_were_logged(in_one_go):
+    """As float32, with the batch that they belong to."""
+    folder, logged, _ = in_one_go
+
+    assert numbers(folder) == [
+        (name, step, float(np.float32(value))) for name, step, value in logged
+    ]
+    assert {name for name, _, _ in logged} == {
+        "train/loss", "lr/sgd", "eval/test/accuracy", "own/value"
+    }  # fmt: skip
+
+
+def test_numbers_without_a_value_are_there_too(tmp_path):
+    """A curve that ends says less than one that goes off."""
+    fit(tmp_path, keeps=Keeps([math.nan, 1e300, -(10**400)]))
+
+    found = [value for name, _, value in numbers(tmp_path) if name == "own/value"]
+    assert math.isnan(found[0])
+    assert found[1:] == [math.inf, -math.inf]
+
+
+def test_histograms_are_those_of_parameters_and_gradients(in_one_go):
+    """Of the first batch, and of the first of each epoch after it."""
+    folder, _, trainer = in_one_go
+    found = histograms(folder)
+
+    names = [name for name, _ in trainer.state.model.named_parameters()]
+    tags = [f"{kind}/{name}" for kind in ("parameters", "gradients") for name in names]
+    assert found.keys() == {(tag, step) for tag in tags for step in (1, 4, 7)}
+    assert found["gradients/0.weight", 4].num == 24
+    assert found["gradients/0.weight", 4].sum_squares > 0
+
+
+class Measures:
+    """An algorithm that computes what the histograms are of."""
+
+    name = "measures"
+
+    def __init__(self):
+        self.sums = {}
+
+    @hookimpl(trylast=True)
+    def after_train_batch(self, state):
+        for name, param in state.model.named_parameters():
+            step = state.clock.batch + 1
+            self.sums[f"parameters/{name}", step] = param.double().sum().item()
+            self.sums[f"gradients/{name}", step] = param.grad.double().sum().item()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"microbatch_size": 3}]
+)
+def test_a_histogram_is_of_the_step_that_it_stands_at(tmp_path, given):
+    """Gradients are whole and unscaled, parameters those that gave them."""
+    measures = Measures()
+
+    fit(tmp_path, measures, tensorboard=Tensorboard(histograms="2ba"), **given)
+
+    found = histograms(tmp_path)
+    assert {step for _, step in found} == {1, 3, 5, 7, 9}
+    for key, histogram in found.items():
+        assert histogram.sum == pytest.approx(measures.sums[key], abs=1e-4)
+
+
+def test_several_updates_of_a_batch_make_one_histogram_each(tmp_path):
+    """A GAN's parameters stand in both updates, its gradients each in one."""
+
+    class TwoUpdates:
+        name = "two-updates"
+
+        @hookimpl
+        def train_batch(self, state):
+            for name in ("0", "2"):
+                stepped = state.update(
+                    lambda state: state.model(state.inputs).square().mean(), optimizers=[name]
+                )
+            return stepped
+
+    def optimizers(model):
+        return {name: torch.optim.SGD(model[int(name)].parameters(), lr=0.1) for name in ("0", "2")}
+
+    fit(tmp_path, TwoUpdates(), task=tiny_task(optimizer=optimizers), max_duration="1ep")
+
+    found = reader(tmp_path)
+    tags = found.Tags()["histograms"]
+    assert {tag for tag in tags if "weight" in tag} == {
+        "parameters/0.weight", "parameters/2.weight", "gradients/0.weight", "gradients/2.weight"
+    }  # fmt: skip
+    assert all(len(found.Histograms(tag)) == 1 for tag in tags)
+
+
+def test_what_has_no_histogram_is_passed_over(tmp_path):
+    """Frozen parameters have no gradient, empty and sparse ones nothing to count."""
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.top = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+            self.top.bias.requires_grad_(False)
+            self.empty = nn.Parameter(torch.zeros(0))
+
+        def forward(self, words):
+            return self.top(self.words(words))
+
+    batches = [(torch.arange(4), torch.tensor([0, 1, 2, 0]))]
+    optimizer = {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.1)}
+    task = tiny_task(model=Odd, train_dataloader=batches, eval_dataloaders=None, **optimizer)
+    fit(tmp_path, task=task, max_duration="1ep")
+
+    assert sorted(reader(tmp_path).Tags()["histograms"]) == [
+        "gradients/top.weight", "parameters/top.bias", "parameters/top.weight",
+        "parameters/words.weight",
+    ]  # fmt: skip
+
+
+def test_without_histograms_there_are_none(tmp_path):
+    """They are the part that costs something."""
+    fit(tmp_path, tensorboard=Tensorboard(histograms=None))
+
+    assert histograms(tmp_path) == {}
+    assert numbers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("batches", "by_kill"),
+    [([1], False), ([4], True), ([5], False), ([9], False), ([6, 7, 5, 9], True)],
+)
+def test_a_resumed_run_reads_as_one_in_one_go(tmp_path, in_one_go, batches, by_kill):
+    """No point is there twice, none of what was taken back is left, however often it was killed."""
+    folder, _, _ = in_one_go
+    for batch in batches:
+        fit_and_die(tmp_path, Dies(batch, by_kill=by_kill))
+
+    fit(tmp_path)
+
+    expected = [row for row in numbers(folder) if row[0] != "own/value"]
+    assert numbers(tmp_path) == expected
+    assert histograms(tmp_path) == histograms(folder)
+
+
+def test_there_are_points_to_be_hidden(tmp_path):
+    """Control: the killed process had written beyond its checkpoint."""
+    fit_and_die(tmp_path, Dies(7))
+
+    assert max(step for _, step, _ in numbers(tmp_path)) == 6
+    assert not (tmp_path / "run" / "checkpoints" / "ba00000006").exists()
+
+
+def test_points_at_the_checkpoint_itself_are_there_once(tmp_path, in_one_go):
+    """The evaluation of an epoch comes after a checkpoint of its last batch, under its number."""
+    given = {"checkpoint_interval": "3ba", "eval_interval": "3ba"}
+    with pytest.raises(EOFError):
+        fit(tmp_path, Dies(5), **given)
+
+    fit(tmp_path, **given)
+
+    steps = [step for name, step, _ in numbers(tmp_path) if name == "eval/test/accuracy"]
+    assert steps == [3, 6, 9]
+
+
+def test_a_run_that_begins_anew_hides_the_one_before(tmp_path):
+    """Two runs in one folder would be drawn as one curve that goes back and forth."""
+    for duration in ("3ep", "1ep"):
+        fit(tmp_path, max_duration=duration, checkpoint_interval=None)
+
+    assert {step for _, step, _ in numbers(tmp_path)} == {1, 2, 3}
+
+
+def test_hyperparameters_are_settings_and_options(in_one_go):
+    """So that the table of runs can be sorted by what differs."""
+    folder, _, _ = in_one_go
+    content = reader(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    found = HParamsPluginData.FromString(content).session_start_info.hparams
+
+    assert found["max_duration"].string_value == "3ep"
+    assert found["seed"].number_value == 0
+    assert "run_dir" not in found
+
+
+def test_numbers_of_the_manifest_are_numbers_again():
+    """It has floats as text, which would be sorted as text."""
+    manifest = {
+        "settings": {"clip_norm": "0.5", "deterministic": False, "run_dir": "x", "compile": None},
+        "task": {"options": {"lr": "1e-3", "kind": "big", "sizes": [1, 2]}},
+        "plugins": [{"name": "mixup", "options": {"alpha": "0.2"}}],
+    }
+
+    assert hyperparameters(manifest) == {
+        "clip_norm": 0.5, "deterministic": False, "task.lr": 0.001, "task.kind": "big",
+        "task.sizes": "[1, 2]", "mixup.alpha": 0.2,
+    }  # fmt: skip
+
+
+def test_two_ranks_write_once(tmp_path):
+    """Rank 0 does; gradients are averaged by then."""
+
+    def run(folder):
+        fit(folder, task=tiny_task(train_dataloader=tiny_batches(6)))
+
+    run_ranks(run, tmp_path)
+
+    assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
+    losses = [step for name, step, _ in numbers(tmp_path) if name == "train/loss"]
+    assert losses == list(range(1, 10))
+    assert histograms(tmp_path)["gradients/0.weight", 1].num == 24
+
+
+def test_a_folder_that_takes_no_events_is_named(tmp_path):
+    """A full disk, a file in the place of the folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").touch()
+
+    with pytest.raises(PluginError, match="can't be written") as raised:
+        fit(tmp_path)
+
+    assert str(tmp_path / "run" / "tensorboard") in str(raised.value)
+    assert "-p no:tensorboard" in str(raised.value)
+
+
+def test_a_trainer_that_trains_nothing_writes_nothing(tmp_path):
+    """Looking at a model makes no folders."""
+    isolated_trainer(tmp_path, callbacks=[Tensorboard()]).close()
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["often", "0ba"])
+def test_a_time_that_is_none_is_refused(value):
+    """Before the run."""
+    with pytest.raises(ValueError, match=value):
+        Tensorboard(histograms=value)
+
+
+def test_the_contract_holds():
+    """Of all plugins; histograms at every batch, that they may show what they do."""
+    check_plugin(Tensorboard, role="callback", options={"histograms": "1ba"})
