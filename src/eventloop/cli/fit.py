@@ -19,6 +19,7 @@ from eventloop.cli.modes import OPTIONS, Modes
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
+from eventloop.cli.result import ResultFile
 from eventloop.clock import Clock
 from eventloop.configuration import Configuration
 from eventloop.errors import SettingError, counted
@@ -31,6 +32,7 @@ COMMAND = Command(
     (
         CommandOption("print-config", "", "write all values with their sources, and stop"),
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
+        CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
         CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
         *CHANGES,
         CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
@@ -51,6 +53,7 @@ def run(argv: Sequence[str]) -> int:
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, argv, arguments.given[NPROC.name])
     output_path(arguments, "export")
+    output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     trace_file = output_path(arguments, "trace", ".json")
     given = arguments.given
@@ -73,13 +76,14 @@ def _train(
     """Trains, between a header and a line with the result."""
     configuration = modes.configured(job.configuration)
     _require_duration(configuration, task)
+    result_file = ResultFile(arguments.path("result"))
     with (
         diagnostics,
         crash_report() as active,
         Trainer(
             task,
             algorithms=modes.algorithms,
-            callbacks=diagnostics.callbacks,
+            callbacks=[*diagnostics.callbacks, *result_file.callbacks],
             configuration=configuration,
             observers=[*modes.observers, *diagnostics.observers],
             allowed=allowed(arguments),
@@ -98,6 +102,7 @@ def _train(
         export = arguments.path("export")
         if export is not None and not modes.is_dry:
             trainer.export(export)
+        result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         write_lines([*stopped, _result(state.clock, result.metrics)])
 

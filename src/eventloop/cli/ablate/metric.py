@@ -1,0 +1,59 @@
+"""Which metric is compared, and whether higher is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from eventloop.errors import UsageError, closest
+
+_DIRECTIONS = {"min": False, "max": True}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric.
+
+    Args:
+        name: as `fit --result` writes it, "eval/test/accuracy".
+        higher_is_better: None where nobody says.
+    """
+
+    name: str
+    higher_is_better: bool | None
+
+    @property
+    def label(self) -> str:
+        """The name as a person reads it: "test/accuracy"."""
+        return self.name.removeprefix("eval/")
+
+
+def choose_metric(wanted: str | None, known: Mapping[str, bool | None]) -> Metric:
+    """Finds the metric that was named, or the only one.
+
+    Args:
+        wanted: "test/accuracy", "eval/test/accuracy", "min test/error"; None where nobody says.
+        known: the numbers that a run ends with, and whether higher is better.
+
+    Raises:
+        UsageError: there is none of that name, or nobody says which of several.
+    """
+    if wanted is None:
+        evaluated = [name for name in known if name.startswith("eval/")]
+        if len(evaluated) == 1:
+            return Metric(evaluated[0], known[evaluated[0]])
+        what = "several metrics" if evaluated else "no metric of eval data"
+        raise UsageError(f"the task has {what}", fix=_say(evaluated or [*known]))
+    direction, _, name = wanted.strip().rpartition(" ")
+    found = next((one for one in (name, f"eval/{name}") if one in known), None)
+    if found is None or direction not in ("", *_DIRECTIONS):
+        labels = [one.removeprefix("eval/") for one in known]
+        raise UsageError(
+            f"--metric: no metric is named {wanted!r}{closest(name, labels)}", fix=_say([*known])
+        )
+    return Metric(found, _DIRECTIONS.get(direction, known[found]))
+
+
+def _say(names: list[str]) -> str:
+    options = " or ".join(f"`--metric {name.removeprefix('eval/')}`" for name in names)
+    return f"write {options}" if options else "give Task(eval_dataloaders=..., metrics=...)"

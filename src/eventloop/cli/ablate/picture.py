@@ -1,0 +1,53 @@
+"""The result of an ablation as a picture: a line a variant, a point a seed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from eventloop.cli.ablate.metric import Metric
+from eventloop.cli.ablate.table import Row
+from eventloop.errors import UsageError
+
+
+def require_matplotlib() -> None:
+    """Checks that a picture can be drawn, before anything is trained.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(
+            "--plot needs matplotlib, which isn't installed",
+            fix='`pip install "torch-eventloop[plot]"`, or leave --plot out',
+        )
+
+
+def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:
+    """Writes a PNG: a line a variant, its seeds as points, its mean as a stroke.
+
+    Beside it the differences to "none" with their intervals.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 0.45 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for place, row in enumerate(rows):
+        values = list(row.values.values())
+        left.plot(values, [place] * len(values), "o", color="tab:blue", alpha=0.5)
+        if row.mean is not None:
+            left.plot([row.mean], [place], "|", color="black", markersize=18)
+        base = row.differences.get("none")
+        if base is not None:
+            low, high = base.low, base.high
+            right.plot([base.mean], [place], "o", color="tab:blue")
+            if low is not None and high is not None:
+                right.plot([low, high], [place, place], color="tab:blue")
+    right.axvline(0, color="grey", linewidth=0.8)
+    left.set_yticks(range(len(rows)), [row.variant.name for row in rows])
+    left.invert_yaxis()
+    better = {True: ", higher is better", False: ", lower is better", None: ""}
+    left.set_xlabel(metric.label + better[metric.higher_is_better])
+    right.set_xlabel("difference to none, seed by seed, 95 % interval")
+    figure.savefig(path, dpi=150)

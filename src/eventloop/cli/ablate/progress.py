@@ -1,0 +1,91 @@
+"""What is told while an ablation runs: a line a run, and on a terminal a bar below them."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from eventloop.cli.ablate.runs import Outcome, Run
+from eventloop.failing.plain import one_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Tells of runs, inside its context.
+
+    Args:
+        num_runs: of the ablation.
+        num_done: those that are done already.
+    """
+
+    def __init__(self, num_runs: int, num_done: int) -> None:
+        self._num_runs = num_runs
+        self._num_done = num_done
+        self._under_way: list[Run] = []
+        self._bar = _bar(num_runs, num_done) if sys.stdout.isatty() else None
+
+    def started(self, run: Run) -> None:
+        """Tells that a run has begun."""
+        self._under_way.append(run)
+        self._show()
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        """Tells what came of a run."""
+        self._under_way.remove(outcome.run)
+        self._num_done += 1
+        line = f"{self._num_done}/{self._num_runs}  {_told(outcome)}  {seconds:.1f} s"
+        if self._bar is None:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        else:
+            self._bar.console.print(line, markup=False, highlight=False)
+        self._show()
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            told = "; ".join(map(str, self._under_way))
+            self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=told)
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.content is None:
+        return f"{outcome.run}: failed: {outcome.reason}"
+    metrics = outcome.content["metrics"]
+    shown = {name.removeprefix("eval/"): one for name, one in metrics.items() if "eval/" in name}
+    numbers = (
+        f"{one_line(name)} {'nan' if value is None else format(value, '.4g')}"
+        for name, value in (shown or metrics).items()
+    )
+    return f"{outcome.run}: {', '.join(numbers)}"
+
+
+def _bar(num_runs: int, num_done: int) -> Bar:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        transient=True,
+    )
+    bar.add_task("", total=num_runs, completed=num_done)
+    return bar

@@ -1,0 +1,212 @@
+"""`eventloop ablate`: runs with and without algorithms, side by side, and the table of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventloop.failing.bulletin import wait_until
+
+SOURCE = Path(__file__).parents[2] / "src"
+NUDGE = """
+from eventloop import hookimpl
+
+
+class Plugin:
+    def __init__(self, *, by: float = 0.0) -> None:
+        self.by = by
+
+    @hookimpl
+    def batch_end(self, state):
+        print("nudged", self.by)
+        for param in state.model.parameters():
+            param.data.add_(self.by)
+"""
+SHAKY = """
+from pathlib import Path
+
+from eventloop import hookimpl
+
+
+class Plugin:
+    @hookimpl
+    def batch_end(self, state):
+        if Path("broken").exists() and state.clock.batch == 5:
+            raise LookupError("nothing found")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A working directory with the tiny task, and two algorithms that are installed."""
+    folder = tmp_path_factory.mktemp("ablate")
+    (folder / "pyproject.toml").touch()
+    (folder / "tiny.py").write_text(TINY_WITH_ONE_SET)
+    for name, code in {"nudge": NUDGE, "shaky": SHAKY}.items():
+        (folder / f"{name}_module.py").write_text(code)
+        info = folder / f"eventloop_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: eventloop-{name}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[eventloop.algorithms]\n{name} = {name}_module:Plugin\n"
+        )
+        (info / "REQUESTED").touch()
+    return folder
+
+
+TINY_WITH_ONE_SET = (
+    Path(__file__)
+    .with_name("conftest.py")
+    .read_text()
+    .partition("TINY = '''")[2]
+    .partition("'''")[0]
+    .replace(', "valid": loader', "")
+)
+
+
+def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
+    """Starts `eventloop ablate ...` where those algorithms are all that is installed."""
+    environ = {name: one for name, one in os.environ.items() if not name.startswith("EVENTLOOP_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "eventloop", "ablate", *argv],
+        cwd=folder,
+        env=environ | {"PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+FLAGS = ("tiny.py", "-p", "nudge", "-p", "shaky", "--nudge.by", "0.3", "--run-dir", "here")
+
+
+@pytest.fixture(scope="module")
+def broken(folder):
+    """An ablation of one seed in which one of the algorithms fails; then that is mended."""
+    (folder / "broken").touch()
+    first = start(folder, *FLAGS, "--seeds", "1")
+    told = first.communicate(timeout=300)
+    (folder / "broken").unlink()
+    kept = folder / "here" / "without-shaky" / "seed-0.json"
+    return first.returncode, *told, kept.stat().st_mtime_ns
+
+
+@pytest.fixture(scope="module")
+def mended(folder, broken):
+    """The same ablation, gone on with when the algorithm was mended."""
+    second = start(folder, *FLAGS, "--seeds", "1", "--json", "--plot", "table.png")
+    out, err = second.communicate(timeout=300)
+    assert second.returncode == 0, err
+    return json.loads(out), err
+
+
+def test_a_run_that_fails_is_a_row_with_its_reason(broken):
+    """The others go on, and whoever reads the exit status knows."""
+    status, out, err, _ = broken
+
+    assert (status, err) == (1, "")
+    assert re.search(r"^all +failed", out, re.MULTILINE)
+    assert re.search(r"^without nudge +failed", out, re.MULTILINE)
+    assert re.search(r"^none +\d\.\d+ .* ms +\d+ MB$", out, re.MULTILINE)
+    assert re.search(r"^without shaky +\d\.\d+ .* ms +\d+ MB$", out, re.MULTILINE)
+    assert re.search(r"^failed: all, seed 0: LookupError: nothing found; .*here/all/", out, re.M)
+
+
+def test_what_runs_say_themselves_is_in_their_logs(folder, broken):
+    """Progress bars of several runs would garble each other."""
+    _, out, _, _ = broken
+
+    assert "nudged" not in out
+    assert "nudged 0.3" in (folder / "here" / "without-shaky" / "seed-0.log").read_text()
+
+
+def test_an_ablation_goes_on_where_it_was(folder, broken, mended):
+    """What is done is read, what isn't is resumed."""
+    _, _, _, written_at = broken
+    _, err = mended
+    kept = folder / "here" / "without-shaky" / "seed-0.json"
+
+    assert kept.stat().st_mtime_ns == written_at
+    assert "resumed: here/all/seed-0/checkpoints" in (folder / "here/all/seed-0.log").read_text()
+    assert "resumed: 2 of 4 runs are done" in err
+
+
+def test_rows_differ_by_the_algorithms_that_are_off(folder, mended):
+    """Each row is what `fit` would be with these algorithms, and with no others."""
+    content, _ = mended
+    rows = {row["name"]: row for row in content["rows"]}
+
+    assert {name: row["algorithms"] for name, row in rows.items()} == {
+        "none": [],
+        "all": ["nudge", "shaky"],
+        "without nudge": ["shaky"],
+        "without shaky": ["nudge"],
+    }
+    for name, row in rows.items():
+        result = folder / "here" / name.replace(" ", "-") / "seed-0.json"
+        assert json.loads(result.read_text())["algorithms"] == row["algorithms"]
+    # One of them does nothing but fail, the other moves the weights.
+    assert values(rows["without nudge"]) == values(rows["none"])
+    assert values(rows["without shaky"]) == values(rows["all"]) != values(rows["none"])
+
+
+def values(row):
+    return [run["value"] for run in row["runs"]]
+
+
+def test_differences_are_to_none_and_to_all(mended):
+    """What one algorithm is worth alone isn't what it adds to the others."""
+    content, _ = mended
+    rows = {row["name"]: row for row in content["rows"]}
+
+    assert (content["metric"], content["higher_is_better"]) == ("eval/test/accuracy", True)
+    assert content["seeds"] == [0]
+    assert list(rows["none"]["against"]) == ["all"]
+    assert list(rows["all"]["against"]) == ["none"]
+    assert rows["without nudge"]["against"]["none"]["mean"] == 0
+    mean = rows["all"]["mean"] - rows["none"]["mean"]
+    assert rows["all"]["against"]["none"]["mean"] == pytest.approx(mean)
+
+
+def test_the_picture_is_drawn(folder, mended):
+    """A README shows it."""
+    assert (folder / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_changed_since_it_was_begun_is_refused(folder, broken, run, clean, monkeypatch):
+    """Rows of one table must be comparable."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    changed = [one.replace("0.3", "0.4") for one in FLAGS]
+
+    ran = run("ablate", *changed, "--task.lr", "0.2")
+
+    assert ran.status == 2
+    assert ran.err.startswith("ResumeError: the ablation in here was begun with another configu")
+    assert "nudge.by: 0.3 -> 0.4" in ran.err
+    assert "task.options.lr: 0.1 -> 0.2" in ran.err
+
+
+def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder):
+    """Ctrl-C at the terminal reaches the runs, too, each of which saves a checkpoint."""
+    argv = ("tiny.py", "-p", "nudge", "--seeds", "1", "--max-duration", "1000000ep")
+    process = start(folder, *argv, "--run-dir", "endless", "--eval-interval", "none",
+                    "--checkpoint-interval", "none", "--jobs", "1", "--metric", "min train/loss")  # fmt: skip
+    log = folder / "endless" / "none" / "seed-0.log"
+    assert wait_until(lambda: log.exists() and "callbacks:" in log.read_text(), 300)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+
+    assert process.returncode == 130
+    assert err == "interrupted: 2 runs are left; the same line goes on\n"
+    assert list((folder / "endless" / "none" / "seed-0" / "checkpoints").glob("ba*"))
