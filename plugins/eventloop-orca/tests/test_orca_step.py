@@ -6,6 +6,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, hookimpl
+from eventloop.actions import HOOKS
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_orca import MainCallback, Orca
 
@@ -129,7 +130,6 @@ def test_two_ranks_end_with_the_weights_of_one(main, tmp_path):
         (Steps, {"microbatch_size": "auto"}, "microbatch_size='auto'"),
         (Steps, {"clip_norm": 1.0}, "clip_norm would have no effect"),
         (Steps, {"clip_value": 1.0}, "clip_value would have no effect"),
-        (Forward, {"compile": {"backend": "eager"}}, "compile would have no effect"),
     ],
 )
 def test_what_a_main_callback_can_not_do_is_refused_before_the_run(main, given, says, tmp_path):
@@ -180,7 +180,8 @@ class NoOutput(MainCallback):
 
 
 @pytest.mark.parametrize(
-    ("main", "says"), [(NoLoss, "left no loss"), (NoOutput, "on_train_forward left no output")]
+    ("main", "says"),
+    [(NoLoss, "on_train_forward left no loss"), (NoOutput, "on_train_forward left no output")],
 )
 def test_a_forward_pass_that_leaves_nothing_is_named(main, says, tmp_path):
     """The line to write stands in the message."""
@@ -207,5 +208,27 @@ def test_conflicts_depend_on_what_the_main_callback_does():
     ]
 
     assert conflicts[0] == set()
-    assert conflicts[1] == {"mixup", "cutmix", "selective-backprop"}
+    assert conflicts[1] == {"cutmix", "label-smoothing", "mixup", "selective-backprop"}
     assert conflicts[2] == conflicts[1] | {"agc", "sam"}
+
+
+@pytest.mark.parametrize(
+    ("main", "owned"),
+    [
+        (Forward, {"forward", "loss", "eval_forward", "predict_forward"}),
+        (
+            Steps,
+            {"forward", "loss", "eval_forward", "predict_forward", "backward", "clip_gradients",
+             "optimizer_step", "zero_grad"},
+        ),
+        (Adjusts, {"forward", "loss", "eval_forward", "predict_forward", "scheduler_step"}),
+    ],
+)  # fmt: skip
+def test_a_main_callback_owns_what_it_has_methods_for(main, owned, tmp_path):
+    """A second owner is then refused by name, and the header tells of this one."""
+    with isolated_trainer(tmp_path, algorithms=[Orca(callbacks=[main()])]) as trainer:
+        mine = {name for name in HOOKS if trainer.owner(name).name == "orca"}
+        notes = trainer.notes
+
+    assert mine == owned
+    assert any(f"the main callback {main.__name__} owns forward" in note for note in notes)

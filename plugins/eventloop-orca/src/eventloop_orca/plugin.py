@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
-
-from torch import Tensor
-from torch.optim import Optimizer
 
 from eventloop import CheckpointError, PluginError, State, hookimpl
 from eventloop.checkpoint.nest import flatten
 from eventloop_orca.loading import callback_of
+from eventloop_orca.owned import parts_of_main
 from eventloop_orca.points import Points
 from eventloop_orca.runner import Runner
 from eventloop_orca.suitable import problems_with_main
-
-# Both need the loss of other targets than the batch's, or of each sample, which a main callback
-# that computes its loss itself doesn't give.
-_NEED_A_LOSS_OF_THE_TASK = ("mixup", "cutmix", "selective-backprop")
-# They would come too late for a step that a main callback has made.
-_CHANGE_THE_STEP = ("agc", "sam")
 
 
 class Orca:
@@ -52,11 +44,14 @@ class Orca:
             raise ValueError("callbacks=[] has none; name one, or switch orca off: `-p no:orca`")
         self.callbacks = callbacks
         self._points = Points([callback_of(one) for one in listed])
-        self._has_main = self._points.main is not None
-        self._steps = self._has_main and self._points.overrides("on_iter_backward")
-        self._adjusts = self._has_main and self._points.overrides("on_lr_adjust")
-        self.conflicts: tuple[str, ...] = _NEED_A_LOSS_OF_THE_TASK if self._has_main else ()
-        self.conflicts += _CHANGE_THE_STEP if self._steps else ()
+        owned = parts_of_main(self._points, lambda: self._runner)
+        for part in owned:
+            for name in part.actions:
+                setattr(self, name, getattr(part, name))
+        actions = ", ".join(name for part in owned for name in part.actions)
+        main = type(self._points.main).__name__
+        self.note = f"the main callback {main} owns {actions}" if owned else ""
+        self.conflicts = tuple(name for part in owned for name in part.conflicts)
         self._kept: dict[str, Any] = {}
         self._runner: Any = None
         self._eval_idx = 0
@@ -65,7 +60,7 @@ class Orca:
     def after_load(self, state: State) -> None:
         """Makes the runner; refuses what the main callback can't do."""
         self._runner = Runner(state, self._kept)
-        if self._has_main:
+        if self._points.main is not None:
             problems = list(problems_with_main(state, self._points))
             if problems:
                 name = type(self._points.main).__name__
@@ -100,67 +95,10 @@ class Orca:
         runner.end_iteration()
         return stepped
 
-    @hookimpl(conditional=True)
-    def forward(self, state: State) -> Any | None:
-        """The point `on_train_forward`, which gives output and loss."""
-        if not self._has_main or state.microbatch is None:
-            return None
-        return self._forward("on_train_forward")
-
-    @hookimpl(conditional=True)
-    def loss(self, state: State) -> Tensor | None:
-        """Gives what the main callback's forward pass has left as the loss."""
-        if not self._has_main:
-            return None
-        loss: Tensor | None = getattr(self._runner, "loss", None)
-        if loss is None:
-            raise PluginError(
-                f"{self._main_name}'s forward pass left no loss",
-                fix="let it assign runner.loss, a tensor of shape ()",
-            )
-        return loss
-
     @hookimpl
     def before_backward(self, state: State) -> None:
         """Shows the callbacks what there is now, whoever computed it."""
         self._runner.output, self._runner.loss = state.outputs, state.loss
-
-    @hookimpl(conditional=True)
-    def backward(self, state: State, loss: Tensor) -> bool | None:
-        """The point `on_iter_backward`: gradients and step of a main callback that has it."""
-        if not self._steps:
-            return None
-        self._runner.loss = loss
-        self._tell("on_iter_backward")
-        return True
-
-    @hookimpl(conditional=True)
-    def clip_gradients(
-        self, state: State, optimizers: Mapping[str, Optimizer]
-    ) -> dict[str, Tensor] | None:
-        """Does nothing where the main callback has made the step."""
-        return {} if self._steps else None
-
-    @hookimpl(conditional=True)
-    def optimizer_step(
-        self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
-    ) -> bool | None:
-        """Says that the main callback has made the step."""
-        return True if self._steps else None
-
-    @hookimpl(conditional=True)
-    def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool | None:
-        """Leaves gradients to a main callback that makes the step, which may add them up."""
-        return True if self._steps else None
-
-    @hookimpl(conditional=True)
-    def scheduler_step(self, state: State, interval: str) -> bool | None:
-        """The point `on_lr_adjust`, once an epoch."""
-        if not self._adjusts:
-            return None
-        if interval == "ep":
-            self._tell("on_lr_adjust")
-        return True
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:
@@ -184,11 +122,6 @@ class Orca:
         """The point `before_val_iter`."""
         self._runner.begin_iteration(self._eval_idx)
         self._tell("before_val_iter")
-
-    @hookimpl(conditional=True)
-    def eval_forward(self, state: State) -> Any | None:
-        """The point `on_val_forward`."""
-        return self._forward("on_val_forward") if self._has_main else None
 
     @hookimpl
     def eval_batch_end(self, state: State) -> None:
@@ -214,11 +147,6 @@ class Orca:
         """The point `before_pred_iter`."""
         self._runner.begin_iteration(self._eval_idx, predicting=True)
         self._tell("before_pred_iter")
-
-    @hookimpl(conditional=True)
-    def predict_forward(self, state: State) -> Any | None:
-        """The point `on_pred_forward`."""
-        return self._forward("on_pred_forward") if self._has_main else None
 
     @hookimpl
     def predict_batch_end(self, state: State) -> None:
@@ -251,21 +179,6 @@ class Orca:
 
     def _tell(self, point: str) -> None:
         self._points.call(point, self._runner)
-
-    @property
-    def _main_name(self) -> str:
-        return type(self._points.main).__name__
-
-    def _forward(self, point: str) -> Any:
-        """Runs a forward pass of the main callback; gives the output that it left."""
-        self._tell(point)
-        output = getattr(self._runner, "output", None)
-        if output is None:
-            raise PluginError(
-                f"{self._main_name}.{point} left no output",
-                fix="let it assign runner.output",
-            )
-        return output
 
     def _with_state(self) -> Iterator[tuple[int, Any]]:
         for idx, one in enumerate(self._points.callbacks):

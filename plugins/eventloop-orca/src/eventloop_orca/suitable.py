@@ -10,12 +10,9 @@ from eventloop_orca.points import Points
 
 def problems_with_main(state: State, points: Points) -> Iterator[str]:
     """Says what a run has that its main callback would leave undone, or do wrong."""
-    settings = state.settings
     has_forward = points.overrides("on_iter_forward") or points.overrides("on_train_forward")
     if not has_forward and state.criterion is None:
         yield "the task gives no loss for the default on_iter_forward, Task(loss=...)"
-    if settings.compile:
-        yield "compile would have no effect on its forward pass"
     if points.overrides("on_lr_adjust") and state.schedulers.get("ba"):
         yield (
             "its on_lr_adjust moves the scheduler once an epoch, but the task's is counted in "
