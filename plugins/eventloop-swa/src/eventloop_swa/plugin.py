@@ -1,0 +1,242 @@
+"""The plugin: when weights are averaged, and who sees the average."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from eventloop import State, TaskError, Time, hookimpl
+from eventloop.clock import resolve
+from eventloop.errors import SettingError
+from eventloop_swa.statistics import batch_norms, estimating
+from eventloop_swa.swap import in_place
+
+
+class Swa:
+    """Evaluates, predicts and exports with the mean of the weights of the last epochs.
+
+    Training goes on with the weights themselves. Batch norms get statistics of the averaged weights
+    from a pass over the training data, before these are used.
+
+    Args:
+        start: when averaging begins, in any unit of time: "0.75dur", "10ep", "5000ba".
+        interval: how often the weights are added to the mean: "1ep", "500ba".
+        lr: learning rate from the start on, for all optimizers; not set: the task's goes on.
+        bn_batches: over how many training batches the statistics of batch norms are estimated, on
+            each rank; not set: all of an epoch.
+
+    Raises:
+        TypeError: `lr` or `bn_batches` is no number.
+        ValueError: a value isn't what it must be.
+
+    Source: Izmailov et al. 2018, arXiv:1803.05407.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: str = "0.75dur",
+        interval: str = "1ep",
+        lr: float | None = None,
+        bn_batches: int | None = None,
+    ) -> None:
+        if lr is not None and not isinstance(lr, int | float):
+            raise TypeError(f"lr={lr!r} is no number; 0.05, say")
+        if lr is not None and not (lr > 0 and math.isfinite(lr)):
+            raise ValueError(f"lr={lr!r} isn't a positive number; 0.05, say")
+        if bn_batches is not None and not isinstance(bn_batches, int):
+            raise TypeError(f"bn_batches={bn_batches!r} is no number of batches; 100, say")
+        if bn_batches is not None and bn_batches < 1:
+            raise ValueError(f"bn_batches={bn_batches} isn't 1 or more; 100, say")
+        self.start = Time(start)
+        self.interval = Time(interval)
+        self.lr = lr
+        self.bn_batches = bn_batches
+        self.num_averaged = 0
+        self._start = self.start
+        self._interval = self.interval
+        self._averaged: AveragedModel | None = None
+        self._has_statistics = False
+        self._loaded: dict[str, Any] = {}
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where the model can't be copied, the data not seen again, the start not known."""
+        if _is_sharded(state):
+            return "the model's weights are sharded, and it needs a copy of the whole model"
+        if self.start.unit == "dur" and state.duration is None:
+            return f"it starts at {self.start}, and nobody says how long the run is"
+        if batch_norms(state.model):
+            try:
+                with state.training_pass():
+                    pass
+            except TaskError as error:
+                return f"the model's batch norms need the training data once more, but {error.what}"
+        return None
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Copies the model; a resumed run goes on with the mean that was kept."""
+        self._start = _start(self.start, state.duration)
+        self._interval = _interval(self.interval, state)
+        self._averaged = AveragedModel(state.model)
+        if self._loaded:
+            self._averaged.load_state_dict(self._loaded)
+            self._loaded = {}
+
+    @hookimpl(wrapper=True)
+    def restore_model(self, state: State) -> Generator[None, bool, bool]:
+        """Forgets the mean of other weights."""
+        done = yield
+        if self._averaged is not None:
+            self._averaged.n_averaged.zero_()
+        self.num_averaged = 0
+        return done
+
+    @hookimpl(wrapper=True)
+    def scheduler_step(self, state: State) -> Generator[None, bool, bool]:
+        """Keeps the learning rates where they shall be, whatever the schedulers say."""
+        done = yield
+        if self.lr is not None and state.clock.reached(self._start):
+            for group in (group for one in state.optimizers.values() for group in one.param_groups):
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(self.lr)
+                else:
+                    group["lr"] = self.lr
+        return done
+
+    # torch's AveragedModel reads its counter, which no hook may do in a step: these are outside.
+    @hookimpl(trylast=True)
+    def epoch_end(self, state: State) -> None:
+        """Adds the weights to the mean, every so many epochs."""
+        if self._interval.unit == "ep":
+            self._average(state)
+
+    @hookimpl
+    def batch_checkpoint(self, state: State) -> None:
+        """Adds the weights to the mean, every so often of another unit."""
+        if self._interval.unit != "ep":
+            self._average(state)
+
+    # Inside of ema's: what is put in place last is seen.
+    @hookimpl(wrapper=True, after="ema")
+    def evaluate(self, state: State) -> Generator[None, Any, Any]:
+        """Evaluates with the mean."""
+        with self._in_place(state):
+            return (yield)
+
+    @hookimpl(wrapper=True, after="ema")
+    def predict(self, state: State) -> Generator[None, Any, Any]:
+        """Predicts with the mean."""
+        with self._in_place(state):
+            return (yield)
+
+    @hookimpl(wrapper=True, after="ema")
+    def export(self, state: State) -> Generator[None, Path, Path]:
+        """Exports the mean."""
+        with self._in_place(state):
+            return (yield)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the averaged model, once there is one, and whether its statistics are its own."""
+        averaged = self._averaged if self.num_averaged else None
+        return {
+            "averaged": {} if averaged is None else dict(averaged.state_dict()),
+            "num_averaged": self.num_averaged,
+            "has_statistics": self._has_statistics,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], version: str) -> None:
+        """Keeps it until the trainer is complete."""
+        self._loaded = state["averaged"]
+        self.num_averaged = state["num_averaged"]
+        self._has_statistics = state["has_statistics"]
+
+    def _average(self, state: State) -> None:
+        if state.clock.reached(self._start) and state.clock.crossed(self._interval):
+            assert self._averaged is not None
+            self._averaged.update_parameters(state.model)
+            self.num_averaged += 1
+            self._has_statistics = False
+
+    @contextmanager
+    def _in_place(self, state: State) -> Iterator[None]:
+        if not self.num_averaged:
+            yield
+            return
+        assert self._averaged is not None
+        if not self._has_statistics:
+            self._estimate(state, self._averaged)
+            self._has_statistics = True
+        with in_place(state.model, self._averaged.module):
+            yield
+
+    def _estimate(self, state: State, averaged: AveragedModel) -> None:
+        """Gives the averaged model's batch norms the statistics of its own activations."""
+        norms = batch_norms(state.model)
+        if not norms:
+            return
+        state.microbatch = None  # a fit that failed may have left one
+        with in_place(state.model, averaged.module), estimating(state.model):
+            with torch.no_grad(), state.training_pass() as batches:
+                for batch in _together(itertools.islice(batches, self.bn_batches), state):
+                    state.batch = batch
+                    state.call("forward")
+                    state.batch = None
+            for name, norm in norms.items():
+                _take_statistics(averaged.module.get_submodule(name), norm, state)
+
+
+def _set_rates(state: State, lr: float) -> None:
+    for group in (group for one in state.optimizers.values() for group in one.param_groups):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def _is_sharded(state: State) -> bool:
+    # Whoever shards has imported this, which takes a second; nobody else should have to.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    params = state.model.parameters()
+    return tensors is not None and any(isinstance(one, tensors.DTensor) for one in params)
+
+
+def _together(batches: Iterator[Any], state: State) -> Iterator[Any]:
+    """Gives batches as long as every rank has one: a norm over all ranks waits for all of them."""
+    for batch in itertools.chain(batches, itertools.repeat(None)):
+        if state.num_yes(batch is not None) < state.world_size:
+            return
+        yield batch
+
+
+def _take_statistics(into: Any, norm: Any, state: State) -> None:
+    """Takes the mean of the statistics of all ranks."""
+    own = norm.running_mean.cpu(), norm.running_var.cpu()
+    means, variances = zip(*state.gathered(own), strict=True)
+    into.running_mean.copy_(torch.stack(means).mean(0))
+    into.running_var.copy_(torch.stack(variances).mean(0))
+    into.num_batches_tracked.copy_(norm.num_batches_tracked)
+
+
+def _start(start: Time, duration: Time | None) -> Time:
+    """Gives a start that a clock can reach, rounded up to what it counts."""
+    if start.unit != "dur" or duration is None:
+        return start
+    value = start.value * duration.value
+    return Time(value if duration.unit in ("ep", "sec") else math.ceil(value), duration.unit)
+
+
+def _interval(interval: Time, state: State) -> Time:
+    try:
+        return resolve(interval, state.duration, state.num_batches)
+    except ValueError as error:
+        raise SettingError(f"swa.interval: {error}", fix="`--swa.interval 1ep`") from None
