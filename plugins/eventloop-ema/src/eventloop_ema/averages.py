@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop_ema.maths import move
-from eventloop_ema.shards import local, shard_of, whole
+from eventloop_ema.shards import is_sharded, local, shard_of, whole
 
 
 def averaged_names(model: nn.Module) -> list[str]:
@@ -42,7 +42,10 @@ class Averages:
     """
 
     def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
-        self._places = {name: _place(model, name) for name in names}
+        params, names = dict(model.named_parameters()), list(names)
+        self._params = {name: params[name] for name in names if name in params}
+        self._buffers = {name: _place(model, name) for name in names if name not in params}
+        self._is_sharded = any(map(is_sharded, self._params.values()))
         self._averages = [_wide(local(one)) for one in self._current()]
 
     def update(self, share: float | Tensor) -> None:
@@ -52,7 +55,7 @@ class Averages:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Puts the averages in the weights' place, and the weights back, bit by bit."""
-        kept = [one.clone() for one in self._values()]
+        kept = [one.detach().clone() for one in self._values()]
         _copy(self._averages, self._values())
         try:
             yield
@@ -61,24 +64,29 @@ class Averages:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Gives the averages by name, whole; where they are shards, all ranks must call."""
-        triples = zip(self._places, self._averages, self._current(), strict=True)
+        triples = zip(self._names(), self._averages, self._current(), strict=True)
         return {name: whole(average, like) for name, average, like in triples}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from what `state_dict` gave, of the same names."""
         shards = [
             shard_of(state[name], like)
-            for name, like in zip(self._places, self._current(), strict=True)
+            for name, like in zip(self._names(), self._current(), strict=True)
         ]
         _copy(shards, self._averages)
 
+    def _names(self) -> list[str]:
+        return [*self._params, *self._buffers]
+
     def _current(self) -> list[Tensor]:
-        # Where it was found, not what was found: code like `self.mean = self.mean * 0.9 + ...`
-        # replaces a buffer.
-        return [getattr(module, name) for module, name in self._places.values()]
+        # Where a buffer was found, not what: code like `self.mean = self.mean * 0.9 + ...`
+        # replaces it.
+        buffers = (getattr(module, name) for module, name in self._buffers.values())
+        return [*self._params.values(), *buffers]
 
     def _values(self) -> list[Tensor]:
-        return [local(one) for one in self._current()]
+        current = self._current()
+        return [local(one) for one in current] if self._is_sharded else current
 
 
 def _has_mean(tensor: Tensor) -> bool:

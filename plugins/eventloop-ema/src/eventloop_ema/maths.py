@@ -48,7 +48,8 @@ def move(averages: Sequence[Tensor], values: Sequence[Tensor], share: float | Te
             known on the host yet.
     """
     averages = list(averages)
-    values = [one.to(average.dtype) for one, average in zip(values, averages, strict=True)]
+    pairs = zip(values, averages, strict=True)
+    values = [one if one.dtype is other.dtype else one.to(other.dtype) for one, other in pairs]
     # Private, as all of torch's foreach functions are; the public way, a loop, starts a kernel for
     # each tensor. torch.optim.swa_utils does the same (torch 2.13).
     if isinstance(share, Tensor):

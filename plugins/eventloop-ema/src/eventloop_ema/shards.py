@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Tells whether each rank holds a part of a tensor."""
+    return _sharded(tensor) is not None
+
+
 def local(tensor: Tensor) -> Tensor:
     """Gives what this rank holds of a tensor, sharing its memory, without a graph."""
     tensor = tensor.detach()
@@ -45,5 +50,5 @@ def shard_of(tensor: Tensor, like: Tensor) -> Tensor:
 def _sharded(tensor: Tensor) -> DTensor | None:
     # Whoever shards has imported this, which takes a second; nobody else should have to.
     tensors = sys.modules.get("torch.distributed.tensor")
-    is_sharded = tensors is not None and isinstance(tensor, tensors.DTensor)
-    return tensor if is_sharded else None  # type: ignore[return-value]
+    is_one = tensors is not None and isinstance(tensor, tensors.DTensor)
+    return tensor if is_one else None  # type: ignore[return-value]
