@@ -1,0 +1,124 @@
+"""The plugin: two optimizers in the place of the task's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from torch import nn, optim
+from torch.optim import Optimizer
+
+from eventloop import PluginError, State, hookimpl
+from eventloop.errors import counted
+from eventloop_muon.matrices import Weights, split
+
+
+class Muon:
+    """Trains hidden matrices by Muon and all other weights by AdamW, whatever the task's optimizer.
+
+    They are named "muon" and "adamw"; the task's schedule moves both rates in proportion.
+
+    Args:
+        lr: learning rate, more than 0. An update of Muon is scaled to the size of one of AdamW, so
+            that it is the same for both, and what suits AdamW is a good start.
+        adamw_lr: learning rate of AdamW's weights; not set: as `lr`.
+        momentum: of Muon, in [0, 1).
+        betas: of AdamW, each in [0, 1).
+        weight_decay: of all weights but biases and gains.
+        hidden: patterns of the names of the matrices that Muon takes, `blocks.*`; not set: all but
+            embeddings and the first and the last layer.
+        not_hidden: patterns of the names of matrices that AdamW takes all the same.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scale of its updates:
+    Liu et al. 2025, arXiv:2502.16982, section 2.2.
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float = 1e-3,
+        adamw_lr: float | None = None,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.1,
+        hidden: list[str] | None = None,
+        not_hidden: list[str] | None = None,
+    ) -> None:
+        for name, rate in (("lr", lr), ("adamw_lr", lr if adamw_lr is None else adamw_lr)):
+            if not (rate > 0 and math.isfinite(rate)):
+                raise ValueError(
+                    f"{name}={rate!r} isn't a positive number; 1e-3 is torch's default"
+                )
+        for name, share in (("momentum", momentum), ("betas", betas[0]), ("betas", betas[1])):
+            if not 0 <= share < 1:
+                raise ValueError(f"{name}: {share!r} isn't in [0, 1)")
+        if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+            raise ValueError(f"weight_decay={weight_decay!r} isn't 0 or more")
+        self.lr = lr
+        self.adamw_lr = lr if adamw_lr is None else adamw_lr
+        self.momentum = momentum
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.hidden = hidden
+        self.not_hidden = not_hidden or []
+        self.note = ""
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where there is nothing for Muon, or the optimizers' names are the task's."""
+        if state.owner("train_batch") != "core":
+            owner = state.owner("train_batch")
+            return f"train_batch is {owner}'s, which may ask for the task's optimizers by name"
+        if not any(param.requires_grad for param in self._weights(state).hidden):
+            return "no matrix between the first and the last layer is trained"
+        return None
+
+    @hookimpl(conditional=True)
+    def build_optimizers(self, state: State) -> dict[str, Optimizer] | None:
+        """Gives Muon and AdamW; nothing where the plugin is about to stand off."""
+        if self.unsuitable(state):
+            return None
+        hidden, wide, narrow = self._weights(state)
+        self.note = f"Muon for {_counted(hidden)}, AdamW for {_counted(wide + narrow)}, "
+        self.note += "instead of the task's optimizer"
+        muon = optim.Muon(
+            hidden,
+            self.lr,
+            self.weight_decay,
+            self.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        groups = [
+            {"params": params, "weight_decay": decay}
+            for params, decay in ((wide, self.weight_decay), (narrow, 0.0))
+            if params
+        ]
+        if not groups:
+            return {"muon": muon}
+        # Fused, it reads no step counter from the device, and needs no wait under fp16.
+        return {"muon": muon, "adamw": optim.AdamW(groups, self.adamw_lr, self.betas, fused=True)}
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Refuses schedules for one of the two alone."""
+        scheduled = {name for pairs in state.schedulers.values() for name, _ in pairs}
+        if scheduled and scheduled != set(state.optimizers):
+            raise PluginError(
+                f"the task has schedulers for {_named(scheduled)}, but muon's optimizers are "
+                f"{_named(state.optimizers)}",
+                fix="give one for all, Task(scheduler=schedules.cosine()), or one for each name",
+            )
+
+    def _weights(self, state: State) -> Weights:
+        return split(state.model, self.hidden, self.not_hidden)
+
+
+def _counted(params: Sequence[nn.Parameter]) -> str:
+    numbers = sum(param.numel() for param in params)
+    return f"{counted(len(params), 'weight')} ({counted(numbers, 'number')})"
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
