@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from eventloop import PluginError, Task, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks
-from eventloop_cutmix import CutMix, cut_and_paste, draw_box
+from eventloop_cutmix import Cutmix, cut_and_paste, draw_box
 from eventloop_mixup import Mixup
 
 
@@ -69,7 +69,7 @@ def weights_by_hand(generator, alpha=1.0):
 @pytest.mark.parametrize("size", [None, 1, 3])
 def test_a_run_ends_with_the_weights_of_a_loop_written_by_hand(train, size):
     """The plugin must be the paper's algorithm, however the batch is cut into microbatches."""
-    trainer = train(CutMix(), microbatch_size=size)
+    trainer = train(Cutmix(), microbatch_size=size)
     generator = trainer.state.generator("cutmix")
 
     expected = weights_by_hand(generator)
@@ -81,9 +81,9 @@ def test_a_run_ends_with_the_weights_of_a_loop_written_by_hand(train, size):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_trains_about_the_same(train, precision):
     """Cutting is done before anything is cast."""
-    expected = weights(train(CutMix()))
+    expected = weights(train(Cutmix()))
 
-    actual = weights(train(CutMix(), precision=precision, microbatch_size=4))
+    actual = weights(train(Cutmix(), precision=precision, microbatch_size=4))
 
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05)
     assert not torch.allclose(weights(train(precision=precision)), expected, atol=0.05)
@@ -116,7 +116,7 @@ class Recorder:
 
 def test_what_others_see_stays_as_it_is(train, no_device_reads):
     """Targets, random numbers and the closure's loss; and no step waits for the device."""
-    cutmix = CutMix()
+    cutmix = Cutmix()
     mine, without = Recorder(), Recorder()
 
     train(cutmix, mine, microbatch_size=3, observers=[no_device_reads])
@@ -143,10 +143,10 @@ def both(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("both")
     return {
-        "one way": fit(folder / "a", CutMix(), Mixup()),
-        "the other way": fit(folder / "b", Mixup(), CutMix()),
-        "seed 1": fit(folder / "c", CutMix(), Mixup(), seed=1),
-        "ranks": run_ranks(fit, folder / "d", CutMix(), Mixup()),
+        "one way": fit(folder / "a", Cutmix(), Mixup()),
+        "the other way": fit(folder / "b", Mixup(), Cutmix()),
+        "seed 1": fit(folder / "c", Cutmix(), Mixup(), seed=1),
+        "ranks": run_ranks(fit, folder / "d", Cutmix(), Mixup()),
     }
 
 
@@ -189,7 +189,7 @@ UNSUITABLE = {
 def test_it_stands_off_from_what_are_no_images(train, described, batch):
     """Masks would have to be cut, too, and a text has no rectangle."""
     with pytest.raises(PluginError, match="doesn't suit this task: it cuts images") as raised:
-        train(CutMix(), task=image_task(train_dataloader=[batch]))
+        train(Cutmix(), task=image_task(train_dataloader=[batch]))
 
     assert described in str(raised.value)
 
@@ -197,7 +197,7 @@ def test_it_stands_off_from_what_are_no_images(train, described, batch):
 def test_it_stands_off_from_a_loss_of_the_models_own(train):
     """That one never sees the second targets."""
     with pytest.raises(PluginError, match="the loss is the model's own"):
-        train(CutMix(), task=image_task(loss=None))
+        train(Cutmix(), task=image_task(loss=None))
 
 
 def test_a_later_batch_that_can_not_be_cut_is_an_error(train):
@@ -205,7 +205,7 @@ def test_a_later_batch_that_can_not_be_cut_is_an_error(train):
     task = image_task(train_dataloader=[(IMAGES, LABELS), (torch.zeros(2, 16), LABELS)])
 
     with pytest.raises(PluginError, match="cutmix cuts images") as raised:
-        train(CutMix(), task=task)
+        train(Cutmix(), task=task)
     assert "-p no:cutmix" in str(raised.value)
 
 
@@ -213,10 +213,10 @@ def test_a_later_batch_that_can_not_be_cut_is_an_error(train):
 def test_an_alpha_without_a_distribution_is_refused(alpha):
     """Beta(alpha, alpha) needs a positive, finite alpha."""
     with pytest.raises(ValueError, match=f"alpha={alpha} isn't a positive number"):
-        CutMix(alpha=alpha)
+        Cutmix(alpha=alpha)
 
 
 def test_an_alpha_that_is_no_number_is_refused():
     """As `--cutmix.alpha x` is."""
     with pytest.raises(TypeError, match="alpha='x' is no number"):
-        CutMix(alpha="x")
+        Cutmix(alpha="x")

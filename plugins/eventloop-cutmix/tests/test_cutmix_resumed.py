@@ -13,7 +13,7 @@ from eventloop import Task, hookimpl
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read, write
 from eventloop.testing import isolated_trainer
-from eventloop_cutmix import CutMix
+from eventloop_cutmix import Cutmix
 from eventloop_mixup import Mixup
 
 
@@ -43,7 +43,7 @@ def fit(folder, batch=None):
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     )
     given = {"max_duration": "2ep", "microbatch_size": 3, "checkpoint_interval": "2ba"}
-    given["algorithms"] = [CutMix(), Mixup(), Dies(batch)]
+    given["algorithms"] = [Cutmix(), Mixup(), Dies(batch)]
     with isolated_trainer(folder, task, **given) as trainer:
         trainer.fit()
 

@@ -16,7 +16,7 @@ from eventloop.taking_turns import has_turn
 from eventloop_cutmix.cutting import cut_and_paste, draw_box
 
 
-class CutMix:
+class Cutmix:
     """Pastes a rectangle of another image into each, and mixes the losses of both by area.
 
     `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
