@@ -45,8 +45,9 @@ class State:
         run_dir: where this run's files go; fixed; whoever writes the first one makes the folder.
         clock: where the run is; the loop alone moves it.
         model: the bare model; replaceable at `init`.
-        wrapped_model: what `forward` calls.
         criterion: the task's loss, a function of outputs and targets; None where it gave none; fixed.
+        wrapped_model: what `forward` calls; a wrapper of `forward` may lend the place to another
+            model, and let it compute with `again()`.
         optimizers: by name.
         schedulers: by interval, "ba" or "ep": pairs of optimizer name and scheduler.
         train_dataloader, eval_dataloaders: what the `build_` actions gave; the latter by name.

@@ -295,6 +295,28 @@ def test_a_wrapped_model_is_compiled_inside_its_wrapper(trained):
     assert "0.weight" in compiled.state.model.state_dict()
 
 
+class Lends:
+    """Lets another model compute in the place of the wrapped one, before it."""
+
+    name = "lends"
+
+    @hookimpl(wrapper=True)
+    def forward(self, state):
+        if state.microbatch is not None:
+            wrapped, state.wrapped_model = state.wrapped_model, nn.Linear(3, 3)
+            state.again()
+            state.wrapped_model = wrapped
+        return (yield)
+
+
+def test_a_model_that_takes_the_place_for_once_is_not_compiled(trained):
+    """A teacher, say; the model that is trained is compiled all the same."""
+    compiled = trained(EAGER, (Wraps, Lends))
+
+    assert counters["stats"]["unique_graphs"] == 2  # training and evaluation
+    torch.testing.assert_close(weights(compiled), weights(trained(False, (Wraps,))))
+
+
 def test_a_plugin_that_owns_forward_leaves_nothing_to_compile(trained):
     """What it does beside computing isn't known; a setting without effect is an error."""
     with pytest.raises(SettingError, match=r"compile has no effect[^$]*owns-forward"):

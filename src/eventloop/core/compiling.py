@@ -138,7 +138,7 @@ class Compiled:
         for name, module in state.wrapped_model.named_children():
             if module is state.model:
                 setattr(state.wrapped_model, name, self._compile(module))
-        self._is_compiled_inside = True
+                self._is_compiled_inside = True  # not where another model takes the place for once
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
