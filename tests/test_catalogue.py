@@ -33,7 +33,7 @@ def images() -> Task:
 
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
 # What plugins with options that have no default are built with, by folder.
-OPTIONS: dict[str, dict[str, object]] = {}
+OPTIONS: dict[str, dict[str, object]] = {"eventloop-distill": {"teacher": nn.Linear(3, 3)}}
 # What those train that need other data than a few numbers, by folder.
 TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-blurpool": images,

@@ -1,0 +1,101 @@
+"""What can't be distilled is refused, with what to do."""
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop import PluginError, hookimpl
+from eventloop.testing import tiny_task
+from eventloop_distill import Distill
+
+
+def not_a_model():
+    return 3
+
+
+class OwnStep:
+    """A task with a train_batch of its own."""
+
+    def __init__(self):
+        hooks = tiny_task().hooks()
+        self.build_model, self.build_optimizers = hooks.build_model, hooks.build_optimizers
+        self.build_train_dataloader = hooks.build_train_dataloader
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: state.model(state.inputs).mean())
+
+
+def test_a_teacher_that_is_trained_is_refused(make_trainer):
+    """It would teach what it has just been taught."""
+    model = nn.Linear(3, 3)
+
+    with pytest.raises(PluginError, match="shares parameters with the model") as raised:
+        make_trainer(tiny_task(model=model), algorithms=[Distill(teacher=nn.Sequential(model))])
+    assert "copy.deepcopy" in str(raised.value)
+
+
+def test_a_task_that_asks_for_no_loss_is_refused(make_trainer):
+    """An option without effect is an error."""
+    with pytest.raises(PluginError, match="train_batch asks for no loss"):
+        make_trainer(OwnStep(), algorithms=[Distill(teacher=nn.Linear(3, 3))])
+
+
+@pytest.mark.parametrize(
+    ("teacher", "shown"),
+    [
+        (nn.Linear(3, 4), r"are of shape \(4, 3\), the teacher's of shape \(4, 4\)"),
+        (nn.LSTM(3, 3), r"are of shape \(4, 3\), the teacher's tuple"),
+    ],
+)
+def test_outputs_that_can_not_be_compared_are_named(make_trainer, teacher, shown):
+    """A teacher of other classes teaches nothing."""
+    with pytest.raises(PluginError, match=shown):
+        make_trainer(algorithms=[Distill(teacher=teacher)]).fit()
+
+
+NAMES = {
+    "no.such.module:net": "ModuleNotFoundError",
+    "./nowhere.py:net": "FileNotFoundError",
+    "torch.nn:Liner": "torch.nn has no 'Liner'",
+    "torch.nn:Linear": "TypeError",
+    f"{__name__}:not_a_model": "gives int, no nn.Module",
+}
+
+
+@pytest.mark.parametrize(("name", "shown"), NAMES.items(), ids=NAMES)
+def test_a_name_that_leads_to_no_model_is_refused(make_trainer, name, shown):
+    """When the trainer is built, with what it said."""
+    with pytest.raises(PluginError, match="can't be built") as raised:
+        make_trainer(algorithms=[Distill(teacher=name)])
+    assert name in str(raised.value)
+    assert shown in str(raised.value)
+    assert "--distill.teacher" in str(raised.value)
+
+
+def test_weights_that_do_not_fit_are_refused(make_trainer, tmp_path):
+    """A teacher that knows nothing would be worse than none."""
+    from safetensors.torch import save_file
+
+    save_file({"other": torch.zeros(1)}, tmp_path / "w.safetensors")
+    distill = Distill(teacher="torch.nn:Identity", weights=tmp_path / "w.safetensors")
+
+    with pytest.raises(PluginError, match=r"with the weights in .*w\.safetensors: RuntimeError"):
+        make_trainer(algorithms=[distill])
+
+
+WRONG = {
+    "temperature": ({"temperature": 0}, ValueError, "temperature=0 isn't a positive number"),
+    "no number": ({"temperature": "x"}, TypeError, "temperature='x' is no number"),
+    "weight": ({"weight": 1.5}, ValueError, r"weight=1\.5 isn't in \(0, 1\]"),
+    "name": ({"teacher": "net"}, ValueError, "teacher='net' names no function"),
+    "kind": ({"teacher": 3}, TypeError, "teacher=3 is neither a name nor"),
+    "weights": ({"weights": "w"}, ValueError, "weights='w' are for a teacher that is named"),
+}
+
+
+@pytest.mark.parametrize(("given", "kind", "shown"), WRONG.values(), ids=WRONG)
+def test_an_option_out_of_its_range_is_refused(given, kind, shown):
+    """With the value that was seen."""
+    with pytest.raises(kind, match=shown):
+        Distill(**({"teacher": nn.Identity()} | given))
