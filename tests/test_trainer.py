@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer
+from eventloop.diagnostics.trace import Trace
 from eventloop.errors import EventloopError, SettingError, TaskError
 
 
@@ -397,3 +398,12 @@ def test_the_loss_of_a_task_can_be_called_by_plugins(make_trainer, make_task):
 
     assert trainer.state.criterion is nn.functional.mse_loss
     assert make_trainer(make_task(loss=None)).state.criterion is None
+
+
+def test_a_plugin_sees_who_looks_on(make_trainer):
+    """A report can tell whose time a run was, where somebody took it."""
+    trace = Trace()
+
+    trainer = make_trainer(observers=[trace])
+
+    assert trace in trainer.state.observers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -74,6 +74,7 @@ class State:
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
         numbers: what was logged and isn't delivered; `log` adds to it.
+        observers: what looks on while hooks are called, `Trace` or `Check`, say; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
         checkpoint_requested: whether somebody asked for a checkpoint since the last one.
     """
@@ -108,6 +109,7 @@ class State:
         "num_batches",
         "num_microbatches",
         "numbers",
+        "observers",
         "optimizers",
         "outputs",
         "precision",
@@ -174,6 +176,7 @@ class State:
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
         self.manifest: Mapping[str, Any] = {}
+        self.observers: Sequence[Any] = ()
 
     def connect(
         self,

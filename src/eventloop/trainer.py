@@ -119,7 +119,7 @@ class Trainer:
             callbacks=listed(callbacks, "callbacks"),
             of_task=(brought.algorithms, brought.callbacks),
         )
-        core.observers = (*observers_of(chosen), *observers)
+        core.observers = core.state.observers = (*observers_of(chosen), *observers)
         core.freeze(assembly)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):

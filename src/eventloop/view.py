@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -37,6 +37,8 @@ class StateView(Protocol):
     def run_dir(self) -> Path: ...
     @property
     def manifest(self) -> Mapping[str, Any]: ...
+    @property
+    def observers(self) -> Sequence[Any]: ...
     @property
     def clock(self) -> Clock: ...
     @property
