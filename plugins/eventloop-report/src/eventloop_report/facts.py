@@ -1,0 +1,96 @@
+"""What the page says of a run beside its plots: read from manifest, clock and trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from eventloop import Settings
+from eventloop.diagnostics.trace import Trace
+from eventloop_report.page import Table
+from eventloop_report.series import Series
+
+if TYPE_CHECKING:
+    from eventloop import StateView
+
+_MOST_CHARS = 300
+
+
+def about(state: StateView) -> Iterator[tuple[str, str]]:
+    """Gives what the run is made of, as pairs of a name and a text."""
+    manifest, clock = state.manifest, state.clock
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    ranks = f", {state.world_size} ranks" if state.world_size > 1 else ""
+    yield (
+        "done",
+        (
+            f"{clock.epoch:,} epochs, {clock.batch:,} batches, {clock.sample:,} samples"
+            + (f", {clock.token:,} tokens" if clock.token else "")
+            + f" in {clock.seconds:,.1f} s"
+        ),
+    )
+    yield "folder", str(state.run_dir)
+    yield "device", f"{manifest['device']}{ranks}, precision {state.precision.name}"
+    yield "versions", versions
+    commit = manifest["git"]["commit"]
+    if commit:
+        yield "commit", commit + (", with changes" if manifest["git"]["dirty"] else "")
+    yield "command", _short(" ".join(manifest["command_line"]))
+    yield "settings", _short(", ".join(_changed_settings(manifest["settings"])) or "defaults")
+    for one in manifest["plugins"]:
+        options = ", ".join(f"{name}={value!r}" for name, value in one["options"].items())
+        version = one["version"] or one["source"]
+        yield one["role"], _short(f"{one['name']} {version}{f' ({options})' if options else ''}")
+    for one in manifest["off"]:
+        yield "off", _short(f"{one['name']}: {one['reason']}")
+
+
+def results(numbers: Mapping[str, Series]) -> Table:
+    """Gives the latest of every number, and its range."""
+    rows = []
+    for name, series in sorted(numbers.items()):
+        values = [value for _, value in series.points() if value == value]
+        latest = "none" if series.latest is None else series.latest
+        extremes = (min(values), max(values)) if values else ("none", "none")
+        rows.append((name, latest, *extremes, series.num_values))
+    return Table(
+        "Numbers",
+        rows,
+        ("name", "latest", "lowest", "highest", "values"),
+        "Lowest and highest are of the points drawn, each a mean of several values in a long run.",
+    )
+
+
+def phases(seconds: Mapping[str, float]) -> Table:
+    """Gives what the host's time went into."""
+    whole = sum(seconds.values()) or 1.0
+    rows = [(name, one, f"{one / whole:.1%}") for name, one in seconds.items()]
+    return Table("Time", rows, ("what", "seconds", "share"), "Of the host, on rank 0.")
+
+
+def plugin_costs(state: StateView) -> Table:
+    """Gives each plugin's share of the run, where somebody took the time of each call."""
+    trace = next((one for one in state.observers if isinstance(one, Trace)), None)
+    title, columns = "Cost of plugins", ("plugin", "hook", "calls", "ms a call", "seconds")
+    if trace is None:
+        note = "Nobody took the time of their calls; `eventloop fit --trace trace.json` does."
+        return Table(title, (), columns, note)
+    rows = [
+        (one.plugin, one.hook, one.calls, one.own_ns / max(one.calls, 1) / 1e6, one.own_ns / 1e9)
+        for one in trace.shares()[:40]
+    ]
+    note = "Of the host, since this process began; without what their calls enclose."
+    return Table(title, rows, columns, note)
+
+
+def _changed_settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    defaults = {one.name: one.default for one in dataclasses.fields(Settings)}
+    for name, value in settings.items():
+        default = defaults.get(name)
+        if value != default and str(value) != str(default):
+            yield f"{name}={value}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."

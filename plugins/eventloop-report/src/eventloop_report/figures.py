@@ -1,0 +1,139 @@
+"""The plots: which numbers share one, and how they are drawn."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from eventloop_report.series import Series
+
+# Okabe and Ito's, which colour-blind people tell apart, those that are seen on black and white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_DASHES = ("-", "--")
+# Stands for the colour of the page's text, which is light where the page is dark.
+_INK = "#012345"
+MAX_PLOTS = 24
+MAX_LINES = len(COLOURS) * len(_DASHES)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines that share a pair of axes.
+
+    Args:
+        title: what they show.
+        lines: batches and values by the name of each.
+    """
+
+    title: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+
+
+def plots_of(numbers: Mapping[str, Series]) -> list[Plot]:
+    """Puts numbers that belong together into one plot: loss first, then rates, results, the rest.
+
+    A metric of several eval sets, and of training, is one plot, `accuracy`; a plugin's numbers are
+    a plot each.
+    """
+    groups: dict[tuple[int, str], dict[str, Sequence[tuple[float, float]]]] = {}
+    for name, series in numbers.items():
+        *_, last = name.split("/")
+        if name.startswith("lr/"):
+            key, line = (1, "learning rate"), name.removeprefix("lr/")
+        elif name.startswith("eval/") and name.count("/") > 1:
+            key, line = (
+                (0 if last == "loss" else 2, last),
+                name.removeprefix("eval/")[: -len(last) - 1],
+            )
+        elif name.startswith("train/"):
+            of_eval = last.startswith("loss") or any(
+                other.startswith("eval/") and other.endswith(f"/{last}") for other in numbers
+            )
+            is_loss = last.startswith("loss")
+            key = (0, "loss") if is_loss else (2 if of_eval else 3, last if of_eval else name)
+            line = "train" + last.removeprefix("loss") if is_loss else "train"
+        else:
+            key, line = (4, name), name
+        groups.setdefault(key, {})[line] = series.points()
+    return [Plot(title, lines) for (_, title), lines in sorted(groups.items(), key=_place)]
+
+
+def _place(item: tuple[tuple[int, str], object]) -> tuple[int, str]:
+    return item[0]
+
+
+def svg(plot: Plot) -> str:
+    """Draws a plot as an SVG element, in the colour of the text around it."""
+    file = io.BytesIO()
+    _draw(plot, file, "svg", _INK)
+    text = file.getvalue().decode()
+    return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+
+def png(plot: Plot) -> bytes:
+    """Draws a plot as a PNG, dark on white."""
+    file = io.BytesIO()
+    _draw(plot, file, "png", "#222222")
+    return file.getvalue()
+
+
+def _draw(plot: Plot, file: io.BytesIO, kind: str, ink: str) -> None:
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "eventloop-report",
+        "font.size": 9,
+        "text.parse_math": False,
+        **dict.fromkeys(
+            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink
+        ),
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        axes = figure.subplots()
+        names, handles = [], []
+        for idx, (name, points) in enumerate(list(plot.lines.items())[:MAX_LINES]):
+            (line,) = axes.plot(
+                [batch for batch, _ in points],
+                [value for _, value in points],
+                _DASHES[idx // len(COLOURS)],
+                color=COLOURS[idx % len(COLOURS)],
+                linewidth=1.4,
+                marker="o" if len(points) < 30 else None,
+                markersize=3,
+            )
+            names.append(readable(name, 30))
+            handles.append(line)
+        title = readable(plot.title)
+        if len(plot.lines) > MAX_LINES:
+            title += f" ({MAX_LINES} of {len(plot.lines)} lines)"
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_xlabel("batch")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if names != [title]:
+            num_columns = 1 if len(names) <= len(COLOURS) else 2
+            axes.legend(handles, names, frameon=False, fontsize=8, ncols=num_columns)
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(file, format=kind, dpi=120, transparent=kind == "svg", metadata=metadata)
+
+
+def readable(name: str, num_chars: int = 60) -> str:
+    """Gives a name that any font can draw on one line."""
+    text = "".join(char if char.isprintable() else "?" for char in name)
+    text = text.encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= num_chars else f"{text[: num_chars - 3]}..."
+
+
+def file_names(plots: Iterable[Plot]) -> list[str]:
+    """Gives a name for each plot's file, made of letters, digits and dashes; no two the same."""
+    names: list[str] = []
+    for plot in plots:
+        kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in plot.title)
+        base = kept[:60].strip("-").lower() or "plot"
+        names.append(base if base not in names else f"{base}-{len(names)}")
+    return names

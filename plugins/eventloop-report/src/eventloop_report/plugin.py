@@ -1,0 +1,173 @@
+"""The plugin: what is kept while the run goes on, and when the page is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventloop import Moment, PluginError, hookimpl
+from eventloop_report import facts
+from eventloop_report.page import Page, Table
+from eventloop_report.series import Numbers
+
+if TYPE_CHECKING:
+    from eventloop import StateView
+
+THROUGHPUT = "samples a second"
+_PHASES = ("waiting for data", "training", "evaluation", "everything else")
+
+
+class Report:
+    """Writes a page with the plots of the run: report.html, and a PNG of each plot.
+
+    The page is one file that needs nothing else; it is written when a fit ends, also by a stop or
+    a failure. A resumed run's page covers the whole run.
+
+    Args:
+        path: the page; not set: report.html in the folder of the run. The PNGs are in a folder
+            beside it that has its name without `.html`.
+        pngs: whether each plot is written as a PNG, too.
+    """
+
+    def __init__(self, *, path: Path | None = None, pngs: bool = True) -> None:
+        self.path = None if path is None else Path(path)
+        self.pngs = pngs
+        self._numbers = Numbers()
+        self._seconds = dict.fromkeys(_PHASES, 0.0)
+        self._previous: Moment | None = None
+        self._page: Path | None = None
+        self._phase = _PHASES[-1]
+        self._since: float | None = None
+
+    @hookimpl(rank_zero=True)
+    def after_load(self, state: StateView) -> None:
+        """Settles where the page goes, for a task may change the working directory."""
+        path = state.run_dir / "report.html" if self.path is None else self.path.expanduser()
+        self._page = path.absolute()
+
+    @hookimpl(rank_zero=True)
+    def fit_start(self, state: StateView) -> None:
+        """Begins to take the time."""
+        self._since = time.perf_counter()
+        self._phase = "everything else"
+
+    @hookimpl(rank_zero=True)
+    def before_dataloader(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("waiting for data")
+
+    @hookimpl(rank_zero=True)
+    def after_dataloader(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("training")
+
+    @hookimpl(rank_zero=True)
+    def batch_end(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("everything else")
+
+    @hookimpl(rank_zero=True)
+    def eval_before_all(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("evaluation")
+
+    @hookimpl(rank_zero=True)
+    def eval_after_all(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("everything else")
+
+    @hookimpl(rank_zero=True)
+    def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
+        """Keeps the numbers, and how fast the samples went by."""
+        for name, value in numbers.items():
+            self._numbers.add(name, at.batch, float(value))
+        before, self._previous = self._previous, at
+        if before is not None and at.batch > before.batch and at.seconds > before.seconds:
+            speed = (at.sample - before.sample) / (at.seconds - before.seconds)
+            self._numbers.add(THROUGHPUT, at.batch, speed)
+
+    @hookimpl(rank_zero=True)
+    def fit_end(self, state: StateView) -> None:
+        """Writes the page."""
+        self._enter("everything else")
+        self._since = None
+        reason = state.stop_reason
+        self._write(state, "finished" if reason is None else f"stopped: {reason}")
+
+    @hookimpl(rank_zero=True)
+    def exception(self, state: StateView, error: BaseException) -> None:
+        """Writes the page of a fit that failed; there is none of what fails before."""
+        if self._since is not None:
+            self._enter("everything else")
+            self._since = None
+            self._write(state, f"failed: {type(error).__name__}: {error}", failed=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives what was kept so far."""
+        return {
+            "numbers": self._numbers.state_dict(),
+            "seconds": dict(self._seconds),
+            "previous": None if self._previous is None else list(self._previous),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Goes on from it."""
+        self._numbers.load_state_dict(state["numbers"])
+        self._seconds = dict(state["seconds"])
+        self._previous = None if state["previous"] is None else Moment(*state["previous"])
+
+    def _enter(self, phase: str) -> None:
+        """Adds the time since the last phase began to it."""
+        if self._since is not None:
+            now = time.perf_counter()
+            self._seconds[self._phase] += now - self._since
+            self._since, self._phase = now, phase
+
+    def _write(self, state: StateView, status: str, *, failed: bool = False) -> None:
+        # Takes a second to import, which a run needn't wait for at its start.
+        from eventloop_report.figures import MAX_PLOTS, file_names, plots_of, png, svg
+
+        assert self._page is not None
+        plots = plots_of(self._numbers.by_name)
+        note = _left_out(len(plots) - MAX_PLOTS, "plots", self._numbers.num_left_out)
+        plots = plots[:MAX_PLOTS]
+        names = file_names(plots)
+        page = Page(
+            title=state.run_dir.name,
+            status=status,
+            failed=failed,
+            plots={name: svg(plot) for name, plot in zip(names, plots, strict=True)},
+            tables=(
+                Table("Run", list(facts.about(state))),
+                facts.results(self._numbers.by_name),
+                facts.phases(self._seconds),
+                facts.plugin_costs(state),
+            ),
+            note=note,
+        )
+        try:
+            self._page.parent.mkdir(parents=True, exist_ok=True)
+            self._page.write_text(page.html(), encoding="utf-8")
+            if self.pngs:
+                folder = self._page.with_suffix("")
+                folder.mkdir(exist_ok=True)
+                for name, plot in zip(names, plots, strict=True):
+                    (folder / f"{name}.png").write_bytes(png(plot))
+        except OSError as error:
+            raise PluginError(
+                f"the report can't be written to {self._page}: {error.strerror or error}",
+                fix="free space or give another file with `--report.path FILE.html`, or switch "
+                "the plugin off with `-p no:report`",
+            ) from error
+
+
+def _left_out(num_plots: int, what: str, num_names: int) -> str:
+    """Says what of the run isn't on the page; "" where everything is."""
+    said = []
+    if num_plots > 0:
+        said.append(f"{num_plots} more {what} aren't drawn")
+    if num_names:
+        said.append(f"the numbers of {num_names} more names weren't kept")
+    return "; ".join(said)

@@ -1,0 +1,181 @@
+"""The plugin in a training."""
+
+import functools
+import re
+
+import pytest
+
+from eventloop import PluginError, hookimpl
+from eventloop.diagnostics.trace import Trace
+from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_report import Report
+
+
+class Ends:
+    """An algorithm that ends a run after a batch: by an error, or by a stop."""
+
+    name = "ends"
+
+    def __init__(self, batch=-1, *, by_stop=False):
+        self.batch, self.by_stop = batch, by_stop
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.clock.batch == self.batch:
+            if not self.by_stop:
+                raise EOFError("<no more>")
+            state.request_stop("enough <b>now</b>")
+
+
+def fit(folder, report=None, ends=None, **given):
+    """Trains 2 epochs of 6 batches; gives the text of the page and the plugin."""
+    settings = {"max_duration": "2ep", "log_interval": "1ba"} | given
+    report = report or Report(pngs=False)
+    task = tiny_task(train_dataloader=tiny_batches(6))
+    plugins = {"algorithms": [ends or Ends()], "callbacks": [report]}
+    with isolated_trainer(folder, task, **plugins, **settings) as trainer:
+        trainer.fit()
+    return report
+
+
+def text_of(folder):
+    return (folder / "run" / "report.html").read_text()
+
+
+def curves(report):
+    """Gives the numbers that two runs share."""
+    named = report._numbers.by_name.items()
+    return {name: one.points() for name, one in named if name != "samples a second"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    report = fit(folder, Report(), observers=[Trace()])
+    return folder, report
+
+
+def test_a_finished_run_has_its_plots_and_facts(finished):
+    """What somebody wants to know of a run a year later."""
+    folder, _ = finished
+    text = text_of(folder)
+
+    assert re.findall(r'<figure aria-label="([^"]*)"', text) == [
+        "loss", "learning-rate", "accuracy", "samples-a-second",
+    ]  # fmt: skip
+    assert '<p class="status">finished</p>' in text
+    assert "2 epochs, 12 batches, 48 samples" in text
+    for fact in ("max_duration=2ep", "torch 2.", "ends", "eval/test/accuracy", "waiting for data"):
+        assert fact in text
+
+
+def test_each_plot_is_a_png_too(finished):
+    """For slides and chats that take no page."""
+    folder, _ = finished
+    files = sorted((folder / "run" / "report").iterdir())
+
+    assert [one.name for one in files] == ["accuracy.png", "learning-rate.png", "loss.png", "samples-a-second.png"]  # fmt: skip
+    assert all(one.read_bytes().startswith(b"\x89PNG") for one in files)
+
+
+def test_with_a_trace_the_page_has_what_each_plugin_cost(finished):
+    """Each hook of each plugin, the largest first."""
+    folder, _ = finished
+
+    assert "<td>ends</td><td>batch_end</td>" in text_of(folder)
+    assert "--trace" not in text_of(folder)
+
+
+def test_a_run_that_failed_has_a_page(tmp_path):
+    """It is the one that somebody looks at; the message is text, not markup."""
+    with pytest.raises(EOFError):
+        fit(tmp_path, ends=Ends(4))
+
+    text = text_of(tmp_path)
+
+    assert '<p class="status failed">failed: EOFError: &lt;no more&gt;</p>' in text
+    assert "loss" in re.findall(r'<figure aria-label="([^"]*)"', text)
+    assert "fit --trace trace.json" in text
+
+
+def test_a_run_that_was_stopped_has_a_page(tmp_path):
+    """With the reason."""
+    fit(tmp_path, ends=Ends(4, by_stop=True))
+
+    assert '<p class="status">stopped: enough &lt;b&gt;now&lt;/b&gt;</p>' in text_of(tmp_path)
+
+
+@pytest.mark.parametrize("batches", [[7], [3, 11]])
+def test_a_resumed_run_has_the_curves_of_one_in_one_go(batches, tmp_path, finished):
+    """From its first batch on, each once."""
+    given = {"checkpoint_interval": "2ba"}
+    for batch in batches:
+        with pytest.raises(EOFError):
+            fit(tmp_path, ends=Ends(batch), **given)
+
+    report = fit(tmp_path, **given)
+
+    assert curves(report) == curves(finished[1])
+    assert sum(report._seconds.values()) > 0
+
+
+def test_the_curves_of_a_resumed_run_come_from_its_checkpoint(tmp_path, finished):
+    """Control: without what was kept, they begin in the middle."""
+
+    class Forgets(Report):
+        def load_state_dict(self, state, version):
+            pass
+
+    given = {"checkpoint_interval": "2ba"}
+    with pytest.raises(EOFError):
+        fit(tmp_path, Forgets(pngs=False), Ends(7), **given)
+
+    report = fit(tmp_path, Forgets(pngs=False), **given)
+
+    assert curves(report) != curves(finished[1])
+
+
+def test_a_path_may_be_given(tmp_path):
+    """And a folder that isn't there is made."""
+    fit(tmp_path, Report(path=str(tmp_path / "pages" / "first.html")), max_duration="1ep")
+
+    assert (tmp_path / "pages" / "first.html").is_file()
+    assert (tmp_path / "pages" / "first" / "loss.png").is_file()
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_path_that_can_not_be_written_is_named(tmp_path):
+    """After hours of training, the message has to say what to do."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(PluginError, match=r"can't be written to .*file[\s\S]*--report.path"):
+        fit(tmp_path, Report(path=tmp_path / "file" / "page.html", pngs=False))
+
+
+def test_a_trainer_that_trains_nothing_writes_nothing(tmp_path):
+    """Looking at a model makes no page."""
+    with isolated_trainer(tmp_path, callbacks=[Report()]) as trainer:
+        trainer.eval()
+
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_two_ranks_write_one_page(tmp_path):
+    """Rank 0 does."""
+
+    def run():
+        report = fit(tmp_path, max_duration="1ep")
+        return len(report._numbers.by_name)
+
+    kept = run_ranks(run)
+
+    assert kept[0] > 0
+    assert kept[1] == 0
+    assert "2 ranks" in text_of(tmp_path)
+
+
+def test_the_contract_holds():
+    """Of all plugins."""
+    task = functools.partial(tiny_task, eval_dataloaders=None)  # fewer plots, drawn many times
+
+    check_plugin(Report, role="callback", options={"pngs": False}, task=task)
