@@ -77,6 +77,24 @@ def test_they_are_forgotten_with_their_batch(make_trainer):
     assert not plugin.second.are_given
 
 
+def test_a_loss_outside_of_the_passes_stays_as_it_is(make_trainer):
+    """Who looks at a whole batch sees the targets that it has."""
+    seen = []
+
+    class Looks:
+        name = "looks"
+
+        @hookimpl(after="backwards")
+        def before_train_batch(self, state):
+            state.outputs = state.call("forward")
+            seen.append((state.call("loss"), cross_entropy(state.outputs, state.targets)))
+
+    make_trainer(tiny_task(), algorithms=[Backwards(), Looks()]).fit()
+
+    assert len(seen) == 3
+    assert all(torch.equal(found, expected) for found, expected in seen)
+
+
 class WithLoss(torch.nn.Linear):
     def forward(self, inputs):
         logits = super().forward(inputs)

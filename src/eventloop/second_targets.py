@@ -67,11 +67,13 @@ class SecondTargets:
     def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
         """Blends the loss of the originals with that of the second ones, which it asks for.
 
+        A loss of the whole batch, which is none of the passes over it, stays as it is.
+
         Raises:
             TaskError: the loss doesn't look at targets.
         """
         original = yield
-        if self._targets is None:
+        if self._targets is None or state.microbatch is None:
             return original
         targets = state.targets
         state.targets = self._parts[state.microbatch_idx]

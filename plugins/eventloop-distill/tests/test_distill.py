@@ -178,6 +178,24 @@ def test_the_teachers_part_is_added_outside_of_a_second_loss(train):
     assert wrappers == ["distill", "cutmix", "label-smoothing", "mixup"]
 
 
+def test_who_looks_at_a_whole_batch_sees_no_teacher(train):
+    """Samples are selected by the task's loss; the teacher's pass would be waste."""
+    teacher, seen = Teacher(), []
+
+    class Looks:
+        name = "looks"
+
+        @hookimpl
+        def before_train_batch(self, state):
+            state.outputs = state.call("forward")
+            seen.append((state.call("loss"), cross_entropy(state.outputs, state.targets)))
+
+    train(Distill(teacher=teacher), Looks())
+
+    assert len(seen) == len(teacher.seen) == 6
+    assert all(torch.equal(found, expected) for found, expected in seen)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_trains_about_the_same(train, precision):
     """The teacher computes under autocast, too; the divergence in single precision."""

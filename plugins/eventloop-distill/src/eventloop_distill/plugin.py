@@ -119,8 +119,10 @@ class Distill:
     # Outside of those that ask for a loss twice, which would add the teacher's part to each.
     @hookimpl(wrapper=True, before=("cutmix", "label-smoothing", "mixup"))
     def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
-        """Adds the divergence from the teacher's outputs."""
+        """Adds the divergence from the teacher's outputs; not for who looks at a whole batch."""
         loss = yield
+        if state.microbatch is None:
+            return loss
         logits, teachers = predictions(state.outputs), self._outputs
         _check_alike(logits, teachers)
         dim = class_dim(logits, state.targets)
