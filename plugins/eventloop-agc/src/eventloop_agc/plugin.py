@@ -1,0 +1,96 @@
+"""The plugin: which parameters are clipped, in the place of the core's clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop import PluginError, State, hookimpl
+from eventloop_agc.clipping import clip_units_
+
+
+class Agc:
+    """Clips the gradient of each unit relative to the size of its weights.
+
+    A unit is a row of a matrix, a filter of a convolution, or a whole vector. Large learning rates
+    and batches stay stable without batch normalization.
+
+    Args:
+        clip: the longest gradient, as a share of the norm of its unit's weights, more than 0. The
+            paper takes 0.01 for batches of 4,096, and up to 0.16 for smaller ones.
+        eps: the norm that a unit has at least, more than 0, so that weights of 0 can move.
+        exclude: patterns of the names of parameters that aren't clipped, `head.*`; not set: the
+            last linear layer, as in the paper; `[]` clips everything.
+
+    Raises:
+        TypeError: `clip` or `eps` is no number.
+        ValueError: it isn't a positive one.
+
+    Source: Brock et al. 2021, arXiv:2102.06171, section 4.
+    """
+
+    def __init__(
+        self, *, clip: float = 0.01, eps: float = 1e-3, exclude: list[str] | None = None
+    ) -> None:
+        for name, value in (("clip", clip), ("eps", eps)):
+            if not isinstance(value, int | float):
+                raise TypeError(f"{name}={value!r} is no number")
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}={value!r} isn't a positive number")
+        self.clip = clip
+        self.eps = eps
+        self.exclude = exclude
+        self._excluded: frozenset[Tensor] = frozenset()
+
+    @hookimpl
+    def init(self, state: State) -> None:
+        """Refuses a second clipping, which would never be asked for."""
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(state.settings, name)
+            if value is not None:
+                raise PluginError(
+                    f"agc clips the gradients, so that {name}={value} would have no effect",
+                    fix=f"take one of them: `--{name.replace('_', '-')} none`, or `-p no:agc`",
+                )
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Finds the parameters that aren't clipped."""
+        self._excluded = frozenset(excluded(state.model, self.exclude))
+
+    @hookimpl
+    def clip_gradients(
+        self, state: State, optimizers: Mapping[str, Optimizer]
+    ) -> dict[str, Tensor]:
+        """Clips what these optimizers hold; gives the share of units that it shortened."""
+        params = [
+            param
+            for optimizer in optimizers.values()
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if param.grad is not None and param not in self._excluded
+        ]
+        if not params:
+            return {}
+        return {"clipped_units": clip_units_(params, self.clip, self.eps)}
+
+
+def excluded(model: nn.Module, patterns: list[str] | None) -> list[nn.Parameter]:
+    """Gives the parameters that aren't clipped: those of these names, or of the last linear layer.
+
+    Raises:
+        ValueError: a pattern is that of no parameter.
+    """
+    if patterns is None:
+        linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        return [param for layer in linear[-1:] for param in layer.parameters()]
+    places = list(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in places):
+            known = ", ".join(name for name, _ in places)
+            raise ValueError(f"{pattern!r} is the name of no parameter; there are {known}")
+    return [param for name, param in places if any(fnmatchcase(name, one) for one in patterns)]
