@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, object]] = {"eventloop-distill": {"teacher": nn.Lin
 TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-blurpool": images,
     "eventloop-cutmix": images,
+    "eventloop-progressive-resizing": images,
 }
 # How many ranks those need that one process doesn't suit.
 WORLD_SIZES = {"eventloop-fsdp": 2}
