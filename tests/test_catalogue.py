@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from eventloop import Task
 from eventloop.plugin.discover import GROUPS
@@ -31,6 +32,21 @@ def images() -> Task:
     )  # fmt: skip
 
 
+def texts() -> Task:
+    """A task of sequences of 16 tokens, for a model that takes any length."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(8, (3, 4, 16), generator=generator)
+    batches = [(batch, (batch + 1) % 8) for batch in tokens]
+    return tiny_task(
+        model=lambda: nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)),
+        loss=lambda logits, targets: cross_entropy(logits.flatten(0, 1), targets.flatten()),
+        train_dataloader=batches,
+        eval_dataloaders={"test": batches[:2]},
+        metrics=None,
+        num_tokens=lambda inputs: inputs.numel(),
+    )
+
+
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
 # What plugins with options that have no default are built with, by folder.
 OPTIONS: dict[str, dict[str, object]] = {"eventloop-distill": {"teacher": nn.Linear(3, 3)}}
@@ -39,6 +55,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-blurpool": images,
     "eventloop-cutmix": images,
     "eventloop-progressive-resizing": images,
+    "eventloop-seq-length-warmup": texts,
 }
 # How many ranks those need that one process doesn't suit.
 WORLD_SIZES = {"eventloop-fsdp": 2}
