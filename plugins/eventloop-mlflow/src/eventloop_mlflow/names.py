@@ -1,0 +1,66 @@
+"""Names and values as MLflow accepts them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# MLflow takes 250 characters; some stores count bytes.
+_MOST_CHARS = 240
+_MOST_VALUE_CHARS = 6000
+_OTHER = re.compile(r"[^0-9A-Za-z_./ -]")
+
+
+def accepted_name(name: str) -> str:
+    """Gives a name that MLflow takes for a metric or parameter: itself where that is possible.
+
+    Letters, digits, `_`, `-`, `.`, blanks and slashes between them may stand there. Anything else
+    becomes `_`, and a digest of the name follows, so that two names never become one.
+    """
+    parts = _OTHER.sub("_", name).split("/")
+    accepted = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    if accepted == name and len(name) <= _MOST_CHARS:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{accepted[: _MOST_CHARS - 9]}-{digest}"
+
+
+def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Gives settings, options of the task, and options of plugins, flat, by their flags' names.
+
+    Args:
+        manifest: of a run; see `State.manifest`.
+    """
+    found = dict(_flat("", manifest.get("settings", {})))
+    found |= _flat("task.", (manifest.get("task") or {}).get("options") or {})
+    for plugin in manifest.get("plugins", ()):
+        found |= _flat(f"{plugin['name']}.", plugin["options"])
+    return found
+
+
+def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Gives what MLflow shows beside a run: commit, command line, plugins, versions."""
+    git = manifest.get("git") or {}
+    plugins = [
+        f"{one['name']} {one['version'] or ''}".strip() for one in manifest.get("plugins", ())
+    ]
+    found = {
+        "mlflow.source.name": " ".join(manifest.get("command_line", ())),
+        "mlflow.source.git.commit": git.get("commit"),
+        "eventloop.git_dirty": git.get("dirty"),
+        "eventloop.plugins": ", ".join(plugins) or "none",
+        "eventloop.order": manifest.get("order"),
+    }
+    versions = (manifest.get("versions") or {}).items()
+    found |= {f"eventloop.version.{name}": version for name, version in versions}
+    return {
+        name: str(value)[:_MOST_VALUE_CHARS] for name, value in found.items() if value is not None
+    }
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if value is not None:
+            yield accepted_name(f"{prefix}{name}"), str(value)[:_MOST_VALUE_CHARS]

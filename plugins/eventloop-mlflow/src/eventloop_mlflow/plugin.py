@@ -1,0 +1,237 @@
+"""The plugin: what is told to MLflow, when, and what becomes of a store that fails."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from eventloop import Moment, PluginError, hookimpl
+from eventloop.signals import is_interruption
+from eventloop_mlflow.names import accepted_name
+
+if TYPE_CHECKING:
+    from eventloop import StateView
+    from eventloop.urls import Url
+    from eventloop_mlflow.tracking import Point, Status, TrackedRun
+
+_AGAIN_AFTER_S = 60.0
+_MOST_WAITING = 100_000
+
+
+class Mlflow:
+    """Keeps a run in MLflow: parameters, metrics, tags, the manifest, checkpoints, its status.
+
+    Args:
+        tracking_uri: where; not set: what MLFLOW_TRACKING_URI says, else a database mlflow.db in
+            the working directory, which `mlflow ui` opens there.
+        experiment: the experiment's name; not set: what MLFLOW_EXPERIMENT_NAME says, else eventloop.
+        run_name: the run's name; not set: that of its folder.
+        checkpoints: which are copied there. last: the newest, when a fit ends; all: each one when
+            it is saved, which training waits for; none.
+        on_error: what becomes of a training whose numbers can't be written. raise: it fails; warn:
+            it goes on with a warning, and they are sent later.
+        send_every_s: how often numbers are sent, at most, in seconds; once more at checkpoints.
+
+    Raises:
+        ValueError: a value isn't one of these, or no number of seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        checkpoints: Literal["last", "all", "none"] = "last",
+        on_error: Literal["raise", "warn"] = "raise",
+        send_every_s: float = 5.0,
+    ) -> None:
+        if checkpoints not in ("last", "all", "none"):
+            raise ValueError(f"checkpoints={checkpoints!r} is none of last, all, none")
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f"on_error={on_error!r} is neither raise nor warn")
+        if not (send_every_s >= 0 and math.isfinite(send_every_s)):
+            raise ValueError(f"send_every_s={send_every_s!r} is no number of seconds")
+        self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
+        self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
+        self._begin: Callable[[], TrackedRun] | None = None
+        self._run: TrackedRun | None = None
+        self._run_id: str | None = None
+        self._waiting: list[Point] = []
+        self._num_lost = 0
+        self._send_at = 0.0
+        self._is_failing = False
+        self._last_checkpoint: Path | None = None
+        # Of the latest step: how many points of each name were told.
+        self._step = 0
+        self._told: Counter[str] = Counter()
+
+    @hookimpl(rank_zero=True)
+    def after_load(self, state: StateView) -> None:
+        """Settles where the run is kept, for a task may change the working directory."""
+        self.tracking_uri = (
+            self.tracking_uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        )
+
+    @hookimpl(wrapper=True)
+    def fit_start(self, state: StateView) -> Generator[None, None, None]:
+        """Begins the run, or goes on with it, once no other process is about to."""
+        yield
+        if state.rank == 0:
+            if self._run is None:
+                self._begin = self._beginning(state)
+                self._send()
+            else:
+                self._tried(lambda: self._begun().set_status("RUNNING"))
+
+    @hookimpl(rank_zero=True)
+    def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
+        """Keeps the numbers until they are sent."""
+        from eventloop_mlflow.tracking import Point  # MLflow takes seconds to import
+
+        if at.batch > self._step:
+            self._step, self._told = at.batch, Counter()
+        now_ms = time.time_ns() // 1_000_000
+        for name, value in numbers.items():
+            known = accepted_name(name)
+            self._told[known] += at.batch == self._step
+            self._waiting.append(Point(known, _float(value), at.batch, now_ms))
+        self._num_lost += max(0, len(self._waiting) - _MOST_WAITING)
+        del self._waiting[:-_MOST_WAITING]
+
+    @hookimpl(rank_zero=True)
+    def batch_checkpoint(self, state: StateView) -> None:
+        """Sends the numbers, if it is time."""
+        if time.perf_counter() >= self._send_at:
+            self._send()
+
+    @hookimpl(rank_zero=True)
+    def checkpoint_saved(self, state: StateView, path: Path | Url) -> None:
+        """Copies a checkpoint, or notes it for later."""
+        if not isinstance(path, Path):  # it lies in a store of its own
+            self._tried(lambda: self._begun().tag("eventloop.checkpoint", str(path)))
+        elif self.checkpoints == "all":
+            self._tried(lambda: self._begun().add_files(path, "checkpoints"))
+        elif self.checkpoints == "last":
+            self._last_checkpoint = path
+
+    @hookimpl(rank_zero=True)
+    def fit_end(self, state: StateView) -> None:
+        """Sends what is left, and says how the run has ended."""
+        self._end("KILLED" if is_interruption(state.stop_reason) else "FINISHED")
+
+    @hookimpl(rank_zero=True)
+    def exception(self, error: BaseException) -> None:
+        """Says that the run has failed, or was ended by somebody."""
+        is_mine = self._is_failing and self.on_error == "raise"
+        if self._begin is not None and not is_mine:
+            is_kill = isinstance(error, KeyboardInterrupt | SystemExit)
+            self._end("KILLED" if is_kill else "FAILED")
+
+    @hookimpl
+    def close(self) -> None:
+        """Gives up what could not be sent."""
+        num_lost = self._num_lost + len(self._waiting)
+        if self._is_failing and self.on_error == "warn" and num_lost:
+            warnings.warn(f"{num_lost} numbers never reached {self.tracking_uri}", stacklevel=2)
+        self._waiting, self._num_lost = [], 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives the run's id and what of the latest step was told; what was told is sent before."""
+        if self._begin is not None:
+            self._send()
+        return {"run_id": self._run_id, "step": self._step, "told": dict(self._told)}
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Notes which run it is; it is found again when training goes on."""
+        self._run_id, self._step = state["run_id"], state["step"]
+        self._told = Counter(state["told"])
+
+    def _beginning(self, state: StateView) -> Callable[[], TrackedRun]:
+        """Gives what begins the run, or finds it again; to be repeated until it succeeds."""
+        batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
+        # Whoever names a checkpoint begins another run with it.
+        goes_on = (batch > 0 or self._run_id is not None) and state.settings.resume == "auto"
+        run_id, step, told = self._run_id, self._step, dict(self._told)
+        uri = str(self.tracking_uri)
+        experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
+
+        def begin() -> TrackedRun:
+            from eventloop_mlflow.tracking import TrackedRun
+
+            found = TrackedRun.again(uri, experiment, run_id, run_dir) if goes_on else None
+            if found is not None:
+                # Without a state of its own it knows no more than where the run goes on.
+                found.leave_out(batch if run_id is None else step, told)
+                found.set_status("RUNNING")
+            run = found or TrackedRun.begin(uri, experiment, self.run_name or run_dir.name, run_dir)
+            run.describe(manifest)
+            return run
+
+        return begin
+
+    def _begun(self) -> TrackedRun:
+        if self._run is None:
+            assert self._begin is not None
+            self._run = self._begin()
+            self._run_id = self._run.run_id
+        return self._run
+
+    def _send(self) -> None:
+        # Without a training nothing was begun, and nothing is to be kept.
+        if self._begin is not None:
+            self._send_at = time.perf_counter() + self.send_every_s
+            self._tried(self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        from eventloop_mlflow.tracking import POINTS_AT_ONCE
+
+        run = self._begun()
+        self._waiting = run.unsent(self._waiting)
+        while self._waiting:
+            run.send(self._waiting[:POINTS_AT_ONCE])
+            del self._waiting[:POINTS_AT_ONCE]
+
+    def _end(self, status: Status) -> None:
+        def end() -> None:
+            self._send_waiting()
+            path, self._last_checkpoint = self._last_checkpoint, None
+            if path is not None:
+                self._begun().add_files(path, "checkpoints")
+            self._begun().set_status(status)
+
+        self._tried(end)
+
+    def _tried(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever a store and the way to it may raise
+            where = f"MLflow at {self.tracking_uri} fails: {error}"
+            if self.on_error == "raise":
+                self._is_failing = True
+                raise PluginError(
+                    where,
+                    fix="mend it, go on without with `--mlflow.on-error warn`, or switch the "
+                    "plugin off with `-p no:mlflow`",
+                ) from error
+            if not self._is_failing:
+                self._is_failing = True
+                warnings.warn(f"{where}; the run goes on, and numbers are sent later", stacklevel=2)
+            self._send_at = time.perf_counter() + max(_AGAIN_AFTER_S, self.send_every_s)
+        else:
+            self._is_failing = False
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -1,0 +1,363 @@
+"""The plugin in a training, read back through MLflow's client."""
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from eventloop import PluginError, hookimpl
+from eventloop.checkpoint.format import read, write
+from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_mlflow import Mlflow
+
+
+class Dies:
+    """An algorithm that ends the run, or its process, after a batch."""
+
+    name = "dies"
+
+    def __init__(self, batch=None, error=EOFError):
+        self.batch, self.error = batch, error
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.clock.batch == self.batch:
+            if self.error is None:
+                os._exit(9)
+            raise self.error
+
+
+class Keeps:
+    """A callback that logs numbers, one an epoch, and keeps all that are logged."""
+
+    name = "keeps"
+
+    def __init__(self, **values):
+        self.values = values
+        self.rows = []
+
+    @hookimpl
+    def epoch_start(self, state):
+        for name, values in self.values.items():
+            state.log(name, values[state.clock.epoch])
+
+    @hookimpl
+    def log(self, numbers, at):
+        self.rows += [(name, at.batch, value) for name, value in numbers.items()]
+
+
+class Store:
+    """A database, and what a test reads from it; each test has an experiment of its own."""
+
+    def __init__(self, folder, experiment):
+        self.uri, self.experiment = f"sqlite:///{folder / 'mlflow.db'}", experiment
+
+    @property
+    def client(self):
+        return MlflowClient(self.uri)
+
+    def runs(self):
+        experiment = self.client.get_experiment_by_name(self.experiment)
+        return self.client.search_runs([experiment.experiment_id]) if experiment else []
+
+    def run(self):
+        (found,) = self.runs()
+        return found
+
+    def numbers(self, run=None):
+        run = run or self.run()
+        return sorted(
+            (name, one.step, one.value)
+            for name in run.data.metrics
+            for one in self.client.get_metric_history(run.info.run_id, name)
+        )
+
+    def files(self, folder=None):
+        found = self.client.list_artifacts(self.run().info.run_id, folder)
+        return sorted(Path(one.path).name for one in found)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    Store(folder, "none").runs()  # makes the tables, which takes long
+    return folder
+
+
+@pytest.fixture
+def copied(database, tmp_path):
+    """A database that no other test has had a connection to."""
+    shutil.copy(database / "mlflow.db", tmp_path)
+    return Store(tmp_path, "copied")
+
+
+@pytest.fixture
+def store(database, request):
+    return Store(database, request.node.name)
+
+
+def fit(folder, store, dies=None, *, keeps=None, task=None, options=None, **given):
+    """Trains 9 batches, and saves every fourth."""
+    settings = {"max_duration": "3ep", "log_interval": "1ba", "checkpoint_interval": "4ba"}
+    options = {"tracking_uri": store.uri, "experiment": store.experiment} | (options or {})
+    plugins = {"callbacks": [Mlflow(**options), keeps or Keeps()], "algorithms": [dies or Dies()]}
+    with isolated_trainer(folder, task, **plugins, **(settings | given)) as trainer:
+        trainer.fit()
+
+
+def fit_and_die(folder, store, batch, *, by_kill=False, **given):
+    if not by_kill:
+        with pytest.raises(EOFError):
+            fit(folder, store, Dies(batch), **given)
+        return
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # a fork has none of the threads of the pool
+        try:
+            fit(folder, store, Dies(batch, None), **given)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+@pytest.fixture(scope="module")
+def in_one_go(database, tmp_path_factory):
+    folder, keeps = tmp_path_factory.mktemp("one-go"), Keeps(own=[0.1, 2.0**70, -1e-300])
+    store = Store(database, "in one go")
+    fit(folder, store, keeps=keeps)
+    return folder, store, sorted(keeps.rows)
+
+
+def test_mlflow_holds_the_numbers_that_were_logged(in_one_go):
+    """Bit for bit, with the batch that they belong to."""
+    _, store, logged = in_one_go
+
+    assert store.numbers() == logged
+    assert {name for name, _, _ in logged} == {
+        "train/loss", "lr/sgd", "eval/test/accuracy", "own"
+    }  # fmt: skip
+
+
+def test_numbers_come_with_their_time(in_one_go):
+    """MLflow draws over steps or over time."""
+    _, store, _ = in_one_go
+    history = store.client.get_metric_history(store.run().info.run_id, "train/loss")
+
+    times = [one.timestamp for one in sorted(history, key=lambda one: one.step)]
+    assert times == sorted(times)
+    assert times[0] >= store.run().info.start_time
+
+
+def test_a_run_tells_what_it_is_made_of(in_one_go):
+    """Parameters, tags, name, status, the manifest, and the newest checkpoint, whole."""
+    folder, store, _ = in_one_go
+    run = store.run()
+    place = Path(store.client.download_artifacts(run.info.run_id, "", str(folder)))
+
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params["max_duration"] == "3ep"
+    assert run.data.tags["eventloop.run_dir"] == str(folder / "run")
+    assert run.data.tags["eventloop.plugins"] == "dies, keeps, mlflow"
+    assert json.loads((place / "manifest.json").read_text())["settings"]["seed"] == 0
+    assert store.files("checkpoints") == ["ba00000009"]
+    assert read(place / "checkpoints" / "ba00000009").facts
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "files"), [("all", ["ba00000000", "ba00000004", "ba00000009"]), ("none", [])]
+)
+def test_checkpoints_are_copied_as_told(tmp_path, store, checkpoints, files):
+    """They may be large."""
+    fit(tmp_path, store, options={"checkpoints": checkpoints}, checkpoint_interval="4ba",
+        max_duration="9ba")  # fmt: skip
+
+    assert set(files) <= set(store.files("checkpoints"))
+    assert bool(store.files("checkpoints")) == bool(files)
+
+
+def test_numbers_that_are_none_are_there_too(tmp_path, store):
+    """MLflow has NaN, and takes the largest number for infinity; that is so in its database."""
+    fit(tmp_path, store, keeps=Keeps(own=[math.nan, -math.inf, 10**400]))
+
+    found = [value for name, _, value in store.numbers() if name == "own"]
+    assert sum(map(math.isnan, found)) == 1
+    assert sorted(value for value in found if value == value) == [
+        -sys.float_info.max, sys.float_info.max
+    ]  # fmt: skip
+
+
+def test_many_numbers_of_any_name_are_taken(tmp_path, store):
+    """More than one request of MLflow's holds, and no two under one name."""
+    values = {f"odd?{idx}//\u00fc": [idx] * 3 for idx in range(600)}
+
+    fit(tmp_path, store, keeps=Keeps(**values), max_duration="1ep")
+
+    found = [value for name, _, value in store.numbers() if name.startswith("odd")]
+    assert sorted(found) == list(range(600))
+
+
+@pytest.mark.parametrize(("error", "status"), [(EOFError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_a_run_that_does_not_end_well_says_so(tmp_path, store, error, status):
+    """With the numbers until then; they may tell why."""
+    with pytest.raises(error):
+        fit(tmp_path, store, Dies(5, error))
+
+    assert store.run().info.status == status
+    assert {step for _, step, _ in store.numbers()} >= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("batches", "by_kill"), [([1], False), ([5], False), ([9], True), ([6, 7, 5, 9], True)]
+)
+def test_a_resumed_run_goes_on_with_its_numbers_once(tmp_path, store, in_one_go, batches, by_kill):
+    """In one run of MLflow's, however often it was killed, and whatever was sent by then."""
+    for batch in batches:
+        fit_and_die(tmp_path, store, batch, by_kill=by_kill, options={"send_every_s": 0})
+
+    fit(tmp_path, store)
+
+    _, _, logged = in_one_go
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+    assert store.run().info.status == "FINISHED"
+
+
+def test_there_are_points_to_be_left_out(tmp_path, store):
+    """Control: the killed process had sent what comes again."""
+    fit_and_die(tmp_path, store, 7, by_kill=True, options={"send_every_s": 0})
+
+    assert max(step for _, step, _ in store.numbers()) >= 5
+    assert store.run().info.status == "RUNNING"
+
+
+def test_a_run_is_found_by_its_folder(tmp_path, store, in_one_go):
+    """Where the checkpoint is older than the plugin's state, or has none."""
+    fit_and_die(tmp_path, store, 7)
+    folder = tmp_path / "run" / "checkpoints" / "ba00000004"
+    checkpoint = read(folder)
+    del checkpoint.parts["plugins"]["mlflow"]
+    shutil.rmtree(folder)
+    write(folder, checkpoint.parts, checkpoint.facts, batch=4)
+
+    fit(tmp_path, store)
+
+    _, _, logged = in_one_go
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
+def test_another_run_from_a_checkpoint_is_another_run(tmp_path, store):
+    """They are two from then on."""
+    fit_and_die(tmp_path, store, 7)
+    before = store.numbers()
+
+    place = str(tmp_path / "run" / "checkpoints" / "ba00000004")
+    fit(tmp_path, store, run_dir=tmp_path / "fork", resume=place)
+
+    fork, old = store.runs()
+    assert store.numbers(old) == before
+    assert {step for _, step, _ in store.numbers(fork)} == {5, 6, 7, 8, 9}
+
+
+def test_a_trainer_that_only_evaluates_sends_nothing(tmp_path, store):
+    """Looking at a model is no run."""
+    options = {"tracking_uri": store.uri, "experiment": store.experiment}
+    with isolated_trainer(tmp_path, callbacks=[Mlflow(**options)]) as trainer:
+        trainer.eval()
+
+    assert store.runs() == []
+
+
+def test_two_ranks_are_one_run(tmp_path, copied):
+    """Rank 0 tells of it."""
+
+    def run(folder):
+        fit(folder, copied, task=tiny_task(train_dataloader=tiny_batches(6)))
+
+    run_ranks(run, tmp_path)
+
+    losses = [step for name, step, _ in copied.numbers() if name == "train/loss"]
+    assert losses == list(range(1, 10))
+
+
+class Fails:
+    """Lets MLflow's client fail for a number of calls."""
+
+    def __init__(self, monkeypatch, num_calls):
+        self.num_left, self.call = num_calls, MlflowClient.log_batch
+        monkeypatch.setattr(MlflowClient, "log_batch", lambda *args, **given: self(*args, **given))
+
+    def __call__(self, *args, **given):
+        if given.get("metrics"):
+            self.num_left -= 1
+            if self.num_left >= 0:
+                raise MlflowException("the server is gone")
+        return self.call(*args, **given)
+
+
+def test_a_store_that_fails_ends_the_run(tmp_path, store, monkeypatch):
+    """In words, with the ways out."""
+    Fails(monkeypatch, 10**9)
+
+    with pytest.raises(PluginError, match="the server is gone") as raised:
+        fit(tmp_path, store)
+
+    assert store.uri in str(raised.value)
+    assert "--mlflow.on-error warn" in str(raised.value)
+
+
+def test_a_store_that_fails_for_a_while_gets_the_numbers_later(
+    tmp_path, store, in_one_go, monkeypatch
+):
+    """All of them, each once, after one warning."""
+    Fails(monkeypatch, 2)
+
+    with pytest.warns(UserWarning, match="the run goes on") as warned:
+        fit(tmp_path, store, options={"on_error": "warn", "send_every_s": 0})
+
+    _, _, logged = in_one_go
+    assert len(warned) == 1
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
+def test_a_store_that_is_never_there_lets_a_run_go_on(tmp_path, store):
+    """What was lost is said at the end."""
+    (tmp_path / "file").touch()
+    store.uri = f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}"
+
+    with pytest.warns(UserWarning, match="MLflow at|never reached") as warned:
+        fit(tmp_path, store, options={"on_error": "warn"})
+
+    assert [str(one.message) for one in warned][-1].startswith("21 numbers never reached sqlite")
+
+
+def test_the_default_is_a_database_where_mlflow_looks(tmp_path, copied, monkeypatch):
+    """`mlflow ui` in the same folder opens it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    fit(tmp_path, copied, options={"tracking_uri": None, "experiment": None})
+
+    assert Store(tmp_path, "eventloop").numbers()
+    assert (tmp_path / "mlartifacts").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("checkpoints", "some"), ("on_error", "ignore"), ("send_every_s", -1)]
+)
+def test_a_wrong_option_is_shown(option, value):
+    """Before the run."""
+    with pytest.raises(ValueError, match=str(value)):
+        Mlflow(**{option: value})
+
+
+def test_the_contract_holds(copied):
+    """Of all plugins."""
+    options = {"tracking_uri": copied.uri, "checkpoints": "none"}
+    check_plugin(Mlflow, role="callback", options=options)
