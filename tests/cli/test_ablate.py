@@ -202,7 +202,10 @@ def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder):
     process = start(folder, *argv, "--run-dir", "endless", "--eval-interval", "none",
                     "--checkpoint-interval", "none", "--jobs", "1", "--metric", "min train/loss")  # fmt: skip
     log = folder / "endless" / "none" / "seed-0.log"
-    assert wait_until(lambda: log.exists() and "callbacks:" in log.read_text(), 300)
+    wait_until(
+        lambda: process.poll() is not None or (log.exists() and "callbacks:" in log.read_text()),
+        300,
+    )
 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)

@@ -168,6 +168,7 @@ def _command(argv: Sequence[str]) -> list[str]:
 
 
 def _environment(ablation: Ablation) -> dict[str, str]:
-    if ablation.threads is None:
-        return dict(os.environ)
-    return os.environ | {"OMP_NUM_THREADS": str(ablation.threads)}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # who looks into a log sees all
+    if ablation.threads is not None:
+        environment["OMP_NUM_THREADS"] = str(ablation.threads)
+    return environment
