@@ -6,7 +6,7 @@ import functools
 import os
 import site
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any
 
 import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
@@ -55,10 +55,10 @@ def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[Eventloo
 
 
 def _found(point: EntryPoint, role: Role) -> Found:
-    distribution = point.dist
+    # Typed as less than it is by some versions of importlib_metadata.
+    distribution: Any = point.dist
     if distribution is None:
         return Found(point.name, role, point, "", "")
-    distribution = cast("Distribution", distribution)  # what the protocol leaves out
     metadata = distribution.metadata  # is read anew each time
     marks = tuple(_marks(distribution))
     return Found(point.name, role, point, metadata["Name"], metadata["Version"], marks)
