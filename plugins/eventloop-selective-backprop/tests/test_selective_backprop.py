@@ -259,6 +259,8 @@ def reads(outputs, targets):
 PAIR = torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)
 UNSUITABLE = {
     "the loss is part of the outputs": {"model": lambda: WithLoss(4, 3), "loss": None},
+    "the task has no loss": {"loss": None},
+    "required positional argument": {"forward": lambda model, batch: model.forward()},
     "data-dependent control flow": {"loss": reads},
     "the batch holds 'a'": {
         "train_dataloader": [(*PAIR, ["a", "b", "c", "d"])],
