@@ -114,7 +114,8 @@ def judge(first: Package, second: Package) -> Verdict:
         on_ranks = min(ranks, key=lambda one: one.verdict != "fails")
         if on_ranks.verdict != "no part":
             return replace(on_ranks, kind="images, 2 ranks")
-        return verdict
+        told = dict.fromkeys(one.message for one in (verdict, on_texts, on_ranks))
+        return replace(verdict, message="; ".join(told))
 
 
 def _judged_on(kind: str, first: Package, second: Package, folder: Path) -> Verdict:

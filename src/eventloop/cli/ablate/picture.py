@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:
                 right.plot([low, high], [place, place], color="tab:blue")
     right.axvline(0, color="grey", linewidth=0.8)
     left.set_yticks(range(len(rows)), [row.variant.name for row in rows])
-    left.invert_yaxis()
+    left.set_ylim(len(rows) - 0.5, -0.5)
     better = {True: ", higher is better", False: ", lower is better", None: ""}
     left.set_xlabel(metric.label + better[metric.higher_is_better])
     right.set_xlabel("difference to none, seed by seed, 95 % interval")
