@@ -48,8 +48,11 @@ def texts() -> Task:
 
 
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
-# What plugins with options that have no default are built with, by folder.
-OPTIONS: dict[str, dict[str, object]] = {"eventloop-distill": {"teacher": nn.Linear(3, 3)}}
+# What plugins are built with that need an option, or show more with one, by folder.
+OPTIONS: dict[str, dict[str, object]] = {
+    "eventloop-distill": {"teacher": nn.Linear(3, 3)},
+    "eventloop-tensorboard": {"histograms": "1ba"},
+}
 # What those train that need other data than a few numbers, by folder.
 TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-blurpool": images,

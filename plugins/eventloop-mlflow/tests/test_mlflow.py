@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.format import read, write
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_mlflow import Mlflow
 
 
@@ -164,7 +164,8 @@ def test_a_run_tells_what_it_is_made_of(in_one_go):
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["max_duration"] == "3ep"
     assert run.data.tags["eventloop.run_dir"] == str(folder / "run")
-    assert run.data.tags["eventloop.plugins"] == "dies, keeps, mlflow"
+    # With its version, where it is installed.
+    assert run.data.tags["eventloop.plugins"].startswith("dies, keeps, mlflow")
     assert json.loads((place / "manifest.json").read_text())["settings"]["seed"] == 0
     assert store.files("checkpoints") == ["ba00000009"]
     assert read(place / "checkpoints" / "ba00000009").facts
@@ -355,9 +356,3 @@ def test_a_wrong_option_is_shown(option, value):
     """Before the run."""
     with pytest.raises(ValueError, match=str(value)):
         Mlflow(**{option: value})
-
-
-def test_the_contract_holds(copied):
-    """Of all plugins."""
-    options = {"tracking_uri": copied.uri, "checkpoints": "none"}
-    check_plugin(Mlflow, role="callback", options=options)

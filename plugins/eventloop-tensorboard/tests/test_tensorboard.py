@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_tensorboard import Tensorboard
 from eventloop_tensorboard.hyperparameters import hyperparameters
 
@@ -339,8 +339,3 @@ def test_a_time_that_is_none_is_refused(value):
     """Before the run."""
     with pytest.raises(ValueError, match=value):
         Tensorboard(histograms=value)
-
-
-def test_the_contract_holds():
-    """Of all plugins; histograms at every batch, that they may show what they do."""
-    check_plugin(Tensorboard, role="callback", options={"histograms": "1ba"})

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_throughput import Throughput
 
 
@@ -256,8 +256,3 @@ def test_a_wrong_option_is_shown(option, value, error):
         Throughput(**{option: value})
 
     assert str(value) in str(raised.value)
-
-
-def test_the_contract_holds():
-    """Of all plugins."""
-    check_plugin(Throughput, role="callback")
