@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
 from eventloop.data import split
-from eventloop.ramp import Ramp
-from eventloop.trial import refusal
+from eventloop.toolbox.ramp import Ramp
+from eventloop.toolbox.trial import refusal
 from eventloop_seq_length_warmup.sequences import full_length, length_at, reshape, truncate
 
 

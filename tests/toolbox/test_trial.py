@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from eventloop.trial import refusal
+from eventloop.toolbox.trial import refusal
 
 
 def make_model():

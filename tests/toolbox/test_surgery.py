@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from eventloop import hookimpl
-from eventloop.surgery import replace_modules, with_class
 from eventloop.testing import tiny_batches, tiny_task
+from eventloop.toolbox.surgery import replace_modules, with_class
 
 
 class Doubled(nn.Linear):

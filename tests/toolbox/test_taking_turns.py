@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eventloop import hookimpl
-from eventloop.taking_turns import has_turn
 from eventloop.testing import tiny_batches, tiny_task
+from eventloop.toolbox.taking_turns import has_turn
 
 
 class Takes:
