@@ -6,15 +6,17 @@ import importlib
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
 from eventloop.plugin.discover import GROUPS
-from eventloop.testing import check_plugin, tiny_task
+from eventloop.testing import check_plugin, tiny_batches, tiny_task
 
 
 def images() -> Task:
@@ -47,17 +49,46 @@ def texts() -> Task:
     )
 
 
+def deep() -> Task:
+    """The tiny task with a matrix between its first and its last layer."""
+    layers = (3, 8), (8, 8), (8, 3)
+    return tiny_task(model=lambda: nn.Sequential(*(nn.Linear(*sizes) for sizes in layers)))
+
+
+def loaded() -> Task:
+    """The tiny task with a data loader that makes its batches."""
+    inputs, targets = (torch.cat(parts) for parts in zip(*tiny_batches(6), strict=True))
+    return tiny_task(train_dataloader=DataLoader(TensorDataset(inputs, targets), 3, shuffle=True))
+
+
+class Counts:
+    """A callback as Orca knows them."""
+
+    def before_run(self, runner: Any) -> None:
+        if runner.global_step == 0:
+            runner.put("num_steps", 0)
+
+    def after_iter(self, runner: Any) -> None:
+        runner.update("num_steps", runner.get("num_steps") + 1)
+
+
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
 # What plugins are built with that need an option, or show more with one, by folder.
 OPTIONS: dict[str, dict[str, object]] = {
+    "eventloop-curriculum": {"batch_size": {"1ep": 6}},
     "eventloop-distill": {"teacher": nn.Linear(3, 3)},
+    "eventloop-early-stopping": {"metric": "train/loss", "patience": "1ep", "min_delta": 0.2},
+    "eventloop-orca": {"callbacks": [Counts]},
     "eventloop-tensorboard": {"histograms": "1ba"},
 }
 # What those train that need other data than a few numbers, by folder.
 TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-blurpool": images,
+    "eventloop-curriculum": loaded,
     "eventloop-cutmix": images,
+    "eventloop-muon": deep,
     "eventloop-progressive-resizing": images,
+    "eventloop-report": lambda: tiny_task(eval_dataloaders=None),  # fewer plots, drawn many times
     "eventloop-seq-length-warmup": texts,
 }
 # How many ranks those need that one process doesn't suit.

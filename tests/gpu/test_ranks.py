@@ -41,7 +41,8 @@ ONE_RANK = """
 import sys
 import torch
 import eventloop.trainer
-from eventloop import Trainer, data_parallel, hookimpl
+from eventloop import Trainer, hookimpl
+from eventloop.ranks import data_parallel
 from torch.nn.parallel import DistributedDataParallel
 from task import task
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks
+from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_agc import Agc, unit_norms
 from eventloop_fsdp import Fsdp
 from eventloop_sam import Sam
@@ -168,11 +168,6 @@ def test_a_pattern_without_a_parameter_is_named(fit):
     """A misspelt one would clip what shouldn't be."""
     with pytest.raises(ValueError, match=r"'head\.\*' is the name of no parameter; there are 0\."):
         fit(Agc(exclude=["head.*"]))
-
-
-def test_it_keeps_the_contract():
-    """Options, order, reads, two ranks, stopped and resumed."""
-    check_plugin(Agc, role="algorithm")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, hookimpl
 from eventloop.errors import SettingError
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks
+from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_curriculum import Curriculum
 
 
@@ -256,13 +256,3 @@ def test_an_option_without_a_meaning_is_refused(options, error, message):
     """With the value that was seen."""
     with pytest.raises(error, match=message):
         Curriculum(**options)
-
-
-def test_the_contract_holds():
-    """Of all plugins; resumed in the middle of an epoch after the change, on two ranks, too."""
-    check_plugin(
-        Curriculum,
-        role="algorithm",
-        options={"batch_size": {"1ep": 6}},
-        task=lambda: task(train_dataloader=lambda: loader(3)),
-    )

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 from eventloop import PluginError, Task, hookimpl
 from eventloop.errors import SettingError
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_early_stopping import EarlyStopping
 
 
@@ -283,9 +283,3 @@ def test_an_option_that_says_nothing_is_refused(options, error, message):
     """With the value that was seen."""
     with pytest.raises(error, match=message):
         EarlyStopping(**options)
-
-
-def test_the_contract_holds():
-    """Of all plugins; with the loss in training on two ranks, too."""
-    options = {"metric": "train/loss", "patience": "1ep", "min_delta": 0.2}
-    check_plugin(EarlyStopping, role="callback", options=options)

@@ -7,7 +7,7 @@ from torch import nn
 
 from eventloop import hookimpl
 from eventloop.errors import PluginError, SettingError
-from eventloop.testing import check_plugin, isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
 
 
@@ -324,8 +324,3 @@ def test_options_that_make_no_sense_are_refused(options, error, match):
     """At once, with the value that was given."""
     with pytest.raises(error, match=match):
         Ema(**options)
-
-
-def test_it_is_what_every_plugin_must_be():
-    """Order, device reads, resume on one rank and two."""
-    check_plugin(Ema, role="algorithm", options={"half_life": "2ba"})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks
+from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_jsonl import Jsonl
 
 
@@ -171,8 +171,3 @@ def test_two_ranks_write_one_file(tmp_path):
     run_ranks(run, tmp_path)
 
     assert rows(path) == rows(tmp_path / "one-go" / "run" / "metrics.jsonl")
-
-
-def test_the_contract_holds():
-    """Of all plugins."""
-    check_plugin(Jsonl, role="callback")

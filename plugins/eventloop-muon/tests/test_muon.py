@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, hookimpl, schedules
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 from eventloop_muon import Muon
 
@@ -220,11 +220,6 @@ def test_a_schedule_for_one_of_the_two_is_refused(fit):
 
     with pytest.raises(PluginError, match="schedulers for 'adamw', but muon's optimizers are 'a"):
         fit(Muon(), task=task)
-
-
-def test_it_keeps_the_contract():
-    """Options, order, reads, two ranks, stopped and resumed."""
-    check_plugin(Muon, role="algorithm", task=lambda: tiny_task(model=deep))
 
 
 def deep():

@@ -6,7 +6,7 @@ import torch
 from eventloop import hookimpl
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read
-from eventloop.testing import check_plugin, isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_orca import Callback, MainCallback, Orca
 
 
@@ -121,8 +121,3 @@ def test_what_can_not_be_saved_is_named(tmp_path):
             state = orca.state_dict()
 
     assert state["kept"] == {"best": 1}
-
-
-def test_the_contract_holds():
-    """Of all plugins, with a main callback that makes the step and a plain one."""
-    check_plugin(Orca, role="algorithm", options={"callbacks": [Noisy, Scale]})

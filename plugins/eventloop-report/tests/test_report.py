@@ -1,13 +1,12 @@
 """The plugin in a training."""
 
-import functools
 import re
 
 import pytest
 
 from eventloop import PluginError, hookimpl
 from eventloop.diagnostics.trace import Trace
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_report import Report
 
 
@@ -172,10 +171,3 @@ def test_two_ranks_write_one_page(tmp_path):
     assert kept[0] > 0
     assert kept[1] == 0
     assert "2 ranks" in text_of(tmp_path)
-
-
-def test_the_contract_holds():
-    """Of all plugins."""
-    task = functools.partial(tiny_task, eval_dataloaders=None)  # fewer plots, drawn many times
-
-    check_plugin(Report, role="callback", options={"pngs": False}, task=task)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.testing import check_plugin, isolated_trainer, recorder, run_ranks
+from eventloop.testing import isolated_trainer, recorder, run_ranks
 from eventloop_fsdp import Fsdp
 from eventloop_sam import Sam
 
@@ -323,11 +323,6 @@ def test_an_optimizer_that_takes_several_gradients_is_left_alone(fit):
 
     with pytest.raises(PluginError, match="'lbfgs' is LBFGS, which takes several gradients a step"):
         fit(Sam(), task=task)
-
-
-def test_it_keeps_the_contract():
-    """Options, order, reads, two ranks, stopped and resumed."""
-    check_plugin(Sam, role="algorithm", options={"every": 2})
 
 
 @pytest.mark.parametrize(

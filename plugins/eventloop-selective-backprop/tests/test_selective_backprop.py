@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, hookimpl
 from eventloop.errors import SettingError
-from eventloop.testing import check_plugin, isolated_trainer, run_ranks
+from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_selective_backprop import SelectiveBackprop, draw
 
 
@@ -300,8 +300,3 @@ def test_a_share_of_a_run_without_a_length_is_refused(tmp_path):
     """Before training, with the line to write."""
     with pytest.raises(SettingError, match=r"selective-backprop.start: 0.5dur is a fraction"):
         fit(tmp_path, SelectiveBackprop(start="0.5dur"), max_duration=None)
-
-
-def test_the_contract_holds():
-    """Of all plugins; no step reads the device, and two ranks end alike."""
-    check_plugin(SelectiveBackprop, role="algorithm")

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from eventloop import hookimpl, schedules
 from eventloop.errors import PluginError, SettingError
-from eventloop.testing import check_plugin, isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
 from eventloop_swa import Swa
 
@@ -267,8 +267,3 @@ def test_an_interval_of_unknown_length_is_refused(tmp_path):
 
     with pytest.raises(SettingError, match=r"swa\.interval: 0.5ep is a fraction"):
         run(tmp_path, Swa(interval="0.5ep"), task=task)
-
-
-def test_it_is_what_every_plugin_must_be():
-    """Order, device reads, resume on one rank and two."""
-    check_plugin(Swa, role="algorithm", options={"start": "1ep", "interval": "2ba"})

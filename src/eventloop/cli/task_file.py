@@ -23,6 +23,7 @@ from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
+from eventloop.source_files import spec_of_file
 from eventloop.task import Task
 
 T = TypeVar("T")
@@ -159,12 +160,13 @@ def _import_file(label: str) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) != str(path):
         name = f"{name}_task"  # what else has this name goes on being itself
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")
+    spec = spec_of_file(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes of the task can be pickled for data loader workers
     loader = spec.loader
+    assert loader is not None
     _guarded(label, lambda: loader.exec_module(module))
     return module
 

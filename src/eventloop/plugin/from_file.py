@@ -12,6 +12,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError, UsageError, closest
 from eventloop.plugin.records import GROUPS, Found, kebab
+from eventloop.source_files import spec_of_file
 
 
 def found_in_file(label: str) -> Found:
@@ -62,8 +63,7 @@ def import_from_file(found: Found) -> object:
     name = f"eventloop_plugin_{path.stem}".replace(".", "_")  # never that of a module
     module = sys.modules.get(name)
     if module is None or getattr(module, "__file__", None) != str(path):
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
+        spec = spec_of_file(name, path)
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # so that its classes can be pickled

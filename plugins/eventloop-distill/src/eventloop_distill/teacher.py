@@ -11,6 +11,7 @@ from types import ModuleType
 from torch import nn
 
 from eventloop.checkpoint.loading import weights_at
+from eventloop.source_files import spec_of_file
 
 
 def named_teacher(label: str, weights: Path | None = None) -> nn.Module:
@@ -57,8 +58,7 @@ def _file(path: Path) -> ModuleType:
     path = path.absolute()
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"eventloop_teacher_{path.stem}", path)
-    assert spec is not None
+    spec = spec_of_file(f"eventloop_teacher_{path.stem}", path)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # so that its classes can be found by name

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from eventloop import PluginError
 from eventloop.errors import closest
+from eventloop.source_files import spec_of_file
 
 
 def callback_of(given: object) -> object:
@@ -70,8 +71,7 @@ def _module(place: str, path: str) -> ModuleType:
     module = sys.modules.get(name)
     if module is not None and getattr(module, "__file__", None) == str(file):
         return module
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
+    spec = spec_of_file(name, file)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that its classes can be pickled

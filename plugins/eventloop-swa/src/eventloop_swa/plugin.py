@@ -106,11 +106,7 @@ class Swa:
         """Keeps the learning rates where they shall be, whatever the schedulers say."""
         done = yield
         if self.lr is not None and state.clock.reached(self._start):
-            for group in (group for one in state.optimizers.values() for group in one.param_groups):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(self.lr)
-                else:
-                    group["lr"] = self.lr
+            _set_rates(state, self.lr)
         return done
 
     # torch's AveragedModel reads its counter, which no hook may do in a step: these are outside.
