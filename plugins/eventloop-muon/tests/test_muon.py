@@ -222,10 +222,6 @@ def test_a_schedule_for_one_of_the_two_is_refused(fit):
         fit(Muon(), task=task)
 
 
-def deep():
-    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
