@@ -15,7 +15,7 @@ from eventloop import State, Task, hookimpl
 # What plugins need that sleep without it, or would change nothing in so short a run.
 OPTIONS = {
     "curriculum.batch_size": {"1ep": 6},
-    "distill.teacher": "pairs_tasks:image_model",
+    "distill.teacher": "pairs_tasks:Teacher",
     "early_stopping.patience": "9ep",
     "ema.half_life": "2ba",
     "orca.callbacks": ["pairs_tasks:OrcaCallback"],
@@ -105,6 +105,17 @@ class Stops:
 
 class StoppedError(Exception):
     """What `Stops` raises."""
+
+
+class Teacher(nn.Module):
+    """A network of each kind, of which the batch says which it is for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.texts = image_model(), text_model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.images(inputs) if inputs.is_floating_point() else self.texts(inputs)
 
 
 def _common(dataset: TensorDataset) -> dict:
