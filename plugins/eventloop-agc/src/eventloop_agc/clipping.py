@@ -56,6 +56,7 @@ def clip_units_(params: Sequence[Tensor], clip: float, eps: float = 1e-3) -> Ten
     parts = torch.split(scales, [len(size) for size in sizes])
     shapes = [(-1, *[1] * (grad.ndim - 1))[: grad.ndim] for grad in grads]
     each = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
     torch._foreach_mul_(grads, each)
     share = (scales < 1).float().mean()
     if type(share) is not Tensor:  # of shards; the import of their class would take a while

@@ -84,6 +84,7 @@ class Sam:
             assert first is not None
             with restored(params), restored(list(state.model.buffers())):
                 with torch.no_grad():
+                    # Private, as in `ascent` (torch 2.13).
                     torch._foreach_add_(params, ascent(params, self.rho, adaptive=self.adaptive))
                 second = self._second_pass(state, closure)
             state.log("sam/sharpness", second - first, "mean")

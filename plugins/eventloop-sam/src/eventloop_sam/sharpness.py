@@ -42,6 +42,7 @@ def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> l
     """
     weights = list(params)
     grads = [param.grad for param in weights if param.grad is not None]
+    # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
     towards = list(torch._foreach_mul(grads, weights)) if adaptive else grads
     norm = get_total_norm(towards)
     if type(norm) is not Tensor:  # of shards; the import of their class would take a while
