@@ -183,19 +183,43 @@ def data_shifted(parts):
 )
 def test_what_is_left_out_makes_it_end_otherwise(tmp_path, uninterrupted, spoil):
     """Control: the comparison isn't blind to any of these."""
-    with trainer(tmp_path) as one:
+    assert differing(uninterrupted[0], spoiled(tmp_path, spoil))
+
+
+def spoiled(folder, spoil, **given):
+    """Gives what a run ends with that goes on from a checkpoint in which something was spoiled."""
+    with trainer(folder, **given) as one:
         one.fit()
-    kill_after(tmp_path, 4)
-    folder = max((tmp_path / "run" / "checkpoints").glob("ba*"))
-    checkpoint = read(folder)
+    kill_after(folder, 4)
+    place = max((folder / "run" / "checkpoints").glob("ba*"))
+    checkpoint = read(place)
     spoil(checkpoint.parts)
-    shutil.rmtree(folder)
-    write(folder, checkpoint.parts, checkpoint.facts, batch=4)
+    shutil.rmtree(place)
+    write(place, checkpoint.parts, checkpoint.facts, batch=4)
+    with trainer(folder, **given) as one:
+        one.fit()
+    return ended_with(folder)
 
-    with trainer(tmp_path) as one:
+
+def scheduler_anew(parts):
+    for pairs in parts["training"]["schedulers"].values():
+        for one in pairs:
+            one["state"] |= {"last_epoch": 0, "_step_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_same"), [(scheduler_anew, False), (lambda parts: None, True)]
+)
+def test_a_scheduler_of_torch_that_begins_anew_makes_it_end_otherwise(tmp_path, spoil, is_same):
+    """Control: it counts its own steps, where eventloop's schedules read the clock."""
+    stepping = task(scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))
+    whole = tmp_path / "whole"
+    with trainer(whole, task=stepping) as one:
         one.fit()
 
-    assert differing(uninterrupted[0], ended_with(tmp_path))
+    found = differing(ended_with(whole), spoiled(tmp_path / "spoiled", spoil, task=stepping))
+
+    assert (found == []) is is_same
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, uninterrupted):
