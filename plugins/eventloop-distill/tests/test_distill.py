@@ -1,6 +1,7 @@
 """The plugin in a training."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -35,9 +36,10 @@ class Teacher(nn.Module):
 @pytest.fixture
 def train(tmp_path):
     """Trains for two epochs; gives the trainer."""
+    numbers = itertools.count()
 
     def train(*algorithms, task=None, **settings):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder = tmp_path / str(next(numbers))
         settings = {"max_duration": "2ep", "algorithms": algorithms} | settings
         with isolated_trainer(folder, task or tiny_task(), **settings) as trainer:
             trainer.fit()

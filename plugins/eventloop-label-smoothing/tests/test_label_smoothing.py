@@ -1,6 +1,7 @@
 """The plugin in a training."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ by_torch = functools.partial(cross_entropy, label_smoothing=0.1)
 @pytest.fixture
 def fit(tmp_path):
     """Trains; gives the weights and what evaluation measured."""
+    numbers = itertools.count()
 
     def fit(*algorithms, task=None, order="", **settings):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir(exist_ok=True)
         (folder / "pyproject.toml").write_text(order)
         settings = {"max_duration": "2ep", "algorithms": algorithms} | settings
         with isolated_trainer(folder, task, **settings) as trainer:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,26 +43,28 @@ def run_ranks(
 
     Raises:
         RankError: one of them raised or died; the message has its rank and traceback.
-        TimeoutError: they took longer than `timeout_s`.
+        TimeoutError: they took longer than `timeout_s`; the message has what each was doing.
     """
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
-    for rank in range(world_size):
-        ours, theirs = context.Pipe(duplex=False)
-        variables = rank_variables(rank, world_size, store.port)
-        job = (theirs, variables, function, args, kwargs)
-        process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
-        process.start()
-        theirs.close()
-        ranks.append((process, ours))
-    try:
-        return _results(ranks, time.monotonic() + timeout_s)
-    finally:
-        for process, ours in ranks:
-            process.kill()
-            process.join()
-            ours.close()
+    with tempfile.TemporaryDirectory() as stacks:
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            variables = rank_variables(rank, world_size, store.port)
+            stack = Path(stacks, str(rank))
+            job = (theirs, variables, stack, timeout_s, function, args, kwargs)
+            process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        try:
+            return _results(ranks, time.monotonic() + timeout_s + 1, Path(stacks))
+        finally:
+            for process, ours in ranks:
+                process.kill()
+                process.join()
+                ours.close()
 
 
 class RankError(Exception):
@@ -69,11 +74,14 @@ class RankError(Exception):
 def _run(
     pipe: Connection,
     variables: dict[str, str],
+    stack: Path,
+    timeout_s: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
     os.environ |= variables
+    faulthandler.dump_traceback_later(timeout_s, file=stack.open("w"))
     torch.set_num_threads(1)
     try:
         told = (True, function(*args, **kwargs))
@@ -85,14 +93,15 @@ def _run(
     os._exit(0)
 
 
-def _results(ranks: list[tuple[Any, Connection]], deadline: float) -> list[Any]:
+def _results(ranks: list[tuple[Any, Connection]], deadline: float, stacks: Path) -> list[Any]:
     results: dict[int, Any] = {}
     while len(results) < len(ranks):
         waiting = {ours: rank for rank, (_, ours) in enumerate(ranks) if rank not in results}
         ready = wait(list(waiting), deadline - time.monotonic())
         if not ready:
-            late = ", ".join(map(str, waiting.values()))
-            raise TimeoutError(f"no result from rank {late}")
+            late = waiting.values()
+            doing = "\n".join(f"rank {rank}: {(stacks / str(rank)).read_text()}" for rank in late)
+            raise TimeoutError(f"no result from rank {', '.join(map(str, late))}\n{doing}")
         for ours, rank in waiting.items():
             if ours not in ready:
                 continue
