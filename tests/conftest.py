@@ -23,6 +23,7 @@ from eventloop import Event, Task, Trainer, hookimpl
 from eventloop.failing.bulletin import wait_until
 from eventloop.ranks.distributed import rank_variables
 
+ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -116,6 +117,24 @@ def run_python(clean: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
     return run_python
+
+
+@pytest.fixture(scope="session")
+def run_mypy() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs mypy with the project's settings; what it once read of torch it doesn't read again."""
+
+    def run_mypy(*paths: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        settings = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
+        return subprocess.run(
+            [sys.executable, "-m", "mypy", *settings, *paths],
+            cwd=cwd,
+            env=os.environ | {"MYPYPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run_mypy
 
 
 @pytest.fixture

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-import eventloop
 from eventloop.state import State
 from eventloop.view import ReadOnlyState, StateView
 
-SOURCE = Path(eventloop.__file__).parents[1]
 RIGHT = """
 from collections.abc import Generator, Mapping
 from eventloop import Moment, State, StateView, hookimpl
@@ -63,28 +56,17 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def complaints(tmp_path_factory) -> dict[str, list[int]]:
+def complaints(tmp_path_factory, run_mypy) -> dict[str, list[int]]:
     """Runs mypy on both samples once; gives the lines that it complains of."""
     folder = tmp_path_factory.mktemp("typing")
     (folder / "right.py").write_text(RIGHT)
     (folder / "wrong.py").write_text(WRONG)
-    # mypy finds what is installed by itself, and refuses to be told of it.
-    where = {} if SOURCE.name == "site-packages" else {"MYPYPATH": str(SOURCE)}
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "right.py", "wrong.py"]
-    ran = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | where,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_mypy("right.py", "wrong.py", cwd=folder)
     lines: dict[str, list[int]] = {"right.py": [], "wrong.py": []}
     for line in ran.stdout.splitlines()[:-1]:
         name, number, kind, _ = line.split(":", 3)
         assert kind.strip() in ("error", "note"), ran.stdout
-        if name in lines:  # our own source, if it isn't installed, has a test of its own
-            lines[name].append(int(number))
+        lines[name].append(int(number))
     assert ran.stderr == ""
     return lines
 
