@@ -87,12 +87,7 @@ class Bookkeeping:
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
             self.latest_loss.value = state.loss
-            state.numbers.record("train/loss", state.loss, "mean")
-        for name, optimizer in state.optimizers.items():
-            rate = optimizer.param_groups[0]["lr"]
-            # Schedulers write into a rate that is a tensor.
-            rate = rate.clone() if isinstance(rate, Tensor) else rate
-            state.numbers.record(f"lr/{name}", rate)
+        state.numbers.record_batch(state.loss, state.optimizers)
         if state.metrics["train"] and state.clock.crossed(state.numbers.interval):
             log_train_metrics(state)
 

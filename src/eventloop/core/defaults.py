@@ -97,17 +97,20 @@ class Defaults:
 
     @hookimpl
     def forward(self, state: State) -> Any:
-        batch = state.batch if state.microbatch is None else state.microbatch
+        if state.microbatch is None:
+            batch, model = state.batch, state.model
+        else:
+            batch, model = state.microbatch, state.wrapped_model
         if data.is_pair(batch):
-            return state.active_model(batch[0])
+            return model(batch[0])
         if isinstance(batch, Mapping):
             try:
-                return state.active_model(**batch)
+                return model(**batch)
             except TypeError as error:
                 _explain_keywords(error, state.model, batch)
                 raise
         if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
-            return state.active_model(data.inputs_of(batch))  # to predict for takes no targets
+            return model(data.inputs_of(batch))  # to predict for takes no targets
         raise TaskError(
             f"a batch of {data.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,19 +35,16 @@ class LossWatch:
     def __init__(self, bookkeeping: Bookkeeping) -> None:
         self._bookkeeping = bookkeeping
         self._seen: Tensor | None = None
-        self._moments: list[Moment] = []
-        self._losses: list[Tensor] = []
-        self._copies: deque[tuple[list[Moment], HostCopy]] = deque()
+        self._kept: list[tuple[Moment, Tensor]] = []
+        self._copies: deque[tuple[Sequence[Moment], HostCopy]] = deque()
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
         clock, loss = state.clock, self._bookkeeping.latest_loss.value
-        at = clock.moment()
         if loss is not self._seen and loss is not None:
             self._seen = loss
-            self._moments += [at]
-            self._losses += [loss]
-        if clock.crossed(state.numbers.interval) or at.batch % MOST_KEPT == 0:
+            self._kept.append((clock.moment(), loss))
+        if clock.crossed(state.numbers.interval) or len(self._kept) >= MOST_KEPT:
             self._start_copy()
         while self._copies and self._copies[0][1].is_ready():
             self._look(state)
@@ -81,9 +78,10 @@ class LossWatch:
             )
 
     def _start_copy(self) -> None:
-        if self._losses:
-            self._copies.append((self._moments, HostCopy(self._losses)))
-            self._moments, self._losses = [], []
+        if self._kept:
+            moments, losses = zip(*self._kept, strict=True)
+            self._copies.append((moments, HostCopy(losses)))
+            self._kept = []
 
     def _look(self, state: State) -> None:
         moments, copy = self._copies.popleft()

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Moment, Time
 
@@ -45,6 +46,17 @@ class Numbers:
         if reduce is not None:
             self._reductions[name] = reduce
 
+    def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
+        """Keeps what every batch has: its loss, if any, and the learning rates."""
+        row = self._row
+        if loss is not None:
+            row["train/loss"] = loss
+            self._reductions["train/loss"] = "mean"
+        for name, optimizer in optimizers.items():
+            rate = optimizer.param_groups[0]["lr"]
+            # Schedulers write into a rate that is a tensor.
+            row[f"lr/{name}"] = rate.clone() if isinstance(rate, Tensor) else rate
+
     def forget(self) -> None:
         """Drops the numbers of the moment under way, which won't come."""
         self._row = {}
@@ -79,6 +91,9 @@ class NoNumbers(Numbers):
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
         """Drops a number."""
+
+    def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
+        """Drops them."""
 
     def arrived(
         self, clock: Clock, *, everything: bool = False, alone: bool = False
