@@ -196,20 +196,30 @@ def test_what_changed_since_it_was_begun_is_refused(folder, broken, run, clean, 
     assert "task.options.lr: 0.1 -> 0.2" in ran.err
 
 
-def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder):
-    """Ctrl-C at the terminal reaches the runs, too, each of which saves a checkpoint."""
-    argv = ("tiny.py", "-p", "nudge", "--seeds", "1", "--max-duration", "1000000ep")
-    process = start(folder, *argv, "--run-dir", "endless", "--eval-interval", "none",
-                    "--checkpoint-interval", "none", "--jobs", "1", "--metric", "min train/loss")  # fmt: skip
+def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(
+    folder, run, clean, monkeypatch
+):
+    """Ctrl-C at the terminal reaches the runs, too, each of which saves a checkpoint.
+
+    Until then it has its folder to itself: the runs of two would be in each other's way.
+    """
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    argv = ("tiny.py", "-p", "nudge", "--seeds", "1", "--max-duration", "1000000ep",
+            "--run-dir", "endless", "--eval-interval", "none", "--checkpoint-interval", "none",
+            "--jobs", "1", "--metric", "min train/loss")  # fmt: skip
+    process = start(folder, *argv)
     log = folder / "endless" / "none" / "seed-0.log"
     wait_until(
         lambda: process.poll() is not None or (log.exists() and "callbacks:" in log.read_text()),
         300,
     )
 
+    second = run("ablate", *argv)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
 
     assert process.returncode == 130
     assert err == "interrupted: 2 runs are left; the same line goes on\n"
     assert list((folder / "endless" / "none" / "seed-0" / "checkpoints").glob("ba*"))
+    assert second.err.startswith("ResumeError: another process trains in endless")

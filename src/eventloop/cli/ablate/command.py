@@ -54,14 +54,15 @@ def _outcomes(
     folder = Folder(ablation.folder)
     folder.begin(ablation.description)
     runs = runs_of(ablation)
-    done = [one for one in map(folder.outcome, runs) if one is not None]
-    write_lines(header(ablation, len(runs), len(done)))
-    metrics = _metrics(ablation, done)
-    choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
-    known = {one.run for one in done}
-    waiting = [one for one in runs if one not in known]
-    with Progress(len(runs), len(done)) as progress:
-        done += run_all(waiting, ablation, folder, progress)
+    with folder.held():
+        done = [one for one in map(folder.outcome, runs) if one is not None]
+        write_lines(header(ablation, len(runs), len(done)))
+        metrics = _metrics(ablation, done)
+        choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
+        known = {one.run for one in done}
+        waiting = [one for one in runs if one not in known]
+        with Progress(len(runs), len(done)) as progress:
+            done += run_all(waiting, ablation, folder, progress)
     by_run = {one.run: one for one in done}
     return [by_run[one] for one in runs], metrics
 

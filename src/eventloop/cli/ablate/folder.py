@@ -13,6 +13,7 @@ from eventloop.checkpoint.differences import (
     plugin_differences,
     task_differences,
 )
+from eventloop.checkpoint.run_lock import RunLock
 from eventloop.cli.ablate.runs import Outcome, Run
 from eventloop.errors import EventloopError, ResumeError, UsageError
 
@@ -57,6 +58,20 @@ class Folder:
                 f"{file} can't be written: {error.strerror or error}",
                 fix="free space, or give another folder with --run-dir",
             ) from error
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other ablations out, whose runs would be in the way of each other.
+
+        Raises:
+            ResumeError: one is under way here.
+        """
+        lock = RunLock(self.path)
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def run_dir(self, run: Run) -> Path:
         """Gives the folder of a run."""

@@ -21,6 +21,7 @@ from eventloop.cli.ablate.folder import Folder, read_json
 from eventloop.cli.ablate.progress import Progress
 from eventloop.cli.ablate.request import Ablation
 from eventloop.cli.ablate.runs import NONE, Outcome, Run, Variant, fit_argv
+from eventloop.failing.orphans import ending_with_parent
 from eventloop.failing.plain import one_line
 from eventloop.failing.signals import Interrupted, Terminated
 
@@ -122,7 +123,10 @@ class _UnderWay:
         self.received: list[int] = []
 
     def start(self, run: Run, folder: Folder) -> None:
-        """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here."""
+        """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here.
+
+        It ends when this process is killed: otherwise it would be in the way of one that goes on.
+        """
         path = folder.log(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         paths = [f"--run-dir={folder.run_dir(run)}", f"--result={folder.result(run)}"]
@@ -135,6 +139,7 @@ class _UnderWay:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=ending_with_parent(),
             )
             self.processes.append(_Process(run, process, log_start, time.monotonic()))
 
