@@ -53,13 +53,13 @@ def test_tags_tell_of_what_the_run_is_made():
     """What isn't known isn't there."""
     manifest = {
         "git": {"commit": "abc", "dirty": None},
-        "command_line": ["eventloop", "fit", "x.py"],
+        "command_line": ["eventloop", "fit", "my x.py"],
         "versions": {"torch": "2.13.0"},
         "plugins": [{"name": "mixup", "version": "0.1.0"}, {"name": "watch", "version": ""}],
     }
 
     assert tags(manifest) == {
-        "mlflow.source.name": "eventloop fit x.py",
+        "mlflow.source.name": "eventloop fit 'my x.py'",
         "mlflow.source.git.commit": "abc",
         "eventloop.plugins": "mixup 0.1.0, watch",
         "eventloop.version.torch": "2.13.0",

@@ -143,12 +143,22 @@ def test_a_path_may_be_given(tmp_path):
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_a_path_that_can_not_be_written_is_named(tmp_path):
-    """After hours of training, the message has to say what to do."""
+@pytest.mark.parametrize("page", ["file/page.html", "folder.html"])
+def test_a_path_that_can_not_be_written_is_named_before_the_first_step(page, tmp_path):
+    """Not after hours of training."""
     (tmp_path / "file").touch()
+    (tmp_path / "folder.html").mkdir()
 
-    with pytest.raises(PluginError, match=r"can't be written to .*file[\s\S]*--report.path"):
-        fit(tmp_path, Report(path=tmp_path / "file" / "page.html", pngs=False))
+    with pytest.raises(PluginError, match=r"can't be written to [\s\S]*--report.path") as caught:
+        fit(tmp_path, Report(path=tmp_path / page, pngs=False), ends=Ends(1))
+    assert "fit_start" in str(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("path", ["page", "page.png", ""])
+def test_a_page_is_named_as_one(path):
+    """Its name without `.html` is that of the folder of the PNGs."""
+    with pytest.raises(ValueError, match=r"ends in \.html"):
+        Report(path=path)
 
 
 def test_a_trainer_that_trains_nothing_writes_nothing(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
         f"{one['name']} {one['version'] or ''}".strip() for one in manifest.get("plugins", ())
     ]
     found = {
-        "mlflow.source.name": " ".join(manifest.get("command_line", ())),
+        "mlflow.source.name": shlex.join(manifest.get("command_line", ())),
         "mlflow.source.git.commit": git.get("commit"),
         "eventloop.git_dirty": git.get("dirty"),
         "eventloop.plugins": ", ".join(plugins) or "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
     commit = manifest["git"]["commit"]
     if commit:
         yield "commit", commit + (", with changes" if manifest["git"]["dirty"] else "")
-    yield "command", _short(" ".join(manifest["command_line"]))
+    yield "command", _short(shlex.join(manifest["command_line"]))
     yield "settings", _short(", ".join(_changed_settings(manifest["settings"])) or "defaults")
     for one in manifest["plugins"]:
         options = ", ".join(f"{name}={value!r}" for name, value in one["options"].items())

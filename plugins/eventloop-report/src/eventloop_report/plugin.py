@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
+from eventloop.files import why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers
@@ -29,10 +30,15 @@ class Report:
         path: the page; not set: report.html in the folder of the run. The PNGs are in a folder
             beside it that has its name without `.html`.
         pngs: whether each plot is written as a PNG, too.
+
+    Raises:
+        ValueError: the page's name doesn't end in `.html`.
     """
 
     def __init__(self, *, path: Path | None = None, pngs: bool = True) -> None:
         self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.suffix != ".html":
+            raise ValueError(f"path={str(path)!r} is no page; its name ends in .html")
         self.pngs = pngs
         self._numbers = Numbers()
         self._seconds = dict.fromkeys(_PHASES, 0.0)
@@ -49,7 +55,14 @@ class Report:
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
-        """Begins to take the time."""
+        """Begins to take the time.
+
+        Raises:
+            PluginError: nothing can be written there, which a run shouldn't learn at its end.
+        """
+        assert self._page is not None
+        if reason := why_no_file(self._page):
+            raise self._unwritable(reason)
         self._since = time.perf_counter()
         self._phase = "everything else"
 
@@ -156,11 +169,14 @@ class Report:
                 for name, plot in zip(names, plots, strict=True):
                     (folder / f"{name}.png").write_bytes(png(plot))
         except OSError as error:
-            raise PluginError(
-                f"the report can't be written to {self._page}: {error.strerror or error}",
-                fix="free space or give another file with `--report.path FILE.html`, or switch "
-                "the plugin off with `-p no:report`",
-            ) from error
+            raise self._unwritable(error.strerror or str(error)) from error
+
+    def _unwritable(self, reason: str) -> PluginError:
+        return PluginError(
+            f"the report can't be written to {self._page}: {reason}",
+            fix="free space or give another file with `--report.path FILE.html`, or switch the "
+            "plugin off with `-p no:report`",
+        )
 
 
 def _left_out(num_plots: int, what: str, num_names: int) -> str:
