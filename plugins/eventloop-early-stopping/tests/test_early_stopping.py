@@ -108,6 +108,20 @@ def test_evaluations_in_mid_epoch_stop_a_run_there(tmp_path):
     )
 
 
+def test_a_metric_that_nobody_computes_is_told(tmp_path):
+    """The run would never stop, and nobody would know why."""
+    plugin = EarlyStopping(metric="eval/test/score")
+
+    with pytest.warns(UserWarning, match="'eval/test/score', but with eval_interval none nothing"):
+        fit(tmp_path, scripted_task(1), plugin, eval_interval=None, max_duration="1ep")
+
+
+def test_a_patience_in_tokens_needs_tokens(tmp_path):
+    """Likewise: where they aren't counted, none ever pass."""
+    with pytest.raises(SettingError, match="patience is 5tok, but nobody counts tokens"):
+        fit(tmp_path, scripted_task(1), EarlyStopping(patience="5tok"))
+
+
 class Rows:
     """A callback that keeps what is logged, by name."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,10 +103,27 @@ class EarlyStopping:
         if self._waiting.since is None or is_prolonged:
             self._waiting.begin(state.clock.moment())
         self._until = str(state.until)
+        assert self._watched is not None
+        if self._watched.dataset and state.settings.eval_interval is None and not state.rank:
+            warnings.warn(
+                f"early-stopping watches {self._watched.name!r}, but with eval_interval none "
+                "nothing is evaluated, unless a plugin asks for it",
+                stacklevel=2,
+            )
 
     @hookimpl
     def batch_end(self, state: StateView) -> None:
-        """Takes the loss into the epoch's mean, on the device."""
+        """Takes the loss into the epoch's mean, on the device.
+
+        Raises:
+            SettingError: the patience is in tokens, but there are none.
+        """
+        if self.patience.unit == "tok" and not state.clock.token:
+            raise SettingError(
+                f"early-stopping.patience is {self.patience}, but nobody counts tokens",
+                fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
+                "batches: `--early-stopping.patience 100ba`",
+            )
         if state.loss is None or self._watched is None or self._watched.dataset:
             return
         loss = state.loss.detach().float()
