@@ -93,10 +93,11 @@ def test_an_algorithm_that_was_off_stays_off(run, install, clean):
     with Trainer(tiny_task(), configuration=without) as trainer:
         trainer.fit("2ba")
 
-    trainer, _ = run("3ba", max_duration=None)
+    trainers = [run(until, max_duration=None)[0] for until in ("3ba", "4ba")]
 
-    reasons = {one.found.name: one.reason for one in trainer.off}
-    assert reasons["doubles"] == "not part of this run: off when it began, -p no:doubles"
+    for trainer in trainers:
+        reasons = {one.found.name: one.reason for one in trainer.off}
+        assert reasons["doubles"] == "not part of this run: off when it began, -p no:doubles"
 
 
 def test_a_new_callback_takes_part(run, install):

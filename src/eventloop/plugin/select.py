@@ -43,8 +43,11 @@ class Choice:
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return ""
-        if name in self.off_then:
-            return f"{NOT_IN_RUN}: off when it began, {self.off_then[name]}"
+        then = self.off_then.get(name)
+        if then is not None and then.startswith(NOT_IN_RUN):
+            return then  # it was so when the run went on the last time
+        if then is not None:
+            return f"{NOT_IN_RUN}: off when it began, {then}"
         return f"{NOT_IN_RUN}: installed since; `-p {found.name}` takes it in"
 
     def switches_off(self, name: str) -> bool:
