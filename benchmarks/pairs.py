@@ -285,6 +285,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     packages = packages_in(given.plugins.resolve())
+    names = [one.name for one in packages]
+    if unknown := sorted({*(given.only or ())} - {*names}):
+        parser.error(f"no package is named {', '.join(unknown)}; there are {', '.join(names)}")
     pairs = [
         pair
         for pair in itertools.combinations_with_replacement(packages, 2)

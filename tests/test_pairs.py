@@ -135,3 +135,12 @@ def test_the_matrix_has_a_mark_for_each_pair(pairs, capsys):
     assert lines[:2] == [" 1 ema  .", " 2 swa  x  F"]
     assert "ema + swa (images): ema and swa both average" in lines
     assert "swa (images): broken" in lines
+
+
+def test_a_package_that_is_not_there_is_told(pairs, monkeypatch, capsys):
+    """An empty matrix would look like one without a failure."""
+    monkeypatch.setattr("sys.argv", ["pairs.py", "--only", "ema", "nosuch"])
+
+    with pytest.raises(SystemExit):
+        pairs.main()
+    assert "no package is named nosuch; there are agc, blurpool" in capsys.readouterr().err
