@@ -16,14 +16,16 @@ from eventloop.cli.ablate.runs import runs_of
 from eventloop.cli.ablate.table import header
 from eventloop.cli.arguments import read_arguments
 from eventloop.cli.job import prepare
-from eventloop.errors import UsageError
+from eventloop.errors import PluginError, UsageError
 
 SOURCE = Path(eventloop.__file__).parents[1]
 ALPHA = """
 from eventloop import hookimpl
 
 class Plugin:
-    def __init__(self, *, alpha: float = 0.4) -> None: ...
+    def __init__(self, *, alpha: float = 0.4) -> None:
+        if alpha < 0:
+            raise ValueError(f"alpha={alpha} is no share")
 
     @hookimpl
     def close(self): pass
@@ -77,6 +79,12 @@ def test_a_run_is_the_command_line_without_what_is_off(read):
     )  # fmt: skip
     assert "-pno:bb-test" in argv["none"]
     assert not any("alpha" in word for word in argv["none"])
+
+
+def test_an_option_that_can_not_be_is_found_before_the_runs(read):
+    """Each run with the algorithm would fail, one after the other."""
+    with pytest.raises(PluginError, match=r"bb-test can't be built: .*alpha=-1\.0 is no share"):
+        read(*BOTH, "--bb-test.alpha", "-1")
 
 
 def test_what_is_kept_takes_part_in_all_runs(read):

@@ -72,7 +72,7 @@ def test_a_seed_that_failed_leaves_the_others(table, capsys):
     assert "(2 of 3 seeds)" in out
     assert rows[1].differences["none"].num_seeds == 2
     assert "failed: ema, seed 1: RuntimeError: no luck; here/ema.log" in [
-        *footnotes(ablation, rows)
+        *footnotes(ablation, rows, METRIC)
     ]
 
 
@@ -86,13 +86,29 @@ def test_a_value_that_is_not_finite_is_shown_as_such(table, capsys):
 
 def test_the_notes_say_what_the_numbers_cannot(table):
     """Whoever reads the table alone would be misled."""
-    assert "1 seed" not in str([*footnotes(*table())])
-    one_seed = [*footnotes(*table({"none": [0.9], "ema": [0.8]}))]
+    assert "1 seed" not in str([*footnotes(*table(), METRIC)])
+    one_seed = [*footnotes(*table({"none": [0.9], "ema": [0.8]}), METRIC)]
     assert one_seed == ["one seed shows no difference: give --seeds 5"]
-    at_once = [*footnotes(*table(jobs=2))]
+    at_once = [*footnotes(*table(jobs=2), METRIC)]
     assert at_once[1].startswith("2 runs shared the cores")
-    stood_off = [*footnotes(*table(off={"ema": "no images"}.items()))]
+    stood_off = [*footnotes(*table(off={"ema": "no images"}.items()), METRIC)]
     assert stood_off[1:] == ["no part in ema: ema (no images)"]
+
+
+def test_the_notes_say_where_lower_is_better(table):
+    """The metric's name may not."""
+    told = [*footnotes(*table(), Metric("eval/test/mse", False))]
+
+    assert told[0] == "test/mse: lower is better, and a difference below 0"
+
+
+def test_a_small_metric_of_one_seed_has_digits(table, capsys):
+    """There is no deviation that says how many."""
+    write_rows(table({"none": [5.801e-05], "ema": [1.5e-04]})[1], METRIC)
+
+    out = capsys.readouterr().out
+    assert "0.00005801" in out
+    assert "+0.00009199" in out
 
 
 def test_json_has_every_run(table):

@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
         write_json(content_of(ablation, rows, metric))
     else:
         write_rows(rows, metric)
-        write_lines(footnotes(ablation, rows))
+        write_lines(footnotes(ablation, rows, metric))
     if plot is not None:
         draw(rows, metric, plot)
     return FAILURE if any(one.reason for one in outcomes) else 0

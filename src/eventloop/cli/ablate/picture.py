@@ -45,6 +45,14 @@ def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:
             if low is not None and high is not None:
                 right.plot([low, high], [place, place], color="tab:blue")
     right.axvline(0, color="grey", linewidth=0.8)
+    for axes in (left, right):
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+        # Of small numbers, many or with all their noughts, one would run into the next.
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter("{x:.4g}")
     left.set_yticks(range(len(rows)), [row.variant.name for row in rows])
     left.set_ylim(len(rows) - 0.5, -0.5)
     better = {True: ", higher is better", False: ", lower is better", None: ""}

@@ -20,6 +20,7 @@ from eventloop.cli.modes import OPTIONS as MODES
 from eventloop.errors import UsageError, closest
 from eventloop.manifest import plain
 from eventloop.options import flag
+from eventloop.plugin.configure import configure
 from eventloop.plugin.load import Loaded
 from eventloop.plugin.records import fold
 from eventloop.urls import place_of
@@ -92,6 +93,7 @@ def read_ablation(arguments: Arguments, job: Job) -> Ablation:
 
     Raises:
         UsageError: there is nothing to ablate, or something is said that each run says itself.
+        PluginError: an algorithm can't be built with its options.
     """
     for name in _OWN:
         if name in arguments.flags:
@@ -103,6 +105,8 @@ def read_ablation(arguments: Arguments, job: Job) -> Ablation:
             "there is no algorithm to ablate: none is active",
             fix="install one, or name one that sleeps or is switched off with `-p NAME`",
         )
+    for one in (*kept, *ablated):  # an option that can't be would fail run after run
+        configure(one.found, one.target, job.configuration.section(one.found.name))
     description = _description(arguments, job, ablated, kept)
     threads, jobs = _threads_and_jobs(arguments, job)
     return Ablation(

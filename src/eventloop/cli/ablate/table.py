@@ -108,8 +108,10 @@ def write_rows(rows: Sequence[Row], metric: Metric) -> None:
     )
 
 
-def footnotes(ablation: Ablation, rows: Sequence[Row]) -> Iterator[str]:
+def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterator[str]:
     """Gives what is to be known of the table."""
+    if metric.higher_is_better is False:
+        yield f"{metric.label}: lower is better, and a difference below 0"
     if len(ablation.seeds) > 1:
         yield (
             f"± is the standard deviation over {len(ablation.seeds)} seeds; against another row: the "
@@ -192,11 +194,16 @@ def _took_no_part(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _digits(rows: Sequence[Row]) -> int:
-    """Gives how many digits after the point show two of the smallest deviation."""
+    """Gives how many digits after the point show two of the smallest deviation.
+
+    Where there is none, four of the smallest mean.
+    """
     deviations = [row.std for row in rows if row.std and math.isfinite(row.std)]
-    if not deviations:
+    means = [abs(row.mean) for row in rows if row.mean and math.isfinite(row.mean)]
+    if not deviations and not means:
         return 4
-    return min(8, max(0, 1 - math.floor(math.log10(min(deviations)))))
+    size = math.floor(math.log10(min(deviations or means)))
+    return min(12, max(0, 1 - size) if deviations else max(4, 3 - size))
 
 
 def _mean(row: Row, digits: int) -> str:
