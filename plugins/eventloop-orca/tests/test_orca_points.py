@@ -114,6 +114,17 @@ def test_an_object_without_points_is_refused():
         Orca(callbacks=[object()])
 
 
+def test_a_misspelt_point_is_told():
+    """Beside one that is right, it would never be called, and nobody would know."""
+
+    class Typo(Callback):
+        def before_trian_iter(self, runner): ...
+
+    says = "callback Typo: 'before_trian_iter' is no point; the closest is 'before_train_iter'"
+    with pytest.warns(UserWarning, match=says):
+        Orca(callbacks=[Typo()])
+
+
 def test_each_eval_data_loader_is_a_validation(tmp_path):
     """Orca has one; the runner says which of several it is."""
     loaders = {"valid": tiny_batches(1), "test": tiny_batches(1)}

@@ -34,6 +34,7 @@ class Notes(Callback):
     def before_train_iter(self, runner):
         self.note("before_train_iter", runner)
         self.counts.append((runner.epochs, runner.batch_idx, runner.global_step))
+        assert runner.epoch == runner.epochs + 1  # as the document counts
 
     def after_train_iter(self, runner):
         self.note("after_train_iter", runner)

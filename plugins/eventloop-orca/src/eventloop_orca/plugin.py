@@ -80,6 +80,7 @@ class Orca:
     def epoch_start(self, state: State) -> None:
         """The point `before_train_epoch`, also where an epoch goes on."""
         self._runner.epochs = state.clock.epoch
+        self._runner.epoch = state.clock.epoch + 1
         self._tell("before_train_epoch")
 
     @hookimpl(wrapper=True)

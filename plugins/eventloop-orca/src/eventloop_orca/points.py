@@ -7,11 +7,13 @@ too, and under either of the document's namings.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable as Function
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from eventloop import PluginError
+from eventloop.errors import closest
 from eventloop_orca.callbacks import MainCallback
 
 # What alone a main callback has.
@@ -58,11 +60,18 @@ class Points:
 
     def __init__(self, callbacks: Sequence[object]) -> None:
         for one in callbacks:
+            meant = "; ".join(_misspelt(one))
             if not any(callable(getattr(one, name, None)) for name in _ALL):
                 raise PluginError(
-                    f"the callback {one!r} has no method of any point of a run",
+                    f"the callback {type(one).__name__} has no method of any point of a run"
+                    + (f": {meant}" if meant else ""),
                     fix="give one such as before_run, after_train_iter or on_epoch_end; orca "
                     "runs classes that were written for BigDL Orca, not plugins of eventloop",
+                )
+            if meant:
+                warnings.warn(
+                    f"orca never calls a method of the callback {type(one).__name__}: {meant}",
+                    stacklevel=4,
                 )
         mains = [one for one in callbacks if is_main(one)]
         if len(mains) > 1:
@@ -93,6 +102,15 @@ class Points:
 def is_main(callback: object) -> bool:
     """Tells whether a callback is a main one: whether it has a method that those alone have."""
     return any(callable(getattr(callback, name, None)) for name in OF_MAIN)
+
+
+def _misspelt(callback: object) -> Iterator[str]:
+    """Says of each method that is no point's which one it may have been meant for."""
+    for name in dir(type(callback)):
+        if name.startswith(("before_", "after_", "on_")) and name not in _ALL:
+            meant = closest(name, sorted(_ALL))
+            if meant:
+                yield f"{name!r} is no point{meant}"
 
 
 def _methods(callbacks: Iterable[object], point: str) -> Iterator[Method]:

@@ -46,6 +46,7 @@ class Runner:
 
     Attributes:
         epochs: how many epochs are done; the one under way counts after its validation.
+        epoch: the number of the epoch under way, from 1; of the latest one after the run.
         batch_idx: the number of the batch within its epoch, from 0.
         output, outputs: what the model gave, by either name.
         loss: a tensor of shape ().
@@ -65,7 +66,7 @@ class Runner:
         self._is_predicting = False
         self._is_stopped = False
         self._is_before_run = False
-        self.epochs = state.clock.epoch
+        self.epochs = self.epoch = state.clock.epoch
 
     def begin_run(self) -> None:
         """Lets `num_epochs` be changed, and forgets an earlier stop."""
