@@ -241,6 +241,26 @@ def test_a_peak_for_nothing_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda part: nn.Sequential(torch.compile(part, backend="eager"), nn.Linear(3, 3)),
+        torch.jit.script,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_what_can_not_be_looked_into_has_no_operations(tmp_path, wrap):
+    """Those of the other parts alone would look like a slow device."""
+    task = tiny_task(model=lambda: wrap(nn.Linear(3, 3)))
+    with isolated_trainer(
+        tmp_path, task, callbacks=[Throughput(), logged := Logged()], log_interval="1ba"
+    ) as trainer:
+        trainer.fit()
+
+    assert logged.rows
+    assert not any("tflops" in row for row in logged.rows.values())
+
+
+@pytest.mark.parametrize(
     ("option", "value", "error"),
     [
         ("window", 0, ValueError),

@@ -83,6 +83,7 @@ class _Count:
         self._handles = [
             handle
             for module in model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)  # which takes none
             for handle in (
                 module.register_forward_pre_hook(self._enter),
                 module.register_forward_hook(self._leave, always_call=True),
@@ -122,6 +123,19 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
         return out
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Tells whether a part of a model is compiled, so that its operations can't be seen.
+
+    By what `torch.compile` and `Module.compile` leave, which has no public name (torch 2.13).
+    """
+    return any(
+        isinstance(module, torch._dynamo.OptimizedModule)
+        # A scripted module has no such attribute.
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 def shapes_of(inputs: Any) -> Shapes:

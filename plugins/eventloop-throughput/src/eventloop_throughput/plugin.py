@@ -10,7 +10,7 @@ import torch
 
 from eventloop import PluginError, hookimpl
 from eventloop.clock import resolve
-from eventloop_throughput.flops import ForwardFlops
+from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
 from eventloop_throughput.window import Amounts, Window
 
@@ -67,7 +67,8 @@ class Throughput:
         Raises:
             PluginError: a peak was given, but there is nothing to compare it with.
         """
-        counts = self.gflops_per_sample is None and not state.settings.compile
+        is_hidden = bool(state.settings.compile) or is_compiled(state.model)
+        counts = self.gflops_per_sample is None and not is_hidden
         self._passes = ForwardFlops() if counts else None
         if self.peak_tflops is not None and not counts and self.gflops_per_sample is None:
             raise PluginError(
@@ -149,7 +150,7 @@ class Throughput:
         }
         if total.tokens:
             numbers["tokens_per_s"] = total.tokens / total.seconds
-        if self._passes is not None or self.gflops_per_sample is not None:
+        if total.flops:  # none are seen of a scripted model, or one without products
             numbers["tflops"] = total.flops / total.seconds / 1e12
             if self._peak_tflops is not None:
                 numbers["mfu"] = numbers["tflops"] / self._peak_tflops
