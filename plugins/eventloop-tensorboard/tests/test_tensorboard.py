@@ -11,6 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from eventloop import PluginError, hookimpl
+from eventloop.errors import SettingError
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_tensorboard import Tensorboard
 from eventloop_tensorboard.hyperparameters import hyperparameters
@@ -339,3 +340,9 @@ def test_a_time_that_is_none_is_refused(value):
     """Before the run."""
     with pytest.raises(ValueError, match=value):
         Tensorboard(histograms=value)
+
+
+def test_an_interval_in_tokens_needs_tokens(tmp_path):
+    """After the first histogram none would come, in silence."""
+    with pytest.raises(SettingError, match="histograms is 5tok, but nobody counts tokens"):
+        fit(tmp_path, tensorboard=Tensorboard(histograms="5tok"))

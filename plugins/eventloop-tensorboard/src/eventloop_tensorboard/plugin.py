@@ -17,6 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, Time, hookimpl
 from eventloop.clock import resolve
+from eventloop.errors import SettingError
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters
@@ -88,7 +89,17 @@ class Tensorboard:
 
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
-        """Writes the histograms that have arrived on the host."""
+        """Writes the histograms that have arrived on the host.
+
+        Raises:
+            SettingError: they are to come every so many tokens, but there are none.
+        """
+        if self._interval is not None and self._interval.unit == "tok" and not state.clock.token:
+            raise SettingError(
+                f"tensorboard.histograms is {self._interval}, but nobody counts tokens",
+                fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
+                "batches: `--tensorboard.histograms 100ba`",
+            )
         while self._on_the_way and self._on_the_way[0].is_there():
             self._write_histograms()
 
