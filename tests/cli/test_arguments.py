@@ -50,6 +50,15 @@ def test_no_plugins_takes_no_value():
     assert (arguments.choice.autoload, arguments.choice.autoload_reason) == (False, "--no-plugins")
 
 
+def test_names_may_be_given_one_by_one():
+    """As plugins may with -p."""
+    command = Command("ablate", "", (CommandOption("keep", "NAMES", ""),))
+
+    assert (
+        read_arguments(["--keep", "ema", "--keep=swa,sam"], command).given["keep"] == "ema,swa,sam"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

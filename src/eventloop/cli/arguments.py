@@ -111,7 +111,9 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
         elif not name:
             words.append(value)
         elif key in options:
-            if value and key in given:
+            if value and key in given and options[key].metavar == "NAMES":
+                value = f"{given[key]},{value}"  # as with -p
+            elif value and key in given:
                 raise UsageError(
                     f"{name} is given twice, as {given[key]!r} and as {value!r}",
                     fix="leave one of them out; what two files say belongs into one",
