@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from eventloop.checkpoint.find import find_start
-from eventloop.checkpoint.loading import warn_of_misfits, weights_at
+from eventloop.checkpoint.loading import warn_of_misfits, weights_and_states
 from eventloop.checkpoint.storage import storage_of
 from eventloop.clock import Time, resolve
 from eventloop.configuration import Configuration
@@ -258,7 +258,9 @@ class Trainer:
         with self._told_of_failure():
             return self._hooks.export(self.state, Path(path))
 
-    def load_weights(self, path: str | Path, *, strict: bool = True) -> None:
+    def load_weights(
+        self, path: str | Path, *, strict: bool = True, as_evaluated: bool = False
+    ) -> None:
         """Loads weights into the model, and nothing else.
 
         Args:
@@ -266,6 +268,9 @@ class Trainer:
                 its newest checkpoint that verifies.
             strict: whether missing and unexpected names are errors; otherwise they are warned of,
                 and what is missing stays as it is.
+            as_evaluated: whether plugins that export other weights than the model's, averages say,
+                get what they kept in the checkpoint, so that evaluation sees what that of the run
+                saw.
 
         Raises:
             TaskError: they can't be read, or don't fit the model.
@@ -273,9 +278,11 @@ class Trainer:
         """
         with self._told_of_failure():
             try:
-                weights = weights_at(Path(path))
+                averaging = self._core.assembly.exporting if as_evaluated else ()
+                weights, states = weights_and_states(Path(path), averaging)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
+                self._core.capture.plugins.put(states)
                 self._hooks.restore_model(self.state, weights, strict)
             except (OSError, SafetensorError, RuntimeError) as error:
                 raise TaskError(

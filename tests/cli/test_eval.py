@@ -37,6 +37,17 @@ def test_exported_weights_are_evaluated(run, tiny):
     assert f"test/accuracy {metrics['test']['accuracy']:.4g}" in fit.out
 
 
+def test_a_run_is_evaluated_though_it_was_begun_otherwise(run, tiny):
+    """The flag that the refusal names is one that the command knows."""
+    fit = run("fit", "tiny.py", "--no-plugins", "--run-dir", "there", "--max-duration", "2ep")
+    argv = ("eval", "tiny.py", "--no-plugins", "--json", "--run-dir", "there")
+
+    assert "`--allow-config-change`" in run(*argv, "--max-duration", "3ep").err
+    metrics = json.loads(run(*argv, "--max-duration", "3ep", "--allow-config-change").out)
+
+    assert f"test/accuracy {metrics['test']['accuracy']:.4g}" in fit.out
+
+
 def test_weights_that_do_not_exist_are_wrong_usage(run, tiny):
     """The check comes before the task is built."""
     ran = run("eval", "tiny.py", "--weights", "m.safetensors")

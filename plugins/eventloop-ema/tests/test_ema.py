@@ -258,6 +258,28 @@ def test_loaded_weights_are_evaluated_themselves(tmp_path):
     assert torch.equal(weights_of(trainer.state.model), expected)
 
 
+def test_weights_of_a_run_are_evaluated_as_the_run_did(tmp_path):
+    """`eventloop eval --weights RUN` gives the numbers that the run has printed."""
+    sees = Sees()
+    given = {"max_duration": "2ep", "checkpoint_interval": "1ep"}
+    plugins = [Ema(decay=0.8, rampup=0), sees]
+    with isolated_trainer(tmp_path, algorithms=plugins, **given) as trainer:
+        trainer.fit()
+        trained, expected = weights_of(trainer.state.model), sees.seen[-1]
+    run = trainer.state.run_dir
+
+    with isolated_trainer(tmp_path / "new", algorithms=[Ema(), sees]) as other:
+        other.load_weights(run, as_evaluated=True)
+        other.eval()
+        seen = sees.seen[-1]
+        other.load_weights(run)
+        other.eval()
+
+    assert torch.equal(seen, expected)
+    assert torch.equal(sees.seen[-1], trained)
+    assert not torch.equal(trained, expected)
+
+
 @pytest.fixture(scope="module")
 def after_six_batches(tmp_path_factory):
     """The averages with a half-life of 6 batches, which are 24 samples, 2 epochs, half the run."""

@@ -184,6 +184,24 @@ def test_loaded_weights_are_evaluated_themselves(tmp_path):
     assert torch.equal(weights_of(trainer.state.model), expected)
 
 
+def test_weights_of_a_run_are_evaluated_as_the_run_did(tmp_path):
+    """With the mean and its statistics, and not with ema's averages, which the mean hides."""
+    sees = Sees()
+    given = {"algorithms": [Ema(), Swa(start="1ep"), sees], "max_duration": "3ep"}
+    task = tiny_task(model=with_norm)
+    with isolated_trainer(tmp_path, task, checkpoint_interval="1ep", **given) as trainer:
+        trainer.fit()
+        expected, run = sees.seen[-1], trainer.state.run_dir
+
+    given["algorithms"] = [Ema(), Swa(start="1ep"), sees]
+    with isolated_trainer(tmp_path / "new", tiny_task(model=with_norm), **given) as other:
+        other.load_weights(run, as_evaluated=True)
+        other.eval()
+
+    assert torch.equal(sees.seen[-1], expected)
+    assert not torch.equal(weights_of(other.state.model), expected)
+
+
 @pytest.mark.parametrize("scheduler", [None, schedules.cosine()])
 def test_the_learning_rate_is_the_given_one_from_the_start_on(tmp_path, scheduler):
     """High and constant, as the paper has it, whatever the schedule does."""

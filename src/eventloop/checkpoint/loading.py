@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,6 +15,7 @@ from eventloop.checkpoint.places import checkpoint_at
 from eventloop.checkpoint.weights import PART
 from eventloop.errors import CheckpointError, TaskError, counted
 
+STATES = "plugins"
 _MOST_NAMED = 3
 
 
@@ -24,22 +26,44 @@ def weights_at(path: Path) -> dict[str, Tensor]:
         path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.
 
     Raises:
+        OSError, SafetensorError, CheckpointError, UsageError: as `weights_and_states` does.
+    """
+    return weights_and_states(path)[0]
+
+
+def weights_and_states(
+    path: Path, plugins: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads weights, and what plugins kept beside them, to the host.
+
+    Args:
+        path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.
+        plugins: by their folded names.
+
+    Returns:
+        The weights by name; and the states of those plugins that have one there.
+
+    Raises:
         OSError, SafetensorError: there is no such file, or it isn't one.
         CheckpointError: the checkpoint doesn't verify, or has no weights.
         UsageError: the folder has no checkpoint.
     """
     if not path.is_dir():
-        return load_file(path, device="cpu")
+        return load_file(path, device="cpu"), {}
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
-    weights = read(checkpoint, only=[PART]).parts[PART]
+    found = read(checkpoint, only=[PART])
+    weights = found.parts[PART]
     if not isinstance(weights, dict):
         raise CheckpointError(
             f"the weights of the checkpoint {str(checkpoint)!r} aren't tensors by name",
             fix="take another checkpoint",
         )
-    return weights
+    if not plugins or STATES not in found.names:
+        return weights, {}
+    states = read(checkpoint, only=[STATES]).parts[STATES]
+    return weights, {name: states[name] for name in plugins if name in states}
 
 
 def warn_of_misfits(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
+from eventloop.cli.changes import CHANGES, allowed
 from eventloop.cli.crash import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, prepare, weights_path
@@ -30,6 +31,7 @@ COMMAND = Command(
     (
         WEIGHTS,
         NOT_STRICT,
+        *CHANGES,
         NPROC,
         CommandOption("json", "", "write JSON instead of a header and a table"),
     ),
@@ -67,12 +69,15 @@ def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,
-        Trainer(job.build_task(), configuration=job.configuration) as trainer,
+        Trainer(
+            job.build_task(), configuration=job.configuration, allowed=allowed(arguments)
+        ) as trainer,
     ):
         active += trainer.plugins
         require_eval_data(trainer, arguments.task)
         if weights is not None:
-            trainer.load_weights(weights, strict="not_strict" not in arguments.given)
+            strict = "not_strict" not in arguments.given
+            trainer.load_weights(weights, strict=strict, as_evaluated=strict)
         if "json" not in arguments.given:
             write_lines(header_lines(trainer, arguments.task, job.task_options()))
         return {

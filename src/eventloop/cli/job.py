@@ -26,7 +26,8 @@ from eventloop.task import Task
 WEIGHTS = CommandOption(
     "weights",
     "PATH",
-    "load these: a safetensors file, a checkpoint, or a run's newest; else as the task builds them",
+    "load these: a safetensors file; a checkpoint, or a run's newest, with the averages that active "
+    "plugins kept there; else as the task builds them",
 )
 NOT_STRICT = CommandOption(
     "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.changes import CHANGES, allowed
 from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
 from eventloop.cli.header import header_lines
@@ -27,6 +28,7 @@ COMMAND = Command(
     (
         WEIGHTS,
         NOT_STRICT,
+        *CHANGES,
         CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),
         CommandOption("dataloader", "NAME", "for this eval data loader alone"),
     ),
@@ -49,13 +51,16 @@ def run(argv: Sequence[str]) -> int:
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,
-        Trainer(job.build_task(), configuration=job.configuration) as trainer,
+        Trainer(
+            job.build_task(), configuration=job.configuration, allowed=allowed(arguments)
+        ) as trainer,
     ):
         active += trainer.plugins
         require_eval_data(trainer, arguments.task)
         loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
         if weights is not None:
-            trainer.load_weights(weights, strict="not_strict" not in arguments.given)
+            strict = "not_strict" not in arguments.given
+            trainer.load_weights(weights, strict=strict, as_evaluated=strict)
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         tensors: dict[str, Tensor] = {}
         for name, loader in loaders.items():

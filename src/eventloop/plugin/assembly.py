@@ -107,6 +107,11 @@ class Assembly:
         idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
         return plain[: next(idxs, len(plain)) + 1]
 
+    @property
+    def exporting(self) -> list[str]:
+        """The plugins that export other weights than the model's, by folded name."""
+        return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
+
     def remarks(self, ordered: Ordered) -> Iterator[str]:
         """Gives what needn't be wrong with the order of a hook: edges to what isn't installed."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]

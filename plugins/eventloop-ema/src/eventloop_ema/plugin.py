@@ -66,9 +66,11 @@ class Ema:
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the averages of other weights."""
+        """Forgets the averages of other weights; takes those that come with these."""
+        loaded, self._loaded = self._loaded, {}
         done = yield
         self.averages = None
+        self._go_on_from(loaded, state)
         return done
 
     @hookimpl
@@ -78,11 +80,9 @@ class Ema:
             self._length = half_life_of(self.decay)
         else:
             self._length, self._unit = _in_clock_units(self.half_life, state)
-        self._names = list(self._loaded) or averaged_names(state.model)
-        if self._loaded:
-            self.averages = Averages(state.model, self._names)
-            self.averages.load_state_dict(self._loaded)
-            self._loaded = {}
+        self._names = averaged_names(state.model)
+        self._go_on_from(self._loaded, state)
+        self._loaded = {}
 
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool | Stepped, bool | Stepped]:
@@ -129,8 +129,14 @@ class Ema:
         return {"averages": self.averages.state_dict() if self.averages else {}}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps them until the trainer is complete."""
+        """Keeps them until the weights are there to which they belong."""
         self._loaded = state["averages"]
+
+    def _go_on_from(self, loaded: dict[str, Tensor], state: State) -> None:
+        if loaded:
+            self._names = list(loaded)
+            self.averages = Averages(state.model, self._names)
+            self.averages.load_state_dict(loaded)
 
     def _averaged(self) -> AbstractContextManager[None]:
         return self.averages.in_place() if self.averages else nullcontext()

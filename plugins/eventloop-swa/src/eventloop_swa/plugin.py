@@ -88,17 +88,18 @@ class Swa:
         self._start = _start(self.start, state.duration)
         self._interval = _interval(self.interval, state)
         self._averaged = AveragedModel(state.model)
-        if self._loaded:
-            self._averaged.load_state_dict(self._loaded)
-            self._loaded = {}
+        self._go_on_from(self._loaded, self._averaged)
+        self._loaded = {}
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
-        """Forgets the mean of other weights."""
+        """Forgets the mean of other weights; takes the one that comes with these."""
+        loaded, self._loaded = self._loaded, {}
         done = yield
+        self.num_averaged = 0
         if self._averaged is not None:
             self._averaged.n_averaged.zero_()
-        self.num_averaged = 0
+            self._go_on_from(loaded, self._averaged)
         return done
 
     @hookimpl(wrapper=True)
@@ -151,10 +152,14 @@ class Swa:
         }
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
-        """Keeps it until the trainer is complete."""
-        self._loaded = state["averaged"]
-        self.num_averaged = state["num_averaged"]
-        self._has_statistics = state["has_statistics"]
+        """Keeps it until the weights are there to which it belongs."""
+        self._loaded = state
+
+    def _go_on_from(self, loaded: dict[str, Any], averaged: AveragedModel) -> None:
+        if loaded and loaded["num_averaged"]:
+            averaged.load_state_dict(loaded["averaged"])
+            self.num_averaged = loaded["num_averaged"]
+            self._has_statistics = loaded["has_statistics"]
 
     def _average(self, state: State) -> None:
         if state.clock.reached(self._start) and state.clock.crossed(self._interval):
