@@ -54,6 +54,14 @@ def test_outputs_that_can_not_be_compared_are_named(make_trainer, teacher, shown
         make_trainer(algorithms=[Distill(teacher=teacher)]).fit()
 
 
+def test_an_output_without_classes_is_refused(make_trainer):
+    """The softmax of one output is 1: the loss would be scaled down, and nothing said."""
+    task = tiny_task(model=nn.Linear(3, 1), loss=lambda outputs, targets: outputs.mean())
+
+    with pytest.raises(PluginError, match=r"outputs of shape \(4, 1\) have one"):
+        make_trainer(task, algorithms=[Distill(teacher=nn.Linear(3, 1))]).fit()
+
+
 NAMES = {
     "no.such.module:net": "ModuleNotFoundError",
     "./nowhere.py:net": "FileNotFoundError",

@@ -126,6 +126,12 @@ class Distill:
         logits, teachers = predictions(state.outputs), self._outputs
         _check_alike(logits, teachers)
         dim = class_dim(logits, state.targets)
+        if logits.shape[dim] < 2:
+            raise PluginError(
+                f"distill compares the classes of logits, but outputs of shape {tuple(logits.shape)} "
+                "have one: its softmax is 1, whatever the output",
+                fix="give two outputs for two classes, or switch distill off with `-p no:distill`",
+            )
         soft = soft_loss(
             logits,
             teachers,
