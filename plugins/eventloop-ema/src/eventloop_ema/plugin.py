@@ -61,7 +61,8 @@ class Ema:
         self.averages: Averages | None = None
         self._length, self._unit = 0.0, "ba"
         self._names: list[str] = []
-        self._loaded: dict[str, Tensor] = {}
+        self._loaded: dict[str, Any] = {}
+        self._num_batches: int | None = None
         self._stepped: bool | Tensor = False
 
     @hookimpl(wrapper=True)
@@ -76,13 +77,17 @@ class Ema:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Finds what is averaged, over how long; a resumed run goes on with what was kept."""
+        loaded, self._loaded = self._loaded, {}
+        # Those of the beginning: a curriculum may have come to longer or shorter epochs.
+        self._num_batches = loaded.get("num_batches") or state.num_batches
         if self.decay is not None:
             self._length = half_life_of(self.decay)
         else:
-            self._length, self._unit = _in_clock_units(self.half_life, state)
+            self._length, self._unit = _in_clock_units(
+                self.half_life, state.duration, self._num_batches
+            )
         self._names = averaged_names(state.model)
-        self._go_on_from(self._loaded, state)
-        self._loaded = {}
+        self._go_on_from(loaded, state)
 
     @hookimpl(wrapper=True)
     def train_batch(self, state: State) -> Generator[None, bool | Stepped, bool | Stepped]:
@@ -126,17 +131,21 @@ class Ema:
 
     def state_dict(self) -> dict[str, Any]:
         """Gives the averages by name; none before the first step."""
-        return {"averages": self.averages.state_dict() if self.averages else {}}
+        return {
+            "averages": self.averages.state_dict() if self.averages else {},
+            "num_batches": self._num_batches,
+        }
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
         """Keeps them until the weights are there to which they belong."""
-        self._loaded = state["averages"]
+        self._loaded = state
 
-    def _go_on_from(self, loaded: dict[str, Tensor], state: State) -> None:
-        if loaded:
-            self._names = list(loaded)
+    def _go_on_from(self, loaded: dict[str, Any], state: State) -> None:
+        averages = loaded.get("averages")
+        if averages:
+            self._names = list(averages)
             self.averages = Averages(state.model, self._names)
-            self.averages.load_state_dict(loaded)
+            self.averages.load_state_dict(averages)
 
     def _averaged(self) -> AbstractContextManager[None]:
         return self.averages.in_place() if self.averages else nullcontext()
@@ -154,18 +163,20 @@ class Ema:
         return share_of(half_life, trained - before)
 
 
-def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
+def _in_clock_units(
+    half_life: Time, duration: Time | None, num_batches: int | None
+) -> tuple[float, str]:
     """Gives a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
 
     Raises:
         SettingError: a length that nobody knows.
     """
     try:
-        time = resolve(half_life, state.duration, state.num_batches)
+        time = resolve(half_life, duration, num_batches)
         if time.unit != "ep":
             return time.value, time.unit
-        if state.num_batches is None:
+        if num_batches is None:
             raise ValueError(f"{time} is in epochs, but the data loader has no length")
     except ValueError as error:
         raise SettingError(f"ema.half_life: {error}", fix="`--ema.half-life 100ba`") from None
-    return time.value * state.num_batches, "ba"
+    return time.value * num_batches, "ba"
