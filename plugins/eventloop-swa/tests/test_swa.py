@@ -134,6 +134,21 @@ def test_an_interval_has_any_unit(tmp_path, interval):
     torch.testing.assert_close(exported.double(), expected, rtol=0, atol=1e-6)
 
 
+def test_a_start_may_lie_within_an_epoch(tmp_path):
+    """A run of one long epoch would never come to three quarters of it otherwise."""
+    _, exported, sees = run(tmp_path, Swa(start="0.6dur", interval="1ba"), duration="1ep")
+
+    expected = torch.stack([sees.trained[idx].double() for idx in (1, 2)]).mean(0)
+    torch.testing.assert_close(exported.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"start": "9ep"}, {"interval": "9ep"}, {"start": "99tok"}])
+def test_a_run_that_averages_nothing_says_so(tmp_path, options):
+    """Its numbers would be taken for those of the mean."""
+    with pytest.warns(UserWarning, match=r"swa has averaged nothing: it starts at .*--swa\.start"):
+        run(tmp_path, Swa(**options), duration="1ep")
+
+
 def test_the_training_is_the_one_without_it(tmp_path):
     """Order of the data and dropout included, though the data were gone through in between."""
     given = {"eval_interval": "2ba"}

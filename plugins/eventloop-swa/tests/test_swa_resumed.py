@@ -81,6 +81,35 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go):
     assert files[0] == files[1]
 
 
+class Longer:
+    """Gives the second epoch more batches, as a curriculum does."""
+
+    name = "longer"
+
+    @hookimpl
+    def should_rebuild_dataloader(self, state):
+        return state.clock.epoch == 1
+
+    @hookimpl
+    def build_train_dataloader(self, state):
+        return tiny_batches(8 if state.clock.epoch else 4)
+
+
+def test_parts_of_an_epoch_are_those_of_the_first(tmp_path):
+    """However long an epoch is by the time at which the run is resumed."""
+    means = []
+    for name, ends in (("one go", ["3ep"]), ("resumed", ["2ep", "3ep"])):
+        for until in ends:
+            given = {"max_duration": "3ep", "checkpoint_interval": "1ep"}
+            given["algorithms"] = [Swa(start="1.25ep", interval="0.5ep"), Longer()]
+            with isolated_trainer(tmp_path / name, **given) as trainer:
+                trainer.fit(until=until)
+                file = trainer.export(tmp_path / f"{name}.safetensors")
+        means.append(file.read_bytes())
+
+    assert means[0] == means[1]
+
+
 def test_a_mean_that_begins_anew_ends_elsewhere(tmp_path, in_one_go):
     """Control: without the plugin's state the comparison fails."""
     fit_and_die(tmp_path, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from eventloop import State, TaskError, Time, hookimpl
 from eventloop.clock import resolve
-from eventloop.errors import SettingError
+from eventloop.errors import SettingError, counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
 
@@ -64,6 +65,7 @@ class Swa:
         self.num_averaged = 0
         self._start = self.start
         self._interval = self.interval
+        self._num_batches: int | None = None
         self._averaged: AveragedModel | None = None
         self._has_statistics = False
         self._loaded: dict[str, Any] = {}
@@ -85,11 +87,13 @@ class Swa:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Copies the model; a resumed run goes on with the mean that was kept."""
-        self._start = _start(self.start, state.duration)
-        self._interval = _interval(self.interval, state)
+        loaded, self._loaded = self._loaded, {}
+        # Those of the beginning: a curriculum may have come to longer or shorter epochs.
+        self._num_batches = loaded.get("num_batches") or state.num_batches
+        self._start = _start(self.start, state.duration, self._num_batches)
+        self._interval = _interval(self.interval, state.duration, self._num_batches)
         self._averaged = AveragedModel(state.model)
-        self._go_on_from(self._loaded, self._averaged)
-        self._loaded = {}
+        self._go_on_from(loaded, self._averaged)
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
@@ -123,6 +127,18 @@ class Swa:
         if self._interval.unit != "ep":
             self._average(state)
 
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Says so where the run has ended before anything was averaged."""
+        if state.rank == 0 and state.stop_reason is None and not self.num_averaged:
+            warnings.warn(
+                f"swa has averaged nothing: it starts at {self._start}, every {self._interval}, and "
+                f"the run has ended after {counted(state.clock.epoch, 'epoch')} and "
+                f"{counted(state.clock.batch, 'batch', 'batches')}; give another start or "
+                "interval, `--swa.start 0.5dur --swa.interval 10ba`",
+                stacklevel=2,
+            )
+
     # Inside of ema's: what is put in place last is seen.
     @hookimpl(wrapper=True, after="ema")
     def evaluate(self, state: State) -> Generator[None, Any, Any]:
@@ -149,6 +165,7 @@ class Swa:
             "averaged": {} if averaged is None else dict(averaged.state_dict()),
             "num_averaged": self.num_averaged,
             "has_statistics": self._has_statistics,
+            "num_batches": self._num_batches,
         }
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
@@ -228,16 +245,19 @@ def _take_statistics(into: Any, norm: Any, state: State) -> None:
     into.num_batches_tracked.copy_(norm.num_batches_tracked)
 
 
-def _start(start: Time, duration: Time | None) -> Time:
-    """Gives a start that a clock can reach, rounded up to what it counts."""
-    if start.unit != "dur" or duration is None:
+def _start(start: Time, duration: Time | None, num_batches: int | None) -> Time:
+    """Gives a start that a clock can reach: a whole epoch where nobody knows how long one is."""
+    if start.unit == "dur" and duration is None:
         return start
-    value = start.value * duration.value
-    return Time(value if duration.unit in ("ep", "sec") else math.ceil(value), duration.unit)
-
-
-def _interval(interval: Time, state: State) -> Time:
     try:
-        return resolve(interval, state.duration, state.num_batches)
+        return resolve(start, duration, num_batches)
+    except ValueError:
+        whole = duration.value if start.unit == "dur" and duration is not None else 1
+        return Time(math.ceil(start.value * whole), "ep")
+
+
+def _interval(interval: Time, duration: Time | None, num_batches: int | None) -> Time:
+    try:
+        return resolve(interval, duration, num_batches)
     except ValueError as error:
         raise SettingError(f"swa.interval: {error}", fix="`--swa.interval 1ep`") from None
