@@ -166,7 +166,9 @@ def test_a_second_clipping_is_an_error_that_names_both(fit, setting):
 
 def test_a_pattern_without_a_parameter_is_named(fit):
     """A misspelt one would clip what shouldn't be."""
-    with pytest.raises(ValueError, match=r"'head\.\*' is the name of no parameter; there are 0\."):
+    with pytest.raises(
+        PluginError, match=r"agc.exclude: 'head\.\*' is the name of no parameter; t"
+    ):
         fit(Agc(exclude=["head.*"]))
 
 
@@ -176,6 +178,7 @@ def test_a_pattern_without_a_parameter_is_named(fit):
         ({"clip": 0}, ValueError, "clip=0 isn't a positive number"),
         ({"eps": float("nan")}, ValueError, "eps=nan isn't a positive number"),
         ({"clip": "x"}, TypeError, "clip='x' is no number"),
+        ({"exclude": "0.*"}, TypeError, r"exclude='0\.\*' is no list; write \['0\.\*'\]"),
     ],
 )
 def test_options_out_of_range_are_refused(options, error, message):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import PluginError, Task, hookimpl, schedules
+from eventloop import PluginError, Task, TaskError, hookimpl, schedules
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 from eventloop_muon import Muon
@@ -220,6 +220,32 @@ def test_a_schedule_for_one_of_the_two_is_refused(fit):
 
     with pytest.raises(PluginError, match="schedulers for 'adamw', but muon's optimizers are 'a"):
         fit(Muon(), task=task)
+
+
+def test_a_schedule_for_the_tasks_optimizer_is_refused(fit):
+    """The task's names are gone, and nothing in the task says why."""
+    task = make_task(scheduler={"sgd": schedules.linear()})
+
+    with pytest.raises(TaskError, match=r"muon, adamw\n[\s\S]* plugin's, instead of the task's"):
+        fit(Muon(), task=task)
+
+
+def test_a_pattern_without_a_parameter_is_named(fit):
+    """A misspelt one would train the wrong matrices."""
+    with pytest.raises(PluginError, match=r"muon.hidden or muon.not_hidden: 'head' is the name of"):
+        fit(Muon(hidden=["head"]))
+
+
+def test_patterns_that_leave_nothing_are_the_reason(fit):
+    """The rule that they take the place of isn't."""
+    with pytest.raises(PluginError, match=r"of hidden=\['0.bias'\], not_hidden=\[\] no matrix is"):
+        fit(Muon(hidden=["0.bias"]))
+
+
+def test_a_text_is_no_list_of_patterns():
+    """Each of its characters would be one."""
+    with pytest.raises(TypeError, match=r"not_hidden='0' is no list; write \['0'\]"):
+        Muon(not_hidden="0")
 
 
 @pytest.mark.parametrize(

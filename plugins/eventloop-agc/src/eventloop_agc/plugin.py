@@ -27,7 +27,7 @@ class Agc:
             last linear layer, as in the paper; `[]` clips everything.
 
     Raises:
-        TypeError: `clip` or `eps` is no number.
+        TypeError: `clip` or `eps` is no number, `exclude` no list.
         ValueError: it isn't a positive one.
 
     Source: Brock et al. 2021, arXiv:2102.06171, section 4.
@@ -41,6 +41,8 @@ class Agc:
                 raise TypeError(f"{name}={value!r} is no number")
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value!r} isn't a positive number")
+        if isinstance(exclude, str):
+            raise TypeError(f"exclude={exclude!r} is no list; write [{exclude!r}]")
         self.clip = clip
         self.eps = eps
         self.exclude = exclude
@@ -60,7 +62,13 @@ class Agc:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Finds the parameters that aren't clipped."""
-        self._excluded = frozenset(excluded(state.model, self.exclude))
+        try:
+            self._excluded = frozenset(excluded(state.model, self.exclude))
+        except ValueError as error:
+            raise PluginError(
+                f"agc.exclude: {error}",
+                fix="""give patterns of these names: `--agc.exclude '["head.*"]'`""",
+            ) from None
 
     @hookimpl
     def clip_gradients(

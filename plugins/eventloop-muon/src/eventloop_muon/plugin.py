@@ -30,6 +30,7 @@ class Muon:
         not_hidden: patterns of the names of matrices that AdamW takes all the same.
 
     Raises:
+        TypeError: patterns are a text, not a list of such.
         ValueError: a number is out of range.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scale of its updates:
@@ -57,6 +58,9 @@ class Muon:
                 raise ValueError(f"{name}: {share!r} isn't in [0, 1)")
         if not (weight_decay >= 0 and math.isfinite(weight_decay)):
             raise ValueError(f"weight_decay={weight_decay!r} isn't 0 or more")
+        for name, patterns in (("hidden", hidden), ("not_hidden", not_hidden)):
+            if isinstance(patterns, str):
+                raise TypeError(f"{name}={patterns!r} is no list; write [{patterns!r}]")
         self.lr = lr
         self.adamw_lr = lr if adamw_lr is None else adamw_lr
         self.momentum = momentum
@@ -72,6 +76,8 @@ class Muon:
             owner = state.owner("train_batch")
             return f"train_batch is {owner}'s, which may ask for the task's optimizers by name"
         if not any(param.requires_grad for param in self._weights(state).hidden):
+            if self.hidden is not None or self.not_hidden:
+                return f"of hidden={self.hidden}, not_hidden={self.not_hidden} no matrix is trained"
             return "no matrix between the first and the last layer is trained"
         return None
 
@@ -112,7 +118,13 @@ class Muon:
             )
 
     def _weights(self, state: State) -> Weights:
-        return split(state.model, self.hidden, self.not_hidden)
+        try:
+            return split(state.model, self.hidden, self.not_hidden)
+        except ValueError as error:
+            raise PluginError(
+                f"muon.hidden or muon.not_hidden: {error}",
+                fix="""give patterns of these names: `--muon.hidden '["blocks.*"]'`""",
+            ) from None
 
 
 def _counted(params: Sequence[nn.Parameter]) -> str:
