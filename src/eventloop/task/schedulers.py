@@ -35,6 +35,8 @@ def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
                     f"a scheduler is named {name!r}, but no optimizer is"
                     f"{closest(name, state.optimizers)}",
                     optimizers=", ".join(state.optimizers) or "none",
+                    fix="name these, or give one for all, Task(scheduler=schedules.cosine()); if they "
+                    "are a plugin's, instead of the task's, `-p no:NAME` leaves it out",
                 )
         made = []
         for name, make in named.items():
