@@ -230,11 +230,24 @@ class TwoPasses:
         return (yield)
 
 
-def test_running_statistics_are_those_of_the_first_pass(fit):
+class Mean(nn.Module):
+    """Keeps a running mean by replacing its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x
+
+
+@pytest.mark.parametrize("make_layer", [lambda: nn.BatchNorm1d(8), Mean], ids=["norm", "replaced"])
+def test_running_statistics_are_those_of_the_first_pass(fit, make_layer):
     """Evaluation must see the statistics of the weights, each batch once."""
 
     def buffers(*plugins):
-        trainer = fit(*plugins, task=make_task(nn.BatchNorm1d(8)), max_duration="1ba")
+        trainer = fit(*plugins, task=make_task(make_layer()), max_duration="1ba")
         return torch.cat([one.double().flatten() for one in trainer.state.model.buffers()])
 
     expected = buffers()

@@ -14,7 +14,7 @@ from eventloop import State, hookimpl
 from eventloop.optimizers import wants_closure
 from eventloop.scaling import Stepped
 from eventloop_sam.draws import Draws
-from eventloop_sam.sharpness import ascent, restored
+from eventloop_sam.sharpness import ascent, buffers_restored, restored
 
 
 class Sam:
@@ -82,7 +82,7 @@ class Sam:
         if self._is_due(state) and params:
             first = state.loss
             assert first is not None
-            with restored(params), restored(list(state.model.buffers())):
+            with restored(params), buffers_restored(state.model):
                 with torch.no_grad():
                     # Private, as in `ascent` (torch 2.13).
                     torch._foreach_add_(params, ascent(params, self.rho, adaptive=self.adaptive))

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
@@ -62,3 +62,20 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.copy_(copy)
+
+
+@contextmanager
+def buffers_restored(model: nn.Module) -> Iterator[None]:
+    """Puts a model's buffers back likewise, those that a forward pass has replaced, too."""
+    places = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    with restored([buffer for *_, buffer in places]):
+        try:
+            yield
+        finally:
+            for module, name, buffer in places:
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
