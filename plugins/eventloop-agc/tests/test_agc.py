@@ -164,6 +164,15 @@ def test_a_second_clipping_is_an_error_that_names_both(fit, setting):
         fit(Agc(), **{setting: 1.0})
 
 
+def test_sparse_gradients_are_left_alone(fit):
+    """Torch's own message about them fills a screen, at the first step."""
+    task = make_task()
+    task.model = lambda: nn.EmbeddingBag(2, 3, sparse=True)
+
+    with pytest.raises(PluginError, match="the gradients of '' are sparse, of which torch knows"):
+        fit(Agc(), task=task)
+
+
 def test_a_pattern_without_a_parameter_is_named(fit):
     """A misspelt one would clip what shouldn't be."""
     with pytest.raises(

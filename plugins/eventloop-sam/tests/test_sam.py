@@ -338,6 +338,12 @@ def test_an_optimizer_that_takes_several_gradients_is_left_alone(fit):
         fit(Sam(), task=task)
 
 
+def test_sparse_gradients_are_left_alone(fit):
+    """Torch's own message about them fills a screen, at the first step."""
+    with pytest.raises(PluginError, match="the gradients of '1' are sparse, of which torch knows"):
+        fit(Sam(), task=make_task(nn.EmbeddingBag(2, 8, sparse=True)))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -48,6 +48,13 @@ class Agc:
         self.exclude = exclude
         self._excluded: frozenset[Tensor] = frozenset()
 
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where gradients have no norm."""
+        for name, one in state.model.named_modules():
+            if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse:
+                return f"the gradients of {name!r} are sparse, of which torch knows no norm"
+        return None
+
     @hookimpl
     def init(self, state: State) -> None:
         """Refuses a second clipping, which would never be asked for."""

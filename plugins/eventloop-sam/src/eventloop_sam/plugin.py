@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import State, hookimpl
@@ -51,10 +51,13 @@ class Sam:
         self._is_second = False
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where an optimizer takes its gradients where it likes."""
+        """Stands off where an optimizer takes its gradients where it likes, or they have no norm."""
         for name, optimizer in state.optimizers.items():
             if wants_closure(optimizer):
                 return f"the optimizer {name!r} is {type(optimizer).__name__}, which takes several gradients a step"
+        for name, one in state.model.named_modules():
+            if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse:
+                return f"the gradients of {name!r} are sparse, of which torch knows no norm"
         return None
 
     @hookimpl(wrapper=True)
