@@ -63,7 +63,8 @@ class Agc:
             if value is not None:
                 raise PluginError(
                     f"agc clips the gradients, so that {name}={value} would have no effect",
-                    fix=f"take one of them: `--{name.replace('_', '-')} none`, or `-p no:agc`",
+                    fix=f"take one of them: `--{name.replace('_', '-')} none`, in Python {name}=None, "
+                    "or `-p no:agc`",
                 )
 
     @hookimpl
