@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from eventloop import data
-from eventloop.clock import Clock, Time
+from eventloop.clock import Clock, Time, resolve
 from eventloop.core.numbers import NoNumbers, Numbers
 from eventloop.data.beside import pass_beside
 from eventloop.errors import PluginError, closest
@@ -68,6 +68,8 @@ class State:
         eval_metrics: the latest results by data loader and metric name, tensors.
         duration: the length of the run, which fractions of it are of: `max_duration` when it was
             first started; None where nobody says.
+        epoch_length: how many batches an epoch had when the run was first started, which fractions
+            of an epoch are of; None where nobody knows.
         until: when the fit under way ends, in a unit that the clock counts, from the start of the
             run; an algorithm may move it at `fit_start`, alike on all ranks.
         resumed: whether the epoch under way had begun before this fit.
@@ -96,6 +98,7 @@ class State:
         "criterion",
         "device",
         "duration",
+        "epoch_length",
         "eval_dataloaders",
         "eval_metrics",
         "eval_name",
@@ -170,6 +173,7 @@ class State:
         self.eval_name: str | None = None
         self.eval_metrics: dict[str, dict[str, Tensor]] = {}
         self.duration = settings.max_duration
+        self.epoch_length: int | None = None
         self.until = settings.max_duration or Time("1ep")
         self.resumed = False
         self.attempt = 0
@@ -280,6 +284,17 @@ class State:
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         self.numbers.record(name, value, reduce)
+
+    def resolve(self, time: Time) -> Time:
+        """Gives a time that the clock can count: no fraction of the run, none of an epoch.
+
+        The same before and after a resume, whatever has become of the data loader; from
+        `after_load` on.
+
+        Raises:
+            ValueError: a fraction of an unknown length.
+        """
+        return resolve(time, self.duration, self.epoch_length)
 
     def gathered(self, value: Any) -> list[Any]:
         """Gives this value of every rank, in order; to be called on all of them, which wait.

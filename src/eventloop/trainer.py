@@ -337,7 +337,7 @@ class Trainer:
         if time is None:
             return None
         try:
-            return resolve(time, self.state.settings.max_duration, self.state.num_batches)
+            return resolve(time, self.state.settings.max_duration, self.state.epoch_length)
         except ValueError as error:
             raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None
 

@@ -266,3 +266,31 @@ def test_an_extended_run_keeps_its_schedule(tmp_path):
         with pytest.warns(UserWarning, match="learning rate"):
             one.fit()
         assert one.state.clock.batch == 20
+
+
+class Longer:
+    """Gives later epochs twice the batches, as a curriculum does."""
+
+    name = "longer"
+
+    @hookimpl
+    def should_rebuild_dataloader(self, state: Any) -> bool:
+        return bool(state.clock.epoch == 1)
+
+    @hookimpl
+    def build_train_dataloader(self, state: Any) -> Any:
+        return tiny_batches(8 if state.clock.epoch else 4)
+
+
+def test_a_fraction_of_an_epoch_stays_what_it_was(tmp_path):
+    """Of the run's first epochs, however long one is when the run is resumed."""
+    evaluated = {}
+    for name, ends in (("in one go", ["3ep"]), ("resumed", ["2ep", "3ep"])):
+        settings = {"max_duration": "3ep", "eval_interval": "0.5ep", "checkpoint_interval": "1ep"}
+        for until in ends:
+            trainer = isolated_trainer(tmp_path / name, algorithms=[Longer()], **settings)
+            with trainer:
+                history = trainer.fit(until=until).history
+        evaluated[name] = [row["batch"] for row in history]
+
+    assert evaluated["resumed"] == evaluated["in one go"] == list(range(2, 22, 2))

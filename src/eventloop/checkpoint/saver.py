@@ -14,7 +14,7 @@ from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.snapshot import Snapshot
 from eventloop.checkpoint.storage import Storage
 from eventloop.checkpoint.writer import Writer
-from eventloop.clock import Time, resolve
+from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
 from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
@@ -55,7 +55,7 @@ class Saver:
             self._best.load_state_dict(self._kept_best)
         if self._interval is not None:
             try:
-                self._interval = resolve(self._interval, state.duration, state.num_batches)
+                self._interval = state.resolve(self._interval)
             except ValueError as error:
                 fix = "write checkpoint_interval in batches: 100ba"
                 raise SettingError(f"checkpoint_interval: {error}", fix=fix) from None

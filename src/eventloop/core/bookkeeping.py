@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.clock import Time, resolve
+from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
@@ -152,6 +152,6 @@ def _log_scalars(state: State, prefix: str, results: Mapping[str, Tensor]) -> No
 
 def _resolved(name: str, interval: Time, state: State) -> Time:
     try:
-        return resolve(interval, state.duration, state.num_batches)
+        return state.resolve(interval)
     except ValueError as error:
         raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from eventloop.clock import Time, resolve
+from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 
@@ -40,7 +40,7 @@ class GarbageCollection:
             SettingError: it is a fraction of an unknown length.
         """
         try:
-            self._interval = resolve(self._interval, state.duration, state.num_batches)
+            self._interval = state.resolve(self._interval)
         except ValueError as error:
             fix = "write gc_interval in batches: 100ba"
             raise SettingError(f"gc_interval: {error}", fix=fix) from None

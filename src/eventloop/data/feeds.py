@@ -45,6 +45,8 @@ class Feeds:
         sample_seed = settings.seed if settings.seed_samples else None
         self._feed = Feed(dataloader, self._processes, settings.uneven, sample_seed)
         state.num_batches = self._feed.num_batches
+        if not self.was_rebuilt:
+            state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:
         """Gives the feed of an epoch, the one under way or the next; rebuilt, if anybody asks."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from eventloop import Time, hookimpl
-from eventloop.clock import resolve
 from eventloop.errors import SettingError
 from eventloop_early_stopping.waiting import Waiting
 from eventloop_early_stopping.watched import Watched, watchable, watched_by
@@ -206,7 +205,7 @@ class EarlyStopping:
 
     def _resolved(self, state: StateView) -> Time:
         try:
-            return resolve(self.patience, state.duration, state.num_batches)
+            return state.resolve(self.patience)
         except ValueError as error:
             raise SettingError(
                 f"early-stopping.patience: {error}",

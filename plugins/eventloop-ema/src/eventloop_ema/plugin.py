@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, Time, hookimpl
-from eventloop.clock import FIELDS, UNITS, resolve
+from eventloop.clock import FIELDS, UNITS
 from eventloop.errors import SettingError
 from eventloop.scaling import Stepped
 from eventloop_ema.averages import Averages, averaged_names
@@ -62,7 +62,6 @@ class Ema:
         self._length, self._unit = 0.0, "ba"
         self._names: list[str] = []
         self._loaded: dict[str, Any] = {}
-        self._num_batches: int | None = None
         self._stepped: bool | Tensor = False
 
     @hookimpl(wrapper=True)
@@ -78,14 +77,10 @@ class Ema:
     def after_load(self, state: State) -> None:
         """Finds what is averaged, over how long; a resumed run goes on with what was kept."""
         loaded, self._loaded = self._loaded, {}
-        # Those of the beginning: a curriculum may have come to longer or shorter epochs.
-        self._num_batches = loaded.get("num_batches") or state.num_batches
         if self.decay is not None:
             self._length = half_life_of(self.decay)
         else:
-            self._length, self._unit = _in_clock_units(
-                self.half_life, state.duration, self._num_batches
-            )
+            self._length, self._unit = _in_clock_units(self.half_life, state)
         self._names = averaged_names(state.model)
         self._go_on_from(loaded, state)
 
@@ -131,10 +126,7 @@ class Ema:
 
     def state_dict(self) -> dict[str, Any]:
         """Gives the averages by name; none before the first step."""
-        return {
-            "averages": self.averages.state_dict() if self.averages else {},
-            "num_batches": self._num_batches,
-        }
+        return {"averages": self.averages.state_dict() if self.averages else {}}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
         """Keeps them until the weights are there to which they belong."""
@@ -163,20 +155,18 @@ class Ema:
         return share_of(half_life, trained - before)
 
 
-def _in_clock_units(
-    half_life: Time, duration: Time | None, num_batches: int | None
-) -> tuple[float, str]:
+def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
     """Gives a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
 
     Raises:
         SettingError: a length that nobody knows.
     """
     try:
-        time = resolve(half_life, duration, num_batches)
+        time = state.resolve(half_life)
         if time.unit != "ep":
             return time.value, time.unit
-        if num_batches is None:
+        if state.epoch_length is None:
             raise ValueError(f"{time} is in epochs, but the data loader has no length")
     except ValueError as error:
         raise SettingError(f"ema.half_life: {error}", fix="`--ema.half-life 100ba`") from None
-    return time.value * num_batches, "ba"
+    return time.value * state.epoch_length, "ba"

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from eventloop import State, Time, hookimpl
-from eventloop.clock import resolve
 from eventloop.data import num_samples, split
 from eventloop.errors import SettingError
 from eventloop.evaluation import evaluation_mode
@@ -117,7 +116,7 @@ def _losses_of(part: Any, state: State) -> Tensor:
 
 def _resolved(name: str, time: Time | None, state: State) -> Time | None:
     try:
-        return time and resolve(time, state.duration, state.num_batches)
+        return time and state.resolve(time)
     except ValueError as error:
         raise SettingError(
             f"selective-backprop.{name}: {error}",

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from eventloop import State, TaskError, Time, hookimpl
-from eventloop.clock import resolve
 from eventloop.errors import SettingError, counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
@@ -65,7 +64,6 @@ class Swa:
         self.num_averaged = 0
         self._start = self.start
         self._interval = self.interval
-        self._num_batches: int | None = None
         self._averaged: AveragedModel | None = None
         self._has_statistics = False
         self._loaded: dict[str, Any] = {}
@@ -88,10 +86,8 @@ class Swa:
     def after_load(self, state: State) -> None:
         """Copies the model; a resumed run goes on with the mean that was kept."""
         loaded, self._loaded = self._loaded, {}
-        # Those of the beginning: a curriculum may have come to longer or shorter epochs.
-        self._num_batches = loaded.get("num_batches") or state.num_batches
-        self._start = _start(self.start, state.duration, self._num_batches)
-        self._interval = _interval(self.interval, state.duration, self._num_batches)
+        self._start = _start(self.start, state)
+        self._interval = _interval(self.interval, state)
         self._averaged = AveragedModel(state.model)
         self._go_on_from(loaded, self._averaged)
 
@@ -165,7 +161,6 @@ class Swa:
             "averaged": {} if averaged is None else dict(averaged.state_dict()),
             "num_averaged": self.num_averaged,
             "has_statistics": self._has_statistics,
-            "num_batches": self._num_batches,
         }
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
@@ -245,19 +240,20 @@ def _take_statistics(into: Any, norm: Any, state: State) -> None:
     into.num_batches_tracked.copy_(norm.num_batches_tracked)
 
 
-def _start(start: Time, duration: Time | None, num_batches: int | None) -> Time:
+def _start(start: Time, state: State) -> Time:
     """Gives a start that a clock can reach: a whole epoch where nobody knows how long one is."""
+    duration = state.duration
     if start.unit == "dur" and duration is None:
         return start
     try:
-        return resolve(start, duration, num_batches)
+        return state.resolve(start)
     except ValueError:
         whole = duration.value if start.unit == "dur" and duration is not None else 1
         return Time(math.ceil(start.value * whole), "ep")
 
 
-def _interval(interval: Time, duration: Time | None, num_batches: int | None) -> Time:
+def _interval(interval: Time, state: State) -> Time:
     try:
-        return resolve(interval, duration, num_batches)
+        return state.resolve(interval)
     except ValueError as error:
         raise SettingError(f"swa.interval: {error}", fix="`--swa.interval 1ep`") from None

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, Time, hookimpl
-from eventloop.clock import resolve
 from eventloop.errors import SettingError
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
@@ -61,7 +60,7 @@ class Tensorboard:
         """Begins to write; hides what the run wrote after the checkpoint that it goes on from."""
         yield
         if self.histograms is not None:
-            self._interval = resolve(self.histograms, state.duration, state.num_batches)
+            self._interval = state.resolve(self.histograms)
         # The run's lock is taken by now: no other process is about to write.
         if self._file is not None and not self._has_begun:
             self._has_begun = True

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from eventloop import PluginError, hookimpl
-from eventloop.clock import resolve
 from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
 from eventloop_throughput.window import Amounts, Window
@@ -83,8 +82,7 @@ class Throughput:
     @hookimpl
     def fit_start(self, state: StateView) -> None:
         """Settles when to log: with the numbers of the core."""
-        settings = state.settings
-        self._interval = resolve(settings.log_interval, state.duration, state.num_batches)
+        self._interval = state.resolve(state.settings.log_interval)
 
     @hookimpl
     def epoch_start(self, state: StateView) -> None:
