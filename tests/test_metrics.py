@@ -10,7 +10,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from eventloop.errors import TaskError
-from eventloop.metrics import compute, fresh_metrics, predictions
+from eventloop.metrics import compute, predictions
+from eventloop.task.metrics import fresh_metrics
 
 CPU = torch.device("cpu")
 
@@ -147,3 +148,26 @@ def test_an_evaluation_by_itself_is_delivered_at_once(
     make_trainer(task, callbacks=[watch]).eval()
 
     assert heard == [{"eval/eval/seen": 4.0}]
+
+
+def test_where_nothing_is_measured_torchmetrics_is_not_imported(run_python):
+    """It takes as long to import as torch, and longer beside scipy and transformers."""
+    code = """
+import sys
+import torch
+from eventloop import Task, Trainer
+task = Task(
+    model=lambda: torch.nn.Linear(3, 3),
+    loss=torch.nn.functional.cross_entropy,
+    train_dataloader=[(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))],
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+)
+settings = {"autoload": False, "device": "cpu", "max_duration": "2ep", "run_dir": "run"}
+with Trainer(task, **settings) as trainer:
+    trainer.fit()
+assert any((trainer.state.run_dir / "checkpoints").iterdir())
+print("torchmetrics" in sys.modules)
+"""
+    done = run_python(code)
+
+    assert done.stdout == "False\n", done.stderr

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.clock import Clock, Time, resolve
@@ -25,6 +24,8 @@ from eventloop.scaling import Stepped
 from eventloop.settings import Settings
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from eventloop.checkpoint.capture import Captured
 
 # The actions that a plugin may have done for a batch of its own choice.

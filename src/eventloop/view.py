@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from eventloop.clock import Clock, Time
 from eventloop.data import Count
@@ -18,6 +17,9 @@ from eventloop.precision import Precision
 from eventloop.readonly import ReadOnlyMapping
 from eventloop.settings import Settings
 from eventloop.state import State
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class StateView(Protocol):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torchmetrics import Metric
 
 from eventloop.errors import SettingError, closest
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class Best:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchmetrics import Metric
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -30,6 +31,10 @@ def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None
 
 def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
     """Gives the metrics and those that they are made of, with their names."""
+    if not metrics:
+        return
+    from torchmetrics import Metric  # where there are none it needn't be imported
+
     for name, metric in metrics.items():
         for path, one in metric.named_modules():
             if isinstance(one, Metric):

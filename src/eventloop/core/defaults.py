@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.data import Count
@@ -23,6 +22,8 @@ from eventloop.metrics import predictions
 from eventloop.optimizers import wants_closure
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from eventloop.plugin.freeze import Plans
     from eventloop.scaling import Stepped
     from eventloop.state import State

@@ -7,22 +7,23 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from torchmetrics import Metric
 
 from eventloop import data
 from eventloop.data import Count
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
-from eventloop.metrics import MeanLoss, fresh_metrics
 from eventloop.plugin.records import listed
 from eventloop.state import State
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import check_values, named_optimizers
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class Task:
@@ -180,11 +181,17 @@ def _metrics_hook(
     for_eval: Any, for_training: Any, given_loss: Callable[[Any, Any], Tensor] | None
 ) -> Callable[..., Mapping[str, Metric]]:
     def build_metrics(state: State, dataset: str) -> Mapping[str, Metric]:
-        if dataset != "train" and for_eval is None and given_loss is not None:
-            loss = state.precision.under_autocast(_loss_hook(given_loss))
-            return {"loss": MeanLoss(functools.partial(loss, state), state)}
         given = for_training if dataset == "train" else for_eval
-        return fresh_metrics({} if given is None else given, state.device)
+        is_loss = dataset != "train" and for_eval is None and given_loss is not None
+        if given is None and not is_loss:
+            return {}
+        from eventloop.task.metrics import MeanLoss, fresh_metrics  # slow to import: see there
+
+        if given is not None:
+            return fresh_metrics(given, state.device)
+        assert given_loss is not None
+        loss = state.precision.under_autocast(_loss_hook(given_loss))
+        return {"loss": MeanLoss(functools.partial(loss, state), state)}
 
     return build_metrics
 
