@@ -129,6 +129,25 @@ def test_it_selects_between_start_and_end_but_for_each_nth_batch(tmp_path, optio
     assert recorder.trained == trained
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_samples_without_a_target_are_not_trained_on(tmp_path, size):
+    """Their loss is 0 / 0: preferred, or alone in a microbatch, one would end the run."""
+    inputs, targets = dataset(24).tensors
+    targets = torch.where(torch.arange(24) % 4 > 0, -100, targets)
+    labelled = []
+
+    class Looks:
+        @hookimpl
+        def before_forward(self, state):
+            labelled.append((state.targets >= 0).all().item())
+
+    some = task(train_dataloader=lambda: DataLoader(TensorDataset(inputs, targets), 8))
+    fit(tmp_path, SelectiveBackprop(keep_frac=0.75), Looks(), task=some, microbatch_size=size)
+
+    assert len(labelled) >= 6
+    assert all(labelled)
+
+
 class Normed(nn.Sequential):
     """A network whose training draws random numbers and moves statistics."""
 
@@ -256,12 +275,18 @@ def reads(outputs, targets):
     return cross_entropy(outputs, targets) * (1 if outputs.sum() > 0 else 2)
 
 
+def standardised(outputs, targets):
+    outputs = outputs - outputs.mean(0)
+    return (outputs / outputs.norm()).sum()
+
+
 PAIR = torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64)
 UNSUITABLE = {
     "the loss is part of the outputs": {"model": lambda: WithLoss(4, 3), "loss": None},
     "the task has no loss": {"loss": None},
     "required positional argument": {"forward": lambda model, batch: model.forward()},
     "data-dependent control flow": {"loss": reads},
+    "that of a batch of one is NaN": {"loss": standardised},
     "the batch holds 'a'": {
         "train_dataloader": [(*PAIR, ["a", "b", "c", "d"])],
         "forward": lambda model, batch: model(batch[0]),

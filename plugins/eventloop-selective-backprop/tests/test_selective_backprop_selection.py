@@ -79,14 +79,48 @@ def test_a_draw_is_in_order_and_a_function_of_its_generator():
 
 
 @pytest.mark.parametrize("beta", [1.0, 200.0])
-def test_a_loss_that_is_nan_counts_as_the_highest(beta):
+def test_an_infinite_loss_is_the_highest(beta):
     """Left out, what is wrong with a sample would never be seen; and no weight may vanish."""
-    losses = torch.tensor([*LOSSES, math.nan] * 100)
+    losses = torch.tensor([*LOSSES, math.inf] * 100)
     numbers = generator()
 
     drawn = torch.cat([losses[draw(losses, 100, beta, numbers)] for _ in range(20)])
 
-    assert drawn.isnan().float().mean() > 1.5 / 7
+    assert drawn.isinf().float().mean() > 1.5 / 7
+
+
+@pytest.mark.parametrize(("num", "expected"), [(1, {2}), (2, {0, 2}), (4, {0, 2})])
+def test_a_sample_without_a_loss_is_never_drawn(num, expected):
+    """It teaches nothing; where too few are left, a microbatch of it alone would end the run."""
+    losses = torch.tensor([0.1, math.nan, 3.0, math.nan, math.nan])
+
+    drawn = draw(losses, num, 200.0, generator()).tolist()
+
+    assert set(drawn) == expected
+    assert len(drawn) == num
+
+
+def test_where_no_sample_has_a_loss_each_may_be_drawn():
+    """The batch has none, either; that is for the run to tell."""
+    drawn = draw(torch.full((4,), math.nan), 3, 1.0, generator())
+
+    assert len(drawn.unique()) == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"), [(1.0, [False, True, False]), (math.nan, [False, False, False])]
+)
+def test_a_sample_whose_targets_are_ignored_has_no_loss(output, expected):
+    """But one whose loss makes that of the batch NaN has: the highest, so that it is seen."""
+    outputs, targets = values(3, 4), torch.tensor([1, -100, 2])
+    outputs[2, 0] = output
+
+    found = per_sample(
+        lambda outputs, batch: cross_entropy(outputs, batch[1]), outputs, (outputs, targets)
+    )
+
+    assert found.isnan().tolist() == expected
+    assert found[2].isinf() == math.isnan(output)
 
 
 def cross_entropy_of_texts(outputs, targets):

@@ -60,9 +60,11 @@ class SelectiveBackprop:
         """Stands off where the first batch, or the loss, can't be taken apart into samples."""
         try:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
-            self._losses(state)
+            losses = self._losses(state)
         except Exception as error:  # noqa: BLE001  training shows it, too, if it asks for a loss
             return f"no loss of each sample can be had: {str(error).partition(chr(10))[0]}"
+        if losses.isnan().all():
+            return "no loss of each sample can be had: that of a batch of one is NaN"
         return None
 
     @hookimpl
@@ -80,7 +82,7 @@ class SelectiveBackprop:
         if num_kept == num or not self._is_due(state):
             return
         losses = self._losses(state)
-        state.log("selective-backprop/loss", losses.mean(), "mean")
+        state.log("selective-backprop/loss", losses.nanmean(), "mean")
         beta = 1 / self.keep_frac - 1
         indices = draw(losses, num_kept, beta, state.generator("selective-backprop"))
         state.batch = take(state.batch, indices)

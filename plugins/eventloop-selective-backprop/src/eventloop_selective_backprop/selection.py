@@ -8,6 +8,7 @@ fixed number is drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,10 +22,12 @@ def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> T
     """Draws samples without replacement, each in proportion to its loss's percentile to a power.
 
     Nothing is read from the device: for each sample an exponential variate over its weight is
-    drawn, and the smallest are taken, which is the same as drawing one after the other.
+    drawn, and the smallest are taken, which is the same as drawing one after the other. Samples
+    whose loss is NaN aren't drawn: where fewer than `num` are left, these are drawn several times.
 
     Args:
-        losses: shape (num_samples,), on the device of `generator`; a NaN counts as the highest.
+        losses: shape (num_samples,), on the device of `generator`; infinite is the highest. If all
+            are NaN, each is as good as the others.
         num: how many to draw, 1 to num_samples.
         beta: how strongly high losses are preferred; 0: not at all. With every sample drawn by
             itself, the share of 1 / (beta + 1) would be kept.
@@ -41,7 +44,13 @@ def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> T
     variates = torch.empty_like(percentiles).exponential_(generator=generator)
     # Logarithms, because a small percentile to a high power is 0 in float32.
     keys = variates.log() - beta * percentiles.log()
-    return keys.topk(num, largest=False).indices.sort().values
+    has_none = losses.isnan()
+    num_known = (~has_none).sum()
+    num_known = torch.where(num_known > 0, num_known, len(losses))
+    ranked = keys.masked_fill(has_none, math.inf).argsort(stable=True)
+    # A microbatch of nothing but samples without a loss would have none, either.
+    places = torch.arange(num, device=losses.device) % num_known
+    return ranked[places].sort().values
 
 
 def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> Tensor:
@@ -52,7 +61,8 @@ def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> 
         outputs, batch: nests of tensors whose first dimension is the samples'.
 
     Returns:
-        float32, shape (num_samples,).
+        float32, shape (num_samples,). NaN for a sample that adds nothing to the loss of the batch,
+        as where all its targets are ignored; infinite where both are NaN: something is wrong.
 
     Raises:
         ValueError: the outputs aren't one for each sample, or the loss isn't computed from them.
@@ -73,7 +83,8 @@ def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> 
         return found
 
     samples = [one for one in _leaves(nest) if _is_of_samples(one, num)]
-    return torch.func.vmap(alone)(*samples).float()
+    losses = torch.func.vmap(alone)(*samples).float()
+    return losses.masked_fill(losses.isnan() & loss(outputs, batch).isnan(), math.inf)
 
 
 def take(batch: Any, indices: Tensor) -> Any:
