@@ -325,3 +325,19 @@ def test_a_share_of_a_run_without_a_length_is_refused(tmp_path):
     """Before training, with the line to write."""
     with pytest.raises(SettingError, match=r"selective-backprop.start: 0.5dur is a fraction"):
         fit(tmp_path, SelectiveBackprop(start="0.5dur"), max_duration=None)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "shown"),
+    [
+        ("3ep", "2ep", "start=3ep isn't before end=2ep"),
+        ("6ba", "2ep", "start=6ba isn't before end=2ep"),
+        ("0.5dur", "2ep", "start=0.5dur isn't before end=2ep"),
+        ("4ep", None, "start=4ep isn't before max_duration=4ep"),
+        ("1dur", None, "start=1dur isn't before max_duration=4ep"),
+    ],
+)
+def test_a_start_after_which_nothing_is_selected_is_refused(tmp_path, start, end, shown):
+    """The run would be one without the plugin, in silence."""
+    with pytest.raises(SettingError, match=shown):
+        fit(tmp_path, SelectiveBackprop(start=start, end=end), max_duration="4ep")

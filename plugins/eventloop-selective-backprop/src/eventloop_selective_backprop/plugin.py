@@ -69,9 +69,15 @@ class SelectiveBackprop:
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Settles what fractions of the run are."""
+        """Settles what fractions of the run are.
+
+        Raises:
+            SettingError: one is of a length that nobody knows, or nothing would ever be selected.
+        """
         self._start = _resolved("start", self.start, state)
         self._end = _resolved("end", self.end, state)
+        _check_before("end", self.start, self.end, state)
+        _check_before("max_duration", self.start, state.settings.max_duration, state)
 
     # Samples are selected as they are, not blends of them.
     @hookimpl(before=("mixup", "cutmix"))
@@ -124,3 +130,22 @@ def _resolved(name: str, time: Time | None, state: State) -> Time | None:
             f"selective-backprop.{name}: {error}",
             fix=f"write it in batches: `--selective-backprop.{name} 100ba`",
         ) from None
+
+
+def _check_before(name: str, start: Time | None, end: Time | None, state: State) -> None:
+    """Raises where a start and an end can be compared, and nothing is between them."""
+    if start is None or end is None:
+        return
+    first, last = (_in_batches(state.resolve(time), state) for time in (start, end))
+    if first.unit == last.unit and first.value >= last.value:
+        raise SettingError(
+            f"selective-backprop.start={start} isn't before {name}={end}: no sample would ever be "
+            "selected",
+            fix=f"give an earlier start: `--selective-backprop.start 0.1dur`, or a later {name}",
+        )
+
+
+def _in_batches(time: Time, state: State) -> Time:
+    if time.unit == "ep" and state.epoch_length:
+        return Time(time.value * state.epoch_length, "ba")
+    return time
