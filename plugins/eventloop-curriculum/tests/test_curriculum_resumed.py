@@ -34,7 +34,7 @@ class Dies:
             raise EOFError
 
 
-def fit(folder, dies, num_workers=0, **given):
+def fit(folder, dies, num_workers=0, sizes=None, **given):
     """Trains 4 epochs, saving after each batch; may die."""
     inputs, targets = map(torch.cat, zip(*tiny_batches(4), strict=True))
     workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
@@ -45,7 +45,7 @@ def fit(folder, dies, num_workers=0, **given):
         eval_dataloaders=None,
     )
     given = {"max_duration": "4ep", "checkpoint_interval": "1ba"} | given
-    plugins = [Curriculum(batch_size={"8ba": 4, "10ba": 8}), dies]
+    plugins = [Curriculum(batch_size=sizes or {"8ba": 4, "10ba": 8}), dies]
     with isolated_trainer(folder, task, algorithms=plugins, **given) as trainer:
         trainer.fit()
 
@@ -97,6 +97,29 @@ def test_a_plugin_that_has_forgotten_has_other_batches(tmp_path):
 
     with pytest.raises(TaskError, match="stopped in mid-epoch with 4 samples a step"):
         fit(tmp_path, Dies())
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [(13, {"10ba": 8}), (9, {"3ba": 8, "8ba": 4, "10ba": 8})],
+)
+def test_resumed_with_other_times_it_goes_by_these(tmp_path, batch, sizes):
+    """How many of the old ones had come says nothing about the new ones."""
+    with contextlib.suppress(EOFError):
+        fit(tmp_path, Dies(batch, by_kill=False))
+
+    fit(tmp_path, Dies(), sizes=sizes)
+
+    assert last(tmp_path).name == f"ba{LAST:08}"
+
+
+def test_times_that_would_cut_the_epoch_under_way_are_refused(tmp_path):
+    """Which samples are left of it, nobody could say."""
+    with contextlib.suppress(EOFError):
+        fit(tmp_path, Dies(9, by_kill=False))
+
+    with pytest.raises(TaskError, match="stopped in mid-epoch with 4 samples a step"):
+        fit(tmp_path, Dies(), sizes={"10ba": 4})
 
 
 def test_two_ranks_go_on_in_the_middle_of_a_later_epoch(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from eventloop import PluginError, State, hookimpl
+from eventloop import Moment, PluginError, State, hookimpl
 from eventloop.data import describe
 from eventloop.errors import SettingError
 from eventloop_curriculum.loaders import remade
@@ -51,7 +51,7 @@ class Curriculum:
             "batch_size": Steps(batch_size or {}),
             "seq_len": Steps(seq_len or {}),
         }
-        self._reached: dict[str, int] | None = None
+        self._began: Moment | None = None  # the epoch, whose data loader is in force
 
     def unsuitable(self, state: State) -> str | None:
         """Stands off where nobody says what shall change."""
@@ -60,22 +60,22 @@ class Curriculum:
     @hookimpl
     def should_rebuild_dataloader(self, state: State) -> bool:
         """Answers yes where a time has come since the last epoch began."""
-        before, self._reached = self._reached, self._now(state)
-        return before != self._reached
+        began, self._began = self._began, state.clock.moment()
+        return began is None or self._reached(began, state) != self._reached(self._began, state)
 
     @hookimpl(conditional=True, specname="build_train_dataloader")
     def stage(self, state: State) -> Any:
         """Gives the stage's data loader; the task's, where none has come."""
-        # Of a run that goes on it is known which one it had; the clock may be further.
-        self._reached = self._reached or self._now(state)
-        stage = self._current("stages")
+        # Of a run that goes on it is known when its epoch began; the clock may be further.
+        self._began = self._began or state.clock.moment()
+        stage = self._current("stages", state)
         return stage(state) if callable(stage) and not isinstance(stage, Iterable) else stage
 
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Generator[None, Any, Any]:
         """Makes the batches larger or shorter, whoever the data loader is from."""
         dataloader = yield
-        sizes = {"batch_size": self._current("batch_size"), "seq_len": self._current("seq_len")}
+        sizes = {name: self._current(name, state) for name in ("batch_size", "seq_len")}
         if set(sizes.values()) == {None}:
             return dataloader
         try:
@@ -92,7 +92,10 @@ class Curriculum:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Says so where a time came too late for an epoch."""
-        if state.rank == 0 and state.stop_reason is None and self._now(state) != self._reached:
+        if state.rank > 0 or state.stop_reason is not None:
+            return
+        assert self._began is not None
+        if self._reached(self._began, state) != self._reached(state.clock.moment(), state):
             warnings.warn(
                 "curriculum: the run has ended before an epoch began with what was given for its "
                 "last time; give an earlier one, or shorter epochs",
@@ -100,15 +103,14 @@ class Curriculum:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives how many of the times had come when the epoch began."""
-        return {"reached": self._reached}
+        """Gives when the epoch began, which holds whatever times the run goes on with."""
+        return {"began": self._began and self._began._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Goes on with the data loader that the epoch began with."""
-        self._reached = state["reached"]
+        """Goes on with the data loader of the epoch, by the times as they are now."""
+        self._began = state["began"] and Moment(**state["began"])
 
-    def _now(self, state: State) -> dict[str, int]:
-        at = state.clock.moment()
+    def _reached(self, at: Moment, state: State) -> dict[str, int]:
         try:
             return {kind: steps.reached(at, state.duration) for kind, steps in self._steps.items()}
         except ValueError as error:
@@ -116,9 +118,9 @@ class Curriculum:
                 f"curriculum: {error}", fix='write its times in epochs or batches: {"5ep": 128}'
             ) from None
 
-    def _current(self, kind: str) -> Any:
-        assert self._reached is not None
-        num = self._reached[kind]
+    def _current(self, kind: str, state: State) -> Any:
+        assert self._began is not None
+        num = self._reached(self._began, state)[kind]
         return self._steps[kind].values[num - 1] if num else None
 
 
