@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.clock import FIELDS, UNITS, Clock, Time
 from eventloop.errors import SettingError
-from eventloop.task.schedulers import max_duration, steps_per_epoch
+from eventloop.task.schedulers import max_duration
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -28,9 +28,10 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
     """
     length = in_unit(time, unit, state)
     if length is None:
+        unmeasured = {time.unit, unit} == {"ep", "ba"}
+        why = ", and the train data loader has no length" if unmeasured else ""
         raise SettingError(
-            f"{name}={time} can't be compared with the end of the schedule, which is counted in "
-            f"{UNITS[unit]}",
+            f"{name}={time} can't be compared with the end, which is counted in {UNITS[unit]}{why}",
             fix=f"write {name} in {UNITS[unit]} ({unit}) too",
         )
     return length
@@ -43,10 +44,11 @@ def in_unit(time: Time, unit: str, state: State) -> float | None:
         return None if run is None else time.value * run
     if time.unit == unit:
         return time.value
-    if (time.unit, unit) == ("ep", "ba"):
-        return time.value * steps_per_epoch(state)
-    if (time.unit, unit) == ("ba", "ep"):
-        return time.value / steps_per_epoch(state)
+    if state.num_batches is not None:
+        if (time.unit, unit) == ("ep", "ba"):
+            return time.value * state.num_batches
+        if (time.unit, unit) == ("ba", "ep"):
+            return time.value / state.num_batches
     return None
 
 

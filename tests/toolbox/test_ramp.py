@@ -88,3 +88,13 @@ def test_times_without_a_ramp_are_refused(start, end, max_duration, shown, fracs
     """When the trainer is built."""
     with pytest.raises(SettingError, match=shown):
         fracs_of(start, end, max_duration)
+
+
+def test_without_a_length_epochs_and_batches_cannot_be_compared(fracs_of):
+    """The message is about the plugin's own option, and not a scheduler that there isn't."""
+    shown = r"start=4ba can't be compared with the end, .* in epochs, and .* has no length"
+
+    with pytest.raises(SettingError, match=shown) as raised:
+        fracs_of("4ba", "0.9dur", loader=DataLoader(Unmeasured(), batch_size=4))
+
+    assert "scheduler" not in str(raised.value)
