@@ -336,3 +336,11 @@ def test_options_without_a_meaning_are_refused(given, error, shown):
     """With the value that was seen."""
     with pytest.raises(error, match=shown):
         SeqLengthWarmup(**given)
+
+
+def test_a_run_that_ends_before_sequences_are_whole_says_so(tmp_path):
+    """What evaluation sees was never trained on; `1dur` is the end itself."""
+    with pytest.warns(UserWarning, match="before whole sequences came, duration=9ep; give a"):
+        fit(tmp_path / "late", SeqLengthWarmup(duration="9ep"), max_duration="1ep")
+
+    fit(tmp_path, SeqLengthWarmup(duration="1dur"), max_duration="1ep")

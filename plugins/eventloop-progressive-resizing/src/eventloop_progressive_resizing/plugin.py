@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 from torch import Tensor
@@ -114,6 +115,17 @@ class ProgressiveResizing:
             images = resize(images, size)
             targets = resize_mask(targets, size) if has_mask else targets
         state.batch = with_targets(with_inputs(state.batch, images), targets)
+
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Says so where the run has seen no whole images."""
+        is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
+        if is_told and self._growth is not None and self._growth.frac(state) < 1:
+            warnings.warn(
+                f"progressive-resizing: the run has ended before whole images came, end={self.end}; "
+                'give an earlier end, as a fraction of the run for example: "0.5dur"',
+                stacklevel=2,
+            )
 
     def _can_be_timed(self, state: State) -> bool:
         times = (self.end, self.start or self.end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Mapping
 from typing import Any, Literal
 
@@ -97,6 +98,18 @@ class SeqLengthWarmup:
         if shorter is not state.batch:
             state.batch = shorter
             state.log("seq-length-warmup/length", full_length(shorter))
+
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Says so where the run has seen no whole sequences."""
+        is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
+        if is_told and self._growth is not None and self._growth.frac(state) < 1:
+            warnings.warn(
+                "seq-length-warmup: the run has ended before whole sequences came, "
+                f"duration={self.duration}; "
+                'give a shorter duration, as a fraction of the run for example: "0.5dur"',
+                stacklevel=2,
+            )
 
     def _shortened(self, state: State, batch: Any) -> Any:
         assert self._growth is not None
