@@ -165,6 +165,13 @@ def test_a_model_is_anti_aliased_once():
     assert isinstance(model[0], nn.Conv2d)
 
 
+def test_a_pool_of_whole_numbers_is_the_pool():
+    """A filter of whole numbers would be nothing but zeros."""
+    mask = torch.arange(50).reshape(1, 2, 5, 5)
+
+    assert torch.equal(BlurMaxPool2d.of(nn.MaxPool2d(2))(mask), max_pool2d(mask, 2))
+
+
 def test_an_image_without_a_batch_and_one_pixel_will_do():
     """As torch's own layers take them."""
     pool = BlurMaxPool2d.of(nn.MaxPool2d(2), 7)

@@ -101,7 +101,13 @@ class BlurMaxPool2d(nn.MaxPool2d):
         return made
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """Takes the maximum around every pixel, then blurs and leaves pixels out."""
+        """Takes the maximum around every pixel, then blurs and leaves pixels out.
+
+        Whole numbers, as those of a mask of classes, have no means: of them it is the max pool.
+        """
+        if not input.is_floating_point():
+            maxima: Tensor = super().forward(input)
+            return maxima
         if self.ceil_mode:
             height, width = (self._lacking(input, dim) for dim in (0, 1))
             input = pad(input, (0, width, 0, height), value=-torch.inf)  # noqa: A001
