@@ -1,6 +1,7 @@
 """The maths alone."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -105,6 +106,13 @@ def test_a_loss_that_smooths_itself_is_refused():
     with pytest.raises(ValueError, match=r"by 0\.2 itself, and shall by 0\.1"):
         with SmoothedCrossEntropy(0.1):
             cross_entropy(drawn(B, C), indices(B), label_smoothing=0.2)
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan])
+def test_a_share_that_is_none_is_refused(epsilon):
+    """Torch would train without smoothing, and not say so."""
+    with pytest.raises(ValueError, match=r"isn't in \[0, 1\]"):
+        SmoothedCrossEntropy(epsilon)
 
 
 def test_a_loss_that_raises_leaves_nothing_smoothed():

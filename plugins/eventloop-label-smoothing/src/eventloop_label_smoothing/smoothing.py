@@ -31,11 +31,14 @@ class SmoothedCrossEntropy(TorchFunctionMode):
         num_calls: how many calls were smoothed.
 
     Raises:
+        ValueError: `epsilon` is outside [0, 1].
         SmoothedAlreadyError: on a call that has a smoothing of its own.
     """
 
     def __init__(self, epsilon: float) -> None:
         super().__init__()
+        if not 0 <= epsilon <= 1:  # torch takes what is below, and NaN, for no smoothing at all
+            raise ValueError(f"epsilon={epsilon!r} isn't in [0, 1]; the paper takes 0.1")
         self.epsilon = epsilon
         self.num_calls = 0
 
