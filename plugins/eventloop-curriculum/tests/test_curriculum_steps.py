@@ -45,7 +45,7 @@ def test_times_that_cannot_be_put_in_order_are_refused(times):
         Steps(dict.fromkeys(times, 1))
 
 
-@pytest.mark.parametrize("time", ["0", "5 epochs", "0days", "-1ep", "2dur"])
+@pytest.mark.parametrize("time", ["0", "5 epochs", "0days", "-1ep", "2dur", 5])
 def test_what_is_no_time_is_refused(time):
     """With what would be one."""
     with pytest.raises(ValueError, match=r"ep \(epochs\)|more than the whole run"):

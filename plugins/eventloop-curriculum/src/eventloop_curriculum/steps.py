@@ -56,8 +56,7 @@ class Steps(Generic[T]):
 
 
 def _parsed(time: str | Time) -> tuple[float, str]:
-    if isinstance(time, str):
-        if zero := _AT_THE_START.fullmatch(time.strip()):
-            return 0.0, Time(f"1{zero[1]}").unit
-        time = Time(time)
+    if isinstance(time, str) and (zero := _AT_THE_START.fullmatch(time.strip())):
+        return 0.0, Time(f"1{zero[1]}").unit
+    time = Time(time)  # says so where it is none, a number without a unit for example
     return time.value, time.unit
