@@ -108,3 +108,24 @@ def test_a_loss_that_never_sees_targets_is_an_error(make_trainer):
     with pytest.raises(TaskError, match="backwards needs a loss of outputs") as raised:
         make_trainer(task, algorithms=[Backwards()]).fit()
     assert "-p no:backwards" in str(raised.value)
+
+
+class MayPass:
+    """Owns `train_batch` now and then, and computes its loss by itself."""
+
+    name = "may-pass"
+
+    @hookimpl(conditional=True)
+    def train_batch(self, state):
+        if state.clock.batch < 2:
+            return None
+        return state.update(lambda state: state.model(state.inputs).mean())
+
+
+def test_a_batch_whose_loss_nobody_asks_for_is_an_error(make_trainer):
+    """Who owns `train_batch` for some batches alone isn't known before."""
+    trainer = make_trainer(tiny_task(), algorithms=[Backwards(), MayPass()])
+
+    with pytest.raises(TaskError, match="train_batch asked for none"):
+        trainer.fit()
+    assert trainer.state.clock.batch == 2

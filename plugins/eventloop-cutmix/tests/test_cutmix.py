@@ -197,10 +197,25 @@ def test_it_stands_off_from_what_are_no_images(train, described, batch):
     assert described in str(raised.value)
 
 
-def test_it_stands_off_from_a_loss_of_the_models_own(train):
-    """That one never sees the second targets."""
-    with pytest.raises(PluginError, match="the loss is the model's own"):
-        train(Cutmix(), task=image_task(loss=None))
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
+
+    name = "updates"
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: cross_entropy(state.model(state.inputs), state.targets))
+
+
+@pytest.mark.parametrize(
+    ("plugins", "loss", "reason"),
+    [([], None, "the loss is the model's own"), ([Updates()], cross_entropy, "is updates's")],
+    ids=["own loss", "own train_batch"],
+)
+def test_it_stands_off_where_no_loss_sees_the_second_targets(train, plugins, loss, reason):
+    """Images in two parts with the targets of one would be trained on, in silence."""
+    with pytest.raises(PluginError, match=reason):
+        train(Cutmix(), *plugins, task=image_task(loss=loss))
 
 
 def test_a_later_batch_that_can_not_be_cut_is_an_error(train):

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from eventloop import PluginError, Task, TaskError, Trainer, hookimpl
+from eventloop import PluginError, Task, Trainer, hookimpl
 from eventloop.data import split
 from eventloop_mixup import Mixup, draw_lam
 
@@ -259,22 +259,25 @@ def test_a_later_batch_that_cannot_be_mixed_is_an_error():
     assert "-p no:mixup" in str(raised.value)
 
 
-class WithLoss(torch.nn.Linear):
-    def forward(self, inputs):
-        logits = super().forward(inputs)
-        return {"logits": logits, "loss": logits.square().mean()}
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
+
+    name = "updates"
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: cross_entropy(state.model(state.inputs), state.targets))
 
 
-def test_a_loss_that_never_sees_the_targets_is_an_error():
-    """The model's own loss can't be blended: both halves would be the same, in silence."""
-    task = Task(
-        model=WithLoss(4, 3),
-        train_dataloader=DataLoader(dataset(), batch_size=8),
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.5),
-    )
-
-    with pytest.raises(TaskError, match="never sees the shuffled targets"):
-        fit(Mixup(), task=task)
+@pytest.mark.parametrize(
+    ("plugins", "loss", "reason"),
+    [([], None, "the loss is the model's own"), ([Updates()], cross_entropy, "is updates's")],
+    ids=["own loss", "own train_batch"],
+)
+def test_it_stands_off_where_no_loss_sees_the_second_targets(plugins, loss, reason):
+    """Blended inputs with the targets of one half would be trained on, in silence."""
+    with pytest.raises(PluginError, match=reason):
+        fit(Mixup(), *plugins, task=tiny_task(loss=loss))
 
 
 @pytest.mark.parametrize("alpha", [0, -0.2, float("nan"), float("inf")])

@@ -18,8 +18,9 @@ class SecondTargets:
     """The second targets of a batch of blends, and the loss of both.
 
     `state.targets` keeps the originals, so that metrics and losses of class indices go on working.
-    A plugin gives the second ones in `before_train_batch`, and lets its wrappers of three actions do
-    what those of the same name do here: `return (yield from self.second.loss(state))`.
+    A plugin gives the second ones in `before_train_batch`, and lets its `unsuitable` and its wrappers
+    of three actions do what those of the same name do here: `return self.second.unsuitable(state)`,
+    `return (yield from self.second.loss(state))`.
 
     Args:
         plugin: whose they are, for messages.
@@ -30,11 +31,21 @@ class SecondTargets:
         self._targets: Tensor | None = None
         self._share = 1.0
         self._parts: list[Tensor] = []
+        self._are_seen = False
 
     @property
     def are_given(self) -> bool:
         """Whether the batch under way has any."""
         return self._targets is not None
+
+    def unsuitable(self, state: State) -> str | None:
+        """Says why no loss of this training would see them, where none does."""
+        if state.owner("loss") == "core":
+            return "the loss is the model's own and sees no second targets; give Task(loss=...)"
+        owner = state.owner("train_batch")
+        if owner != "core":
+            return f"train_batch is {owner}'s, whose losses see no second targets"
+        return None
 
     def give(self, targets: Tensor, share: float) -> None:
         """Gives the batch under way its second targets.
@@ -43,12 +54,19 @@ class SecondTargets:
             targets: of the whole batch, a row a sample.
             share: of the originals in the loss, in [0, 1].
         """
-        self._targets, self._share = targets, share
+        self._targets, self._share, self._are_seen = targets, share, False
 
     def train_batch(self, state: State) -> Generator[None, Result, Result]:
-        """Forgets them when the step is done: the closure of a step still needs them."""
+        """Forgets them when the step is done: the closure of a step still needs them.
+
+        Raises:
+            TaskError: no loss was asked for, as by an owner of `train_batch` that may pass.
+        """
         try:
-            return (yield)
+            result = yield
+            if self.are_given and not self._are_seen:
+                raise self._unseen("train_batch asked for none")
+            return result
         finally:
             self._targets, self._parts = None, []
 
@@ -75,6 +93,7 @@ class SecondTargets:
         original = yield
         if self._targets is None or state.microbatch is None:
             return original
+        self._are_seen = True
         targets = state.targets
         state.targets = self._parts[state.microbatch_idx]
         try:
@@ -82,13 +101,15 @@ class SecondTargets:
         finally:
             state.targets = targets
         if other is original:
-            raise TaskError(
-                f"{self._plugin} needs a loss of outputs and targets, but this one is part of the "
-                f"model's {type(state.outputs).__name__} and never sees the shuffled targets",
-                fix=f"give Task(loss=...), or switch {self._plugin} off with "
-                f"`-p no:{self._plugin}`",
-            )
+            raise self._unseen(f"this one is part of the model's {type(state.outputs).__name__}")
         return blended(original, other, self._share)
+
+    def _unseen(self, reason: str) -> TaskError:
+        return TaskError(
+            f"{self._plugin} needs a loss of outputs and targets, but {reason}: nobody sees the "
+            "second targets",
+            fix=f"give Task(loss=...), or switch {self._plugin} off with `-p no:{self._plugin}`",
+        )
 
 
 def blended(original: Number, other: Number, share: float) -> Number:

@@ -48,11 +48,7 @@ class Cutmix:
         """Stands off where the first batch can't be cut, or its loss not be asked for."""
         if not _can_be_cut(state.batch):
             return f"it cuts {_WANTED}, not {describe_pair(state.batch)}"
-        if state.owner("loss") == "core":
-            return "the loss is the model's own and sees no second targets; give Task(loss=...)"
-        if state.owner("train_batch") == "task":
-            return "the task's train_batch has losses of its own"
-        return None
+        return self._second.unsuitable(state)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:

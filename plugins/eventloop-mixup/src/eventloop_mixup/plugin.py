@@ -44,14 +44,14 @@ class Mixup:
         self._second = SecondTargets("mixup")
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where the first batch can't be mixed."""
+        """Stands off where the first batch can't be mixed, or its loss not be asked for."""
         try:
             _mixable(state.batch)
         except PluginError:
             return (
                 f"it mixes float inputs with a tensor of targets, not {describe_pair(state.batch)}"
             )
-        return None
+        return self._second.unsuitable(state)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
