@@ -13,13 +13,10 @@ def not_a_model():
     return 3
 
 
-class OwnStep:
-    """A task with a train_batch of its own."""
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
 
-    def __init__(self):
-        hooks = tiny_task().hooks()
-        self.build_model, self.build_optimizers = hooks.build_model, hooks.build_optimizers
-        self.build_train_dataloader = hooks.build_train_dataloader
+    name = "updates"
 
     @hookimpl
     def train_batch(self, state):
@@ -35,10 +32,10 @@ def test_a_teacher_that_is_trained_is_refused(make_trainer):
     assert "copy.deepcopy" in str(raised.value)
 
 
-def test_a_task_that_asks_for_no_loss_is_refused(make_trainer):
+def test_a_training_that_asks_for_no_loss_is_refused(make_trainer):
     """An option without effect is an error."""
-    with pytest.raises(PluginError, match="train_batch asks for no loss"):
-        make_trainer(OwnStep(), algorithms=[Distill(teacher=nn.Linear(3, 3))])
+    with pytest.raises(PluginError, match="no effect: train_batch is updates's"):
+        make_trainer(algorithms=[Distill(teacher=nn.Linear(3, 3)), Updates()])
 
 
 @pytest.mark.parametrize(

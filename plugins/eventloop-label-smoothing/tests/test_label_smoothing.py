@@ -160,14 +160,10 @@ def test_a_task_with_mappings_and_a_loss_is_smoothed(fit):
 FLOATS = [(inputs, inputs) for inputs, _ in tiny_batches()]
 
 
-class OwnStep:
-    """A task with a train_batch of its own."""
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
 
-    def __init__(self):
-        self.task = tiny_task().hooks()
-        self.build_model, self.loss = self.task.build_model, self.task.loss
-        self.build_train_dataloader = self.task.build_train_dataloader
-        self.build_optimizers = self.task.build_optimizers
+    name = "updates"
 
     @hookimpl
     def train_batch(self, state):
@@ -175,17 +171,17 @@ class OwnStep:
 
 
 @pytest.mark.parametrize(
-    ("task", "reason"),
+    ("plugins", "task", "reason"),
     [
-        (mapping_task(), "the loss is the model's own"),
-        (OwnStep(), "the task's train_batch has losses of its own"),
-        (tiny_task(train_dataloader=FLOATS), "the targets are neither classes nor"),
+        ([], mapping_task(), "the loss is the model's own"),
+        ([Updates()], tiny_task(), "train_batch is updates's, which has losses of its own"),
+        ([], tiny_task(train_dataloader=FLOATS), "the targets are neither classes nor"),
     ],
 )
-def test_it_stands_off_where_there_is_nothing_to_smooth(fit, task, reason):
+def test_it_stands_off_where_there_is_nothing_to_smooth(fit, plugins, task, reason):
     """Who insists on it learns why; else the header does."""
     with pytest.raises(PluginError, match=reason):
-        fit(LabelSmoothing(), task=task)
+        fit(LabelSmoothing(), *plugins, task=task)
 
 
 def test_a_loss_without_cross_entropy_is_an_error(fit):

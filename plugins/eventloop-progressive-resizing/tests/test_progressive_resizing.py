@@ -279,6 +279,22 @@ def test_it_stands_off_where_it_cannot_work(tmp_path, reason, make_task):
     assert reason in str(told.value)
 
 
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
+
+    name = "updates"
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: state.model(state.inputs).mean())
+
+
+def test_it_stands_off_where_images_may_be_compared(tmp_path):
+    """A GAN's drawn images stay whole: small real ones would give them away."""
+    with pytest.raises(PluginError, match="train_batch is updates's"):
+        fit(tmp_path, ProgressiveResizing(**GIVEN), Updates())
+
+
 def test_a_run_without_a_length_has_no_share(tmp_path):
     """`fit(until=...)` says too late what half of it is; batches can be counted in any run."""
     with pytest.raises(PluginError, match="whose max_duration isn't set"):

@@ -294,6 +294,22 @@ UNSUITABLE = {
 }
 
 
+class Updates:
+    """Owns `train_batch`, and computes its loss by itself."""
+
+    name = "updates"
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: state.model(state.inputs).mean())
+
+
+def test_it_stands_off_where_the_loss_is_another(tmp_path):
+    """Samples would be drawn by a loss that isn't trained on."""
+    with pytest.raises(PluginError, match="train_batch is updates's"):
+        fit(tmp_path, SelectiveBackprop(), Updates())
+
+
 @pytest.mark.parametrize(("reason", "values"), UNSUITABLE.items(), ids=range(len(UNSUITABLE)))
 def test_it_stands_off_where_samples_have_no_loss(tmp_path, reason, values):
     """Who installed it for another task must learn what it wants."""

@@ -89,10 +89,11 @@ class Distill:
                 "distill: the teacher shares parameters with the model that it shall teach",
                 fix="give a copy: Distill(teacher=copy.deepcopy(model))",
             )
-        if state.owner("train_batch") == "task":
+        owner = state.owner("train_batch")
+        if owner != "core":
             raise PluginError(
-                "distill has no effect: the task's train_batch asks for no loss",
-                fix="leave distill out with `-p no:distill`, or train_batch",
+                f"distill has no effect: train_batch is {owner}'s, which has losses of its own",
+                fix="leave distill out with `-p no:distill`, or that train_batch",
             )
 
     @hookimpl(wrapper=True)

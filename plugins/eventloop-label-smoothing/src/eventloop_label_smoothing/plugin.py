@@ -41,8 +41,9 @@ class LabelSmoothing:
             return (
                 "the loss is the model's own; Task(loss=...) that calls cross_entropy is smoothed"
             )
-        if state.owner("train_batch") == "task":
-            return "the task's train_batch has losses of its own"
+        owner = state.owner("train_batch")
+        if owner != "core":
+            return f"train_batch is {owner}'s, which has losses of its own"
         if not _may_be_classes(state.targets):
             return "the targets are neither classes nor their probabilities"
         return None

@@ -76,6 +76,9 @@ class ProgressiveResizing:
             images, _ = _images_of(state.batch)
         except PluginError as error:
             return str(error).partition("\n")[0]
+        owner = state.owner("train_batch")
+        if owner != "core":
+            return f"train_batch is {owner}'s, which may compare images with whole ones"
         if not self._can_be_timed(state):
             return "images grow over a share of the run, whose max_duration isn't set"
         size = self._size(images, 0.0)

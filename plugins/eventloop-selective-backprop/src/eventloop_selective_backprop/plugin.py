@@ -58,6 +58,9 @@ class SelectiveBackprop:
 
     def unsuitable(self, state: State) -> str | None:
         """Stands off where the first batch, or the loss, can't be taken apart into samples."""
+        owner = state.owner("train_batch")
+        if owner != "core":
+            return f"train_batch is {owner}'s, which has losses of its own"
         try:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
             losses = self._losses(state)
