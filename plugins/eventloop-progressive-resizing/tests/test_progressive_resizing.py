@@ -264,6 +264,9 @@ UNSUITABLE = {
     "the model doesn't take images of 4 x 4: mat1 and mat2": lambda: image_task(
         model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 3))
     ),
+    "the model doesn't take images of 4 x 4: mat1 and mat2 shapes cannot": lambda: image_task(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    ),
     "images of 3 x 3 have no smaller multiple of 4": lambda: image_task(
         train_dataloader=[(images[..., :3, :3], targets) for images, targets in batches()]
     ),

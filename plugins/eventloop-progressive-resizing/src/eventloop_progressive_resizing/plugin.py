@@ -85,9 +85,8 @@ class ProgressiveResizing:
         if size == images.shape[-2:]:
             return f"images of {_described(size)} have no smaller multiple of {self.size_increment}"
         one = images[:1]
-        refused = refusal(state.model, crop(one, size, (0, 0)).contiguous())
-        # A model that takes other arguments can't be tried; the task knows how to call it.
-        if refused is None or refusal(state.model, one) is not None:
+        refused = refusal(state.model, crop(one, size, (0, 0)).contiguous(), one)
+        if refused is None:
             return None
         reason = str(refused).partition("\n")[0]
         return f"the model doesn't take images of {_described(size)}: {reason}"

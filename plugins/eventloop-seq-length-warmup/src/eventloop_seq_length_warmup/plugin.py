@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
-from eventloop.data import split
+from eventloop.data import inputs_of, split
 from eventloop.toolbox.ramp import Ramp
 from eventloop.toolbox.trial import refusal
 from eventloop_seq_length_warmup.sequences import full_length, length_at, reshape, truncate
@@ -66,9 +66,8 @@ class SeqLengthWarmup:
         if length == full:
             return f"sequences of {full} tokens are no longer than the shortest"
         whole = split(state.batch, 1)[0]
-        refused = _refusal(state, truncate(whole, length))
-        # A model that takes other arguments can't be tried; the task knows how to call it.
-        if refused is None or _refusal(state, whole) is not None:
+        refused = refusal(state.model, inputs_of(truncate(whole, length)), inputs_of(whole))
+        if refused is None:
             return None
         reason = str(refused).partition("\n")[0]
         return f"the model doesn't take sequences of {length} tokens: {reason}"
@@ -131,9 +130,3 @@ class SeqLengthWarmup:
 
     def _can_be_timed(self, state: State) -> bool:
         return state.duration is not None or self.duration.unit != "dur"
-
-
-def _refusal(state: State, batch: Any) -> Exception | None:
-    if isinstance(batch, Mapping):
-        return refusal(state.model, **batch)
-    return refusal(state.model, batch[0])
