@@ -1,8 +1,5 @@
 """A run with averages that was killed and resumed is one run."""
 
-import os
-import shutil
-
 import pytest
 import torch
 from torch import nn
@@ -10,25 +7,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import hookimpl
 from eventloop.checkpoint.compare import differences
-from eventloop.checkpoint.format import read, write
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import (
+    Dies,
+    edited_checkpoint,
+    fit_and_die,
+    isolated_trainer,
+    last_checkpoint,
+    tiny_batches,
+    tiny_task,
+)
 from eventloop_ema import Ema
 
 NUM_BATCHES = 10  # in two epochs
-
-
-class Dies:
-    """An algorithm that kills its process in the middle of a batch."""
-
-    name = "dies"
-
-    def __init__(self, batch=None):
-        self.batch = batch
-
-    @hookimpl
-    def after_train_batch(self, state):
-        if state.clock.batch == self.batch:
-            os._exit(9)
 
 
 def fit(folder, batch=None, precision="fp32"):
@@ -45,21 +35,6 @@ def fit(folder, batch=None, precision="fp32"):
         trainer.export(folder / "model.safetensors")
 
 
-def fit_and_die(folder, batch, precision="fp32"):
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(1)  # a fork has none of the threads of the pool
-        try:
-            fit(folder, batch, precision)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def last(folder):
-    return max((folder / "run" / "checkpoints").glob("ba*"))
-
-
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
 def in_one_go(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
@@ -71,11 +46,11 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go):
     """Weights, averages, and what is exported."""
     precision, folder = in_one_go
     for batch in (1, 5, 8):
-        fit_and_die(tmp_path, batch, precision)
+        fit_and_die(fit, tmp_path, batch, precision)
     fit(tmp_path, precision=precision)
 
-    assert last(tmp_path).name == f"ba{NUM_BATCHES:08}"
-    assert list(differences(read(last(folder)).parts, read(last(tmp_path)).parts)) == []
+    assert last_checkpoint(tmp_path).batch == NUM_BATCHES
+    assert list(differences(last_checkpoint(folder).parts, last_checkpoint(tmp_path).parts)) == []
     files = [(one / "model.safetensors").read_bytes() for one in (folder, tmp_path)]
     assert files[0] == files[1]
 
@@ -112,15 +87,12 @@ def test_an_epoch_of_a_half_life_is_the_first(tmp_path):
 def test_averages_that_begin_anew_end_elsewhere(tmp_path, in_one_go):
     """Control: without the plugin's state the comparison fails."""
     precision, folder = in_one_go
-    fit_and_die(tmp_path, 5, precision)
-    saved = last(tmp_path)
-    checkpoint = read(saved)
-    assert len(checkpoint.parts["plugins"]["ema"]["state"]["averages"]) == 8
-    checkpoint.parts["plugins"]["ema"]["state"]["averages"] = {}
-    shutil.rmtree(saved)
-    write(saved, checkpoint.parts, checkpoint.facts, batch=int(saved.name[2:]))
+    fit_and_die(fit, tmp_path, 5, precision)
+    with edited_checkpoint(tmp_path) as checkpoint:
+        assert len(checkpoint.parts["plugins"]["ema"]["state"]["averages"]) == 8
+        checkpoint.parts["plugins"]["ema"]["state"]["averages"] = {}
 
     fit(tmp_path, precision=precision)
 
-    found = list(differences(read(last(folder)).parts, read(last(tmp_path)).parts))
+    found = list(differences(last_checkpoint(folder).parts, last_checkpoint(tmp_path).parts))
     assert any(one.path.startswith("plugins/ema/") for one in found)

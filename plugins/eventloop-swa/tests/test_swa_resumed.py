@@ -1,8 +1,5 @@
 """A run with averaging that was killed and resumed is one run."""
 
-import os
-import shutil
-
 import pytest
 import torch
 from torch import nn
@@ -10,25 +7,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import hookimpl
 from eventloop.checkpoint.compare import differences
-from eventloop.checkpoint.format import read, write
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import (
+    Dies,
+    edited_checkpoint,
+    fit_and_die,
+    isolated_trainer,
+    last_checkpoint,
+    tiny_batches,
+    tiny_task,
+)
 from eventloop_swa import Swa
 
 NUM_BATCHES = 15  # in three epochs
-
-
-class Dies:
-    """An algorithm that kills its process in the middle of a batch."""
-
-    name = "dies"
-
-    def __init__(self, batch=None):
-        self.batch = batch
-
-    @hookimpl
-    def after_train_batch(self, state):
-        if state.clock.batch == self.batch:
-            os._exit(9)
 
 
 def fit(folder, batch=None):
@@ -47,21 +37,6 @@ def fit(folder, batch=None):
         trainer.export(folder / "model.safetensors")
 
 
-def fit_and_die(folder, batch):
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(1)  # a fork has none of the threads of the pool
-        try:
-            fit(folder, batch)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def last(folder):
-    return max((folder / "run" / "checkpoints").glob("ba*"))
-
-
 @pytest.fixture(scope="module")
 def in_one_go(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one-go")
@@ -72,11 +47,12 @@ def in_one_go(tmp_path_factory):
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go):
     """Weights, mean, statistics, generators, and what is exported."""
     for batch in (1, 5, 9, 14):
-        fit_and_die(tmp_path, batch)
+        fit_and_die(fit, tmp_path, batch)
     fit(tmp_path)
 
-    assert last(tmp_path).name == f"ba{NUM_BATCHES:08}"
-    assert list(differences(read(last(in_one_go)).parts, read(last(tmp_path)).parts)) == []
+    assert last_checkpoint(tmp_path).batch == NUM_BATCHES
+    found = differences(last_checkpoint(in_one_go).parts, last_checkpoint(tmp_path).parts)
+    assert list(found) == []
     files = [(one / "model.safetensors").read_bytes() for one in (in_one_go, tmp_path)]
     assert files[0] == files[1]
 
@@ -112,16 +88,13 @@ def test_parts_of_an_epoch_are_those_of_the_first(tmp_path):
 
 def test_a_mean_that_begins_anew_ends_elsewhere(tmp_path, in_one_go):
     """Control: without the plugin's state the comparison fails."""
-    fit_and_die(tmp_path, 9)
-    saved = last(tmp_path)
-    checkpoint = read(saved)
-    kept = checkpoint.parts["plugins"]["swa"]["state"]
-    assert kept["num_averaged"] > 0
-    kept.update(averaged={}, num_averaged=0)
-    shutil.rmtree(saved)
-    write(saved, checkpoint.parts, checkpoint.facts, batch=int(saved.name[2:]))
+    fit_and_die(fit, tmp_path, 9)
+    with edited_checkpoint(tmp_path) as checkpoint:
+        kept = checkpoint.parts["plugins"]["swa"]["state"]
+        assert kept["num_averaged"] > 0
+        kept.update(averaged={}, num_averaged=0)
 
     fit(tmp_path)
 
-    found = list(differences(read(last(in_one_go)).parts, read(last(tmp_path)).parts))
+    found = list(differences(last_checkpoint(in_one_go).parts, last_checkpoint(tmp_path).parts))
     assert any(one.path.startswith("plugins/swa/") for one in found)

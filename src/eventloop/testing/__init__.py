@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eventloop.testing.contract import check_plugin
+    from eventloop.testing.kills import Dies, edited_checkpoint, fit_and_die, last_checkpoint
     from eventloop.testing.ranks import run_ranks
     from eventloop.testing.runs import isolated_trainer, recorder, tiny_batches, tiny_task
 
-__all__ = ["check_plugin", "isolated_trainer", "recorder", "run_ranks", "tiny_batches", "tiny_task"]
+__all__ = [
+    "Dies",
+    "check_plugin",
+    "edited_checkpoint",
+    "fit_and_die",
+    "isolated_trainer",
+    "last_checkpoint",
+    "recorder",
+    "run_ranks",
+    "tiny_batches",
+    "tiny_task",
+]
 
 # pytest imports this package in every project where eventloop is installed; torch must wait.
 _LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
 _LAZY["check_plugin"] = "eventloop.testing.contract"
 _LAZY["run_ranks"] = "eventloop.testing.ranks"
+_LAZY |= dict.fromkeys(
+    ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.kills"
+)
 
 
 def __getattr__(name: str) -> object:
