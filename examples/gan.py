@@ -17,7 +17,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import State, StateView, Task, hookimpl, schedules
 from eventloop.scaling import Stepped
@@ -99,7 +99,7 @@ class Adversarial:
     def discriminator_loss(self, state: State) -> Tensor:
         """Gives what it costs not to tell real from drawn."""
         labels_B = state.targets
-        real_B1HW = state.microbatch["images"].detach().requires_grad_()
+        real_B1HW = state.inputs.detach().requires_grad_()
         real_B = state.model.discriminator(real_B1HW, labels_B)
         (slope_B1HW,) = torch.autograd.grad(real_B.sum(), real_B1HW, create_graph=True)
         drawn_B = state.model.discriminator(drawn(state).detach(), labels_B)
@@ -194,11 +194,7 @@ def task(lr: float = 1e-3, batch_size: int = 64, width: int = 32, penalty: float
     images, labels = load_digits(return_X_y=True)
     images_B1HW = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
     labels_B = torch.tensor(labels)
-    # Mappings, so that what mixes pairs of inputs and targets, mixup say, stands off.
-    dataset = [
-        {"images": image, "labels": label}
-        for image, label in zip(images_B1HW, labels_B, strict=True)
-    ]
+    dataset = TensorDataset(images_B1HW, labels_B)
     first_of_each = [images_B1HW[labels_B == label][:3] for label in range(NUM_CLASSES)]
     return Task(
         model=lambda: Networks(width),
