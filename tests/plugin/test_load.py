@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from eventloop.plugin.discover import discover
@@ -76,7 +78,15 @@ def test_a_plugin_that_is_off_is_not_imported(install):
     assert load_tested("aa-test") == ((), ())
 
 
-def test_an_interrupt_passes(install):
+@pytest.fixture
+def key():
+    """Ctrl-C as at a terminal: a process started in the background may ignore it."""
+    kept = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, kept)
+
+
+def test_an_interrupt_passes(install, key):
     """Whoever presses Ctrl-C wants to stop, not to see a problem with a plugin."""
     install("aa-test", "import signal; signal.raise_signal(signal.SIGINT)")
 
