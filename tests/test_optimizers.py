@@ -7,7 +7,7 @@ import torch
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.optimizers import could_be_fused, wants_closure
+from eventloop.optimizers import could_be_fused, drop_gradients, wants_closure
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -49,3 +49,40 @@ def test_only_a_step_that_cant_do_without_wants_a_closure(params):
         StepLR(one, step_size=1)
 
     assert [wants_closure(one) for one in optimizers] == [True, False, False]
+
+
+def test_gradients_are_dropped_as_torch_does():
+    """Of all groups, and where there is none as well."""
+    first, second, third = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = SGD([{"params": [first, second]}, {"params": [third]}], lr=0.1)
+    first.grad = third.grad = torch.ones(2)
+
+    drop_gradients(optimizer)
+
+    assert [first.grad, second.grad, third.grad] == [None, None, None]
+
+
+class Zeroing(SGD):
+    """Whose gradients stay where they are in memory."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none)
+
+
+def test_an_optimizer_with_a_way_of_its_own_is_asked(params):
+    """It may have more to do, as a wrapper of another optimizer has."""
+    params[0].grad = torch.ones(2)
+
+    drop_gradients(Zeroing(params, lr=0.1))
+
+    assert params[0].grad.tolist() == [0, 0]
+
+
+def test_a_way_put_into_an_optimizer_is_asked(params, monkeypatch):
+    """As schedulers do with `step`."""
+    optimizer, asked = SGD(params, lr=0.1), []
+    monkeypatch.setattr(optimizer, "zero_grad", lambda: asked.append("zero_grad"))
+
+    drop_gradients(optimizer)
+
+    assert asked == ["zero_grad"]

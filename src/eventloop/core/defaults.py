@@ -19,7 +19,7 @@ from eventloop.errors import TaskError, a
 from eventloop.files import save_tensors
 from eventloop.hooks import hookimpl
 from eventloop.metrics import predictions
-from eventloop.optimizers import wants_closure
+from eventloop.optimizers import drop_gradients, wants_closure
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -185,7 +185,7 @@ class Defaults:
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
         for optimizer in optimizers.values():
-            optimizer.zero_grad()
+            drop_gradients(optimizer)
         return True
 
     @hookimpl
