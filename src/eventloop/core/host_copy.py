@@ -12,17 +12,15 @@ class HostCopy:
     """A copy that has been started and may be asked for later.
 
     Args:
-        tensors: shape () each, of one device; only work queued on the current stream may still
-            write into them.
+        tensors: one entry each, of any type and device, the host too; only work queued on the
+            current stream may still write into them.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._copied: torch.cuda.Event | None = None
-        if tensors[0].device.type == "cuda":
-            stacked = torch.stack(tuple(tensors))
-            pinned = torch.empty_like(stacked, device="cpu", pin_memory=True)
-            self._tensors = tuple(pinned.copy_(stacked, non_blocking=True))
+        if any(tensor.is_cuda for tensor in tensors):
+            self._tensors = _started(tensors)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
@@ -35,3 +33,18 @@ class HostCopy:
         if self._copied is not None:
             self._copied.synchronize()
         return list(map(Tensor.item, self._tensors))
+
+
+def _started(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Starts one copy a type and device; gives the tensors on the host, in order."""
+    on_host = list(tensors)
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for idx, tensor in enumerate(tensors):
+        if tensor.is_cuda:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(idx)
+    for idxs in groups.values():
+        stacked = torch.stack([tensors[idx].reshape(()) for idx in idxs])
+        pinned = torch.empty_like(stacked, device="cpu", pin_memory=True)
+        for idx, copy in zip(idxs, pinned.copy_(stacked, non_blocking=True), strict=True):
+            on_host[idx] = copy
+    return on_host

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Moment, Time
+from eventloop.core.host_copy import HostCopy
 
 Row = dict[str, float | Tensor]
 Reduction = Literal["mean", "sum"]
@@ -33,7 +33,7 @@ class Numbers:
         self._reductions: dict[str, Reduction] = {}
         self._row: Row = {}
         self._rows: list[tuple[Moment, Row]] = []
-        self._copies: deque[_HostCopy] = deque()
+        self._copies: deque[_Copied] = deque()
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
         """Keeps a number for the moment under way; a later one of the same name replaces it.
@@ -78,7 +78,7 @@ class Numbers:
         if self._rows and (everything or clock.crossed(self.interval)):
             if self._over_ranks is not None and not alone:
                 self._over_ranks(self._rows, self._reductions)
-            self._copies.append(_HostCopy(self._rows))
+            self._copies.append(_Copied(self._rows))
             self._rows = []
         rows: list[Delivery] = []
         while self._copies and (everything or self._copies[0].is_ready()):
@@ -102,45 +102,22 @@ class NoNumbers(Numbers):
         return ()
 
 
-class _HostCopy:
-    """Rows on their way to the host: one stacked copy a dtype and device."""
+class _Copied:
+    """Rows on their way to the host."""
 
     def __init__(self, rows: list[tuple[Moment, Row]]) -> None:
         self._rows = rows
-        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for _, row in rows:
-            for value in row.values():
-                if isinstance(value, Tensor):
-                    groups.setdefault((value.dtype, value.device), []).append(
-                        value.reshape(()) if value.ndim else value
-                    )
-        self._copies = {key: _to_host(torch.stack(values)) for key, values in groups.items()}
-        on_gpu = any(device.type == "cuda" for _, device in groups)
-        self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        if self._done is not None:
-            self._done.record()
+        values = [value for _, row in rows for value in row.values()]
+        self._copy = HostCopy([value for value in values if isinstance(value, Tensor)])
+        self.is_ready = self._copy.is_ready
 
-    def is_ready(self) -> bool:
-        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
-
-    def rows(self) -> Iterator[tuple[Moment, dict[str, float]]]:
-        if self._done is not None:
-            self._done.synchronize()
-        numbers = {key: iter(copy.tolist()) for key, copy in self._copies.items()}
+    def rows(self) -> Iterator[Delivery]:
+        numbers = iter(self._copy.numbers())
         for at, row in self._rows:
             yield (
                 at,
                 {
-                    name: next(numbers[value.dtype, value.device])
-                    if isinstance(value, Tensor)
-                    else value
+                    name: next(numbers) if isinstance(value, Tensor) else value
                     for name, value in row.items()
                 },
             )
-
-
-def _to_host(stacked: Tensor) -> Tensor:
-    if stacked.device.type != "cuda":
-        return stacked
-    pinned = torch.empty_like(stacked, device="cpu", pin_memory=True)
-    return pinned.copy_(stacked, non_blocking=True)
