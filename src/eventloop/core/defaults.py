@@ -41,6 +41,7 @@ class Defaults:
         self._plans = plans
         self._wrap = wrap
         self._with_closure: frozenset[str] = frozenset()
+        self._count = Count(0, 0, 0)
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -89,7 +90,9 @@ class Defaults:
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
         samples = data.num_samples(batch)
-        return Count(samples, 0, samples)
+        if self._count.samples != samples:
+            self._count = Count(samples, 0, samples)
+        return self._count
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
