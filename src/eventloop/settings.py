@@ -70,7 +70,7 @@ class Settings:
         on_save_error: what becomes of a run of which a checkpoint can't be written. raise: it
             fails; continue: it goes on with a warning.
         on_bad_loss: what becomes of a run whose loss, before it is scaled, is NaN or infinite.
-            raise: it stops, at the next log interval; ignore: it goes on.
+            raise: it stops, ten batches later at most; ignore: it goes on.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
         autoload: whether installed plugins take part without being named.

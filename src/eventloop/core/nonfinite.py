@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from eventloop.core.bookkeeping import Bookkeeping
     from eventloop.state import State
 
-MOST_KEPT = 1_000
+AT_A_TIME = 10
 
 
 class LossWatch:
     """Stops a run whose loss is NaN or infinite: a core plugin of `on_bad_loss="raise"`.
 
-    The losses are kept on the device, copied to the host at every log interval, or every thousand
-    where that is shorter, and looked at when they have arrived.
+    The losses are kept on the device, copied to the host ten at a time, and looked at when they have
+    arrived.
 
     Args:
         bookkeeping: whose `latest_loss` is looked at.
@@ -40,12 +40,12 @@ class LossWatch:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        clock, loss = state.clock, self._bookkeeping.latest_loss.value
+        loss = self._bookkeeping.latest_loss.value
         if loss is not self._seen and loss is not None:
             self._seen = loss
-            self._kept.append((clock.moment(), loss))
-        if clock.crossed(state.numbers.interval) or len(self._kept) >= MOST_KEPT:
-            self._start_copy()
+            self._kept.append((state.clock.moment(), loss))
+            if len(self._kept) == AT_A_TIME:
+                self._start_copy()
         while self._copies and self._copies[0][1].is_ready():
             self._look(state)
 
