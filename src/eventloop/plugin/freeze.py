@@ -18,7 +18,7 @@ from eventloop.failing.signals import Interrupted
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.state import State
-from eventloop.view import view_of
+from eventloop.view import StateView, view_of
 
 Plan = Callable[..., Any]
 BLAME = "raised by plugin "
@@ -55,7 +55,7 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
         return plan if has_owner else _answered(hook, plan)
     if not ordered:
         return nobody if hook.kind == "question" else nothing
-    gather = _enclose(_gather(plain, state), wrappers, state)
+    gather = _enclose(_gather(hook, plain, state), wrappers, state)
     return _ask(hook, gather, plain) if hook.kind == "question" else gather
 
 
@@ -80,15 +80,39 @@ def _is_direct(one: Implementation) -> bool:
     return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
 
 
-def _gather(plain: Sequence[Implementation], state: State) -> Plan:
+def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order, and gives their results that aren't None."""
+    if hook.argnames == ("state",):
+        return _gather_directly(plain, state)
     calls = [(_adapted(one, state), one) for one in plain]
-    if len(calls) == 1:
-        ((function, only),) = calls
 
-        def call_one(_state: State, *rest: Any) -> list[Any]:
+    def call_each(_state: State, *rest: Any) -> list[Any]:
+        results = []
+        for function, one in calls:
             try:
                 result = function(*rest)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+            if result is not None:
+                results.append(result)
+        return results
+
+    return call_each
+
+
+def _gather_directly(plain: Sequence[Implementation], state: State) -> Plan:
+    """Does the same for hooks that pass the State alone, as those of every batch do.
+
+    One function of Python's calls another, without `functools` in between: a third less.
+    """
+    calls = [(*_direct(one, state), one) for one in plain]
+    if len(calls) == 1:
+        ((only_function, only_given, only),) = calls
+
+        def call_one(_state: State) -> list[Any]:
+            try:
+                result = only_function(only_given)
             except BaseException as error:
                 _blame(error, only, state)
                 raise
@@ -96,11 +120,11 @@ def _gather(plain: Sequence[Implementation], state: State) -> Plan:
 
         return call_one
 
-    def call_each(_state: State, *rest: Any) -> list[Any]:
+    def call_each(_state: State) -> list[Any]:
         results = []
-        for function, one in calls:
+        for function, given, one in calls:
             try:
-                result = function(*rest)
+                result = function(given)
             except BaseException as error:
                 _blame(error, one, state)
                 raise
@@ -261,12 +285,25 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
     return tell_all
 
 
+def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
+    """Gives a function and the State, or the view of it, that it takes."""
+    if one.every is None and one.argnames == ("state",):
+        return one.function, _given(one, state)
+    adapted = _adapted(one, state)
+    return lambda _state: adapted(), state
+
+
+def _given(one: Implementation, state: State) -> State | StateView:
+    """Gives the State, of which a callback gets a view."""
+    return view_of(state, one.origin) if one.plugin.role == "callback" else state
+
+
 def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
     """Gives the function as it takes what the hook passes after the State, by position.
 
     The State, or a callback's view of it, is bound: there is one for the whole run.
     """
-    given = view_of(state, one.origin) if one.plugin.role == "callback" else state
+    given = _given(one, state)
     if one.argnames == one.hook.argnames:
         return _sometimes(one, functools.partial(one.function, given), state)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]
