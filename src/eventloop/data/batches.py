@@ -61,10 +61,12 @@ def num_samples(batch: Any) -> int:
             targets aren't as many for each sample, as in a single sample that is no batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: as few calls as can be.
-    if is_pair(batch) and isinstance(batch[0], Tensor) and isinstance(batch[1], Tensor):
-        inputs, targets = batch[0].shape, batch[1].shape
-        if inputs and targets and inputs[0] and not targets[0] % inputs[0]:
-            return inputs[0]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, targets = batch
+        if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+            shape, of_targets = inputs.shape, targets.shape
+            if shape and of_targets and shape[0] and not of_targets[0] % shape[0]:
+                return shape[0]
     return len(batch[0]) if _is_listed(batch) else _leading_that_fits(batch)
 
 
