@@ -46,19 +46,22 @@ def run_ranks(
         TimeoutError: they took longer than `timeout_s`; the message has what each was doing.
     """
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     with tempfile.TemporaryDirectory() as stacks:
         for rank in range(world_size):
-            ours, theirs = context.Pipe(duplex=False)
-            variables = rank_variables(rank, world_size, store.port)
+            ours, theirs = context.Pipe()
             stack = Path(stacks, str(rank))
-            job = (theirs, variables, stack, timeout_s, function, args, kwargs)
+            job = (theirs, stack, timeout_s, function, args, kwargs)
             process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()
             ranks.append((process, ours))
         try:
+            # After the forks: one made amid what the store's thread does, looking up a name say,
+            # inherits the lock that the thread holds, and waits for it without end.
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            for rank, (_, ours) in enumerate(ranks):
+                ours.send(rank_variables(rank, world_size, store.port))
             return _results(ranks, time.monotonic() + timeout_s + 1, Path(stacks))
         finally:
             for process, ours in ranks:
@@ -73,15 +76,14 @@ class RankError(Exception):
 
 def _run(
     pipe: Connection,
-    variables: dict[str, str],
     stack: Path,
     timeout_s: float,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    os.environ |= variables
     faulthandler.dump_traceback_later(timeout_s, file=stack.open("w"))
+    os.environ |= pipe.recv()
     torch.set_num_threads(1)
     try:
         told = (True, function(*args, **kwargs))
