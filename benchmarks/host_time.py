@@ -1,11 +1,11 @@
 """Host time: what eventloop adds to a step, against a plain loop that does the same work.
 
-Both train a 64-128-10 perceptron on batches of 64 with SGD and momentum, in one thread. They are
-interleaved in one run, a thousand steps of each in turn, and compared pair by pair, so that a
-noisy machine disturbs both alike; the noise floor is the same measurement of the plain loop against
-itself. Calls are counted beside it, which no noise touches.
+Both train a 64-128-10 perceptron on batches of 64 with SGD and momentum, in one thread. All
+variants are interleaved in one run, a thousand steps of each in turn, and compared round by round,
+so that a noisy machine disturbs them alike; the noise floor is the same measurement of the plain
+loop against itself. Calls are counted beside it, which no noise touches.
 
-    python benchmarks/host_time.py [--pairs 40] [--steps 1000] [--plugins 200] [--json]
+    python benchmarks/host_time.py [--rounds 40] [--steps 1000] [--plugins 200] [--json]
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -40,9 +41,9 @@ class Row:
     """One line of the table.
 
     Args:
-        added_us: median of what a step costs beyond the plain loop's, over all pairs.
+        added_us: median of what a step costs beyond the plain loop's, over all rounds.
         calls: Python and builtin calls a step beyond the plain loop's.
-        per_event_us: `added_us` beyond the row without plugins, a plugin and event.
+        per_event_us: what a step takes beyond one without plugins, a plugin and event.
     """
 
     name: str
@@ -50,6 +51,21 @@ class Row:
     added_us: float
     calls: float
     per_event_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is measured.
+
+    Args:
+        plain: the loop written by hand that it is compared with.
+        num_plugins: how many listen.
+    """
+
+    name: str
+    run: Run
+    plain: Run
+    num_plugins: int = 0
 
 
 def make_batches(num_batches: int) -> Batches:
@@ -161,54 +177,56 @@ def _calls_of(run: Run, num_steps: int) -> int:
     return calls
 
 
-def compare(plain: Run, other: Run, num_pairs: int, num_steps: int) -> tuple[float, float]:
-    """Measures two loops in turn; gives the plain one's µs a step and the median difference."""
-    for run in (plain, other):
-        run(num_steps)
-    plain_us, added_us = [], []
-    for idx in range(num_pairs):
-        first, second = (plain, other) if idx % 2 else (other, plain)
-        times = {first: _time(first, num_steps)}
-        times[second] = _time(second, num_steps)
-        plain_us.append(times[plain])
-        added_us.append(times[other] - times[plain])
-    return statistics.median(plain_us), statistics.median(added_us)
-
-
-def _time(run: Run, num_steps: int) -> float:
-    began = time.perf_counter()
-    run(num_steps)
-    return (time.perf_counter() - began) / num_steps * 1e6
-
-
-def measure(num_pairs: int, num_steps: int, num_more: int) -> Iterator[Row]:
+def measure(num_rounds: int, num_steps: int, num_more: int) -> Iterator[Row]:
     """Measures every variant; with `num_more` plugins, too, unless that is 0."""
     batches = make_batches(2 * num_steps)
-    plain_us, noise_us = compare(plain_run(batches, None), plain_run(batches, None),
-                                 num_pairs, num_steps)  # fmt: skip
-    yield Row("noise floor: plain against plain", plain_us, noise_us, 0)
-    without: float | None = None
+    metrics = [MulticlassAccuracy(10, validate_args=False) for _ in range(2)]
+    plain, plain_metric = plain_run(batches, None), plain_run(batches, metrics[0])
     variants = [
-        ("no plugin", 0, False),
-        ("one plugin with every event", 1, False),
-        ("ten plugins with every event", 10, False),
-        ("no plugin, an accuracy each step", 0, True),
-    ]
+        Variant("noise floor: plain against plain", plain_run(batches, None), plain),
+        Variant("no plugin", eventloop_run(batches, 0, None), plain),
+        Variant("one plugin with every event", eventloop_run(batches, 1, None), plain, 1),
+        Variant("ten plugins with every event", eventloop_run(batches, 10, None), plain, 10),
+        Variant("no plugin, an accuracy each step",
+                eventloop_run(batches, 0, metrics[1]), plain_metric),
+    ]  # fmt: skip
     if num_more:
-        variants.append((f"{num_more} plugins with every event", num_more, False))
-    for name, num_plugins, with_metric in variants:
-        metrics = [MulticlassAccuracy(10, validate_args=False) if with_metric else None
-                   for _ in range(2)]  # fmt: skip
-        plain = plain_run(batches, metrics[0])
-        other = eventloop_run(batches, num_plugins, metrics[1])
-        plain_us, added_us = compare(plain, other, num_pairs, num_steps)
-        calls = count_calls(other, num_steps) - count_calls(plain, num_steps)
+        name = f"{num_more} plugins with every event"
+        variants.append(Variant(name, eventloop_run(batches, num_more, None), plain, num_more))
+    runs = [plain, plain_metric, *(one.run for one in variants)]
+    times = interleaved(runs, num_rounds, num_steps)
+    without = times[variants[1].run]
+    for one in variants:
+        plain_us, our_us = times[one.plain], times[one.run]
         per_event = None
-        if num_plugins and without is not None:
-            per_event = (added_us - without) / (num_plugins * events_a_step())
-        elif not with_metric:
-            without = added_us
-        yield Row(name, plain_us, added_us, calls, per_event)
+        if one.num_plugins:
+            per_event = median_difference(our_us, without) / (one.num_plugins * events_a_step())
+        calls = count_calls(one.run, num_steps) - count_calls(one.plain, num_steps)
+        added_us = median_difference(our_us, plain_us)
+        yield Row(one.name, statistics.median(plain_us), added_us, calls, per_event)
+
+
+def interleaved(runs: Sequence[Run], num_rounds: int, num_steps: int) -> dict[Run, list[float]]:
+    """Gives the µs a step of every run in every round, in each of which all have their turn.
+
+    In another order each time, so that none has always the same one before it.
+    """
+    times: dict[Run, list[float]] = {run: [] for run in runs}
+    shuffled, generator = list(runs), random.Random(0)
+    for run in runs:
+        run(num_steps)
+    for _ in range(num_rounds):
+        generator.shuffle(shuffled)
+        for run in shuffled:
+            began = time.perf_counter()
+            run(num_steps)
+            times[run].append((time.perf_counter() - began) / num_steps * 1e6)
+    return times
+
+
+def median_difference(some: Sequence[float], others: Sequence[float]) -> float:
+    """Gives the median over the rounds of what one took more than another."""
+    return statistics.median(one - other for one, other in zip(some, others, strict=True))
 
 
 def show(rows: list[Row]) -> None:
@@ -227,13 +245,13 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--plugins", type=int, default=0, help="measure so many, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = list(measure(options.pairs, options.steps, options.plugins))
+    rows = list(measure(options.rounds, options.steps, options.plugins))
     if options.json:
         sys.stdout.write(json.dumps([row.__dict__ for row in rows], indent=1) + "\n")
     else:
