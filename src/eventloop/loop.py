@@ -6,7 +6,6 @@ implementations are the core's default for the action of their name.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -77,7 +76,6 @@ class Loop:
         self.move = move
         self.processes = processes
         self.accumulate = accumulate
-        self._fill = functools.partial(accumulate, passes=forward_and_loss)
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
@@ -173,7 +171,8 @@ class Loop:
         self._can_update = False
 
         # The clock moves before `batch_end`, the learning rates after it.
-        state.clock.end_batch(*exchange.end(state))
+        samples, tokens, seconds = exchange.end(state)
+        state.clock.end_batch(samples, tokens, seconds)
         hooks.batch_end(state)
         state.batch = state.loss = None
         if stepped:
@@ -218,6 +217,10 @@ class Loop:
         self.hooks.zero_grad(state, state.optimizers)
         return stepped
 
+    def _fill(self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]) -> Tensor:
+        """Fills `.grad` from the actions `forward` and `loss`."""
+        return self.accumulate(state, hooks, optimizers, forward_and_loss)
+
     def _begin(self, state: State) -> None:
         """Tells of the batch once, however many updates it gets, one after the other."""
         self._can_update = False
@@ -236,7 +239,9 @@ class Loop:
             state.log(f"train/{name}{suffix}", value)
         hooks.after_train_batch(state)
 
-        closure = functools.partial(self._repeat, state, optimizers, fill)
+        def closure() -> Tensor:
+            return self._repeat(state, optimizers, fill)
+
         stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
             state, optimizers, closure
         )
