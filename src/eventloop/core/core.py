@@ -68,15 +68,15 @@ class Core:
             processes=processes,
             run_dir=storage.run_dir,
         )
-        self.hooks = new_plans(HOOKS)
+        self.hooks = new_plans()
         fits = settings.microbatch_size == "auto"
         self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
-        self.loop = Loop(
-            self.hooks, new_plans(HOOKS), mover_to(device), processes, self._accumulate
-        )
+        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, self._accumulate)
         self.bookkeeping = Bookkeeping(self.hooks, processes)
         self._features = tuple(features_of(settings, device, precision))
-        self._watches = [LossWatch(self.bookkeeping)] if settings.on_bad_loss == "raise" else []
+        self._watches = (
+            [LossWatch(self.bookkeeping.latest_loss)] if settings.on_bad_loss == "raise" else []
+        )
         self._rank_hooks = processes.hooks(settings)
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()

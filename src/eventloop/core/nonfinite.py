@@ -16,7 +16,7 @@ from eventloop.errors import NonFiniteError, counted
 from eventloop.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from eventloop.core.bookkeeping import Bookkeeping
+    from eventloop.core.bookkeeping import LatestLoss
     from eventloop.state import State
 
 AT_A_TIME = 10
@@ -29,23 +29,22 @@ class LossWatch:
     arrived.
 
     Args:
-        bookkeeping: whose `latest_loss` is looked at.
+        latest: the loss to look at, batch after batch.
     """
 
-    def __init__(self, bookkeeping: Bookkeeping) -> None:
-        self._bookkeeping = bookkeeping
-        self._seen: Tensor | None = None
+    def __init__(self, latest: LatestLoss) -> None:
+        self._latest = latest
         self._kept: list[tuple[Moment, Tensor]] = []
         self._copies: deque[tuple[Sequence[Moment], HostCopy]] = deque()
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        loss = self._bookkeeping.latest_loss.value
-        if loss is not self._seen and loss is not None:
-            self._seen = loss
-            self._kept.append((state.clock.moment(), loss))
-            if len(self._kept) == AT_A_TIME:
-                self._start_copy()
+        loss, kept = self._latest.value, self._kept
+        if loss is not None:
+            # One that stays, where an update of a plugin's left none, is looked at once more.
+            kept.append((state.clock.moment(), loss))
+        if len(kept) == AT_A_TIME:
+            self._start_copy()
         while self._copies and self._copies[0][1].is_ready():
             self._look(state)
 

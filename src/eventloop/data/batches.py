@@ -14,6 +14,7 @@ from eventloop.errors import TaskError, counted
 from eventloop.first_batches import FirstBatches
 
 LABELS = "labels"
+_PAIRS = (tuple, list)
 
 
 class Count(NamedTuple):
@@ -61,12 +62,14 @@ def num_samples(batch: Any) -> int:
             targets aren't as many for each sample, as in a single sample that is no batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: as few calls as can be.
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+    if isinstance(batch, _PAIRS) and len(batch) == 2:
         inputs, targets = batch
         if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
             shape, of_targets = inputs.shape, targets.shape
-            if shape and of_targets and shape[0] and not of_targets[0] % shape[0]:
-                return shape[0]
+            if shape and of_targets:
+                samples = shape[0]
+                if samples and not of_targets[0] % samples:
+                    return samples
     return len(batch[0]) if _is_listed(batch) else _leading_that_fits(batch)
 
 
@@ -126,7 +129,7 @@ def with_targets(batch: Any, targets: Any) -> Any:
 
 def is_pair(batch: Any) -> bool:
     """Tells whether a batch is (inputs, targets)."""
-    return isinstance(batch, (tuple, list)) and len(batch) == 2
+    return isinstance(batch, _PAIRS) and len(batch) == 2
 
 
 def is_inputs(batch: Any) -> bool:

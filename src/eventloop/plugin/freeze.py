@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from eventloop.actions import Actions
@@ -23,16 +24,16 @@ from eventloop.view import StateView, view_of
 Plan = Callable[..., Any]
 BLAME = "raised by plugin "
 _OF_TASK = "in the task's "
+_STATE_ALONE = ("state",)
 
 
 class Plans(Events, Actions, Protocol):
     """The plans of all hooks, by name: `plans.batch_end(state)`."""
 
 
-def new_plans(hooks: Iterable[str]) -> Plans:
-    """Gives an object with a place for the plan of each hook; slots are the fastest to read."""
-    places = (*hooks, "__dict__")  # the latter for hooks that plugins add
-    return cast("Plans", type("FrozenPlans", (), {"__slots__": places})())
+def new_plans() -> Plans:
+    """Gives an object for the plans of all hooks: a module, whose functions Python calls fastest."""
+    return cast("Plans", ModuleType("plans"))
 
 
 def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) -> Plan:
@@ -54,7 +55,7 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
         has_owner = any(not one.conditional for one in plain)
         return plan if has_owner else _answered(hook, plan)
     if not ordered:
-        return nobody if hook.kind == "question" else nothing
+        return _silence(hook)
     gather = _enclose(_gather(hook, plain, state), wrappers, state)
     return _ask(hook, gather, plain) if hook.kind == "question" else gather
 
@@ -65,14 +66,20 @@ def told(plan: Plan, *args: Any) -> list[BaseException]:
     return failures
 
 
-def nothing(*_args: object) -> tuple[()]:
+def nothing(_state: object) -> tuple[()]:
     """The plan of an event that nobody implements."""
     return ()
 
 
-def nobody(*_args: object) -> bool:
+def nobody(_state: object) -> bool:
     """The plan of a question that nobody answers."""
     return False
+
+
+def _silence(hook: Hook) -> Plan:
+    """Gives the plan of an event or a question that nobody implements."""
+    silent = nobody if hook.kind == "question" else nothing
+    return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
 
 
 def _is_direct(one: Implementation) -> bool:
@@ -82,7 +89,7 @@ def _is_direct(one: Implementation) -> bool:
 
 def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order, and gives their results that aren't None."""
-    if hook.argnames == ("state",):
+    if hook.argnames == _STATE_ALONE:
         return _gather_directly(plain, state)
     calls = [(_adapted(one, state), one) for one in plain]
 
@@ -156,12 +163,34 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
     """Asks those who may pass, then the owner, and gives the first result."""
     owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
     asked = plain[: owner_idx + 1]
+    if asked and asked[0].hook.argnames == _STATE_ALONE:
+        return _act_directly(asked, state)
     calls = [(_adapted(one, state), one) for one in asked]
 
     def act(_state: State, *rest: Any) -> Any:
         for function, one in calls:
             try:
                 result = function(*rest)
+                if result is None and not one.conditional:
+                    raise _returned_nothing(one)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+            if result is not None:
+                return result
+        return None
+
+    return act
+
+
+def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
+    """Does the same for actions that pass the State alone, as `_gather_directly` does."""
+    calls = [(*_direct(one, state), one) for one in asked]
+
+    def act(_state: State) -> Any:
+        for function, given, one in calls:
+            try:
+                result = function(given)
                 if result is None and not one.conditional:
                     raise _returned_nothing(one)
             except BaseException as error:
@@ -287,7 +316,7 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
 
 def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
     """Gives a function and the State, or the view of it, that it takes."""
-    if one.every is None and one.argnames == ("state",):
+    if one.every is None and one.argnames == _STATE_ALONE:
         return one.function, _given(one, state)
     adapted = _adapted(one, state)
     return lambda _state: adapted(), state
