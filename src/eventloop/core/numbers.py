@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,10 +27,12 @@ class Numbers:
             about to be copied; not asked where there is one rank.
     """
 
+    __slots__ = ("_copies", "_over_ranks", "_reductions", "_row", "_rows", "interval")
+
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
         self.interval = interval
         self._over_ranks = over_ranks
-        self._reductions: dict[str, Reduction] = {}
+        self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
         self._row: Row = {}
         self._rows: list[tuple[Moment, Row]] = []
         self._copies: deque[_Copied] = deque()
@@ -51,7 +53,6 @@ class Numbers:
         row = self._row
         if loss is not None:
             row["train/loss"] = loss
-            self._reductions["train/loss"] = "mean"
         for name, optimizer in optimizers.items():
             rate = optimizer.param_groups[0]["lr"]
             # Schedulers write into a rate that is a tensor.
@@ -72,22 +73,26 @@ class Numbers:
             everything: starts the copy of all rows now and waits for it.
             alone: leaves the other ranks out: what isn't reduced yet stays this rank's.
         """
-        if self._row:
-            self._rows.append((clock.moment(), self._row))
+        row = self._row
+        if row:
+            self._rows.append((clock.moment(), row))
             self._row = {}
         if self._rows and (everything or clock.crossed(self.interval)):
             if self._over_ranks is not None and not alone:
                 self._over_ranks(self._rows, self._reductions)
             self._copies.append(_Copied(self._rows))
             self._rows = []
+        copies = self._copies
         rows: list[Delivery] = []
-        while self._copies and (everything or self._copies[0].is_ready()):
-            rows += self._copies.popleft().rows()
+        while copies and (everything or copies[0].is_ready()):
+            rows += copies.popleft().rows()
         return rows
 
 
 class NoNumbers(Numbers):
     """What stands in the place of `Numbers` where no plugin listens: everything is dropped."""
+
+    __slots__ = ()
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
         """Drops a number."""
@@ -107,17 +112,17 @@ class _Copied:
 
     def __init__(self, rows: list[tuple[Moment, Row]]) -> None:
         self._rows = rows
-        values = [value for _, row in rows for value in row.values()]
-        self._copy = HostCopy([value for value in values if isinstance(value, Tensor)])
+        self._places = [
+            (row, name)
+            for _, row in rows
+            for name, value in row.items()
+            if isinstance(value, Tensor)
+        ]
+        self._copy = HostCopy([cast("Tensor", row[name]) for row, name in self._places])
         self.is_ready = self._copy.is_ready
 
-    def rows(self) -> Iterator[Delivery]:
-        numbers = iter(self._copy.numbers())
-        for at, row in self._rows:
-            yield (
-                at,
-                {
-                    name: next(numbers) if isinstance(value, Tensor) else value
-                    for name, value in row.items()
-                },
-            )
+    def rows(self) -> list[Delivery]:
+        """Gives the rows with numbers in the place of tensors."""
+        for (row, name), number in zip(self._places, self._copy.numbers(), strict=True):
+            row[name] = number
+        return cast("list[Delivery]", self._rows)
