@@ -63,6 +63,22 @@ class Loop:
         is_finished: whether the last fit has done all that it had to, in this process or before.
     """
 
+    __slots__ = (
+        "_can_update",
+        "_evaluated_at",
+        "_has_begun",
+        "_in_training",
+        "_saved_at",
+        "accumulate",
+        "entry",
+        "feeds",
+        "hooks",
+        "is_finished",
+        "move",
+        "processes",
+        "quiet",
+    )
+
     def __init__(
         self,
         hooks: Plans,

@@ -35,6 +35,19 @@ class Saver:
         settings: how often to save, and what to keep.
     """
 
+    __slots__ = (
+        "_best",
+        "_hooks",
+        "_interval",
+        "_kept_best",
+        "_lock",
+        "_on_error",
+        "_snapshot",
+        "_store",
+        "_writer",
+        "_written",
+    )
+
     def __init__(self, hooks: Plans, storage: Storage, settings: Settings) -> None:
         self._hooks = hooks
         self._store = storage.store

@@ -26,6 +26,8 @@ class LatestLoss:
         value: shape (), detached; None before the first.
     """
 
+    __slots__ = ("value",)
+
     def __init__(self) -> None:
         self.value: Tensor | None = None
 
@@ -49,6 +51,8 @@ class Bookkeeping:
         history: see `Result`.
         latest_loss: see there.
     """
+
+    __slots__ = ("_eval_interval", "_plans", "_processes", "history", "latest_loss")
 
     def __init__(self, plans: Plans, processes: Processes) -> None:
         self._plans = plans

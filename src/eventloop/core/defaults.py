@@ -37,6 +37,8 @@ class Defaults:
         wrap: puts the model into what several processes need.
     """
 
+    __slots__ = ("_count", "_plans", "_with_closure", "_wrap")
+
     def __init__(self, plans: Plans, wrap: Callable[[State], nn.Module]) -> None:
         self._plans = plans
         self._wrap = wrap

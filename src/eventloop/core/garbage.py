@@ -27,6 +27,8 @@ class GarbageCollection:
 
     note = ""
 
+    __slots__ = ("_has_frozen", "_interval", "_was_enabled")
+
     def __init__(self, interval: Time) -> None:
         self._interval = interval
         self._has_frozen = False

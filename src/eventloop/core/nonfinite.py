@@ -32,6 +32,8 @@ class LossWatch:
         latest: the loss to look at, batch after batch.
     """
 
+    __slots__ = ("_copies", "_kept", "_latest")
+
     def __init__(self, latest: LatestLoss) -> None:
         self._latest = latest
         self._kept: list[tuple[Moment, Tensor]] = []
