@@ -40,10 +40,18 @@ def added_calls(host_time):
     return added_calls
 
 
-@pytest.mark.parametrize("with_metric", [False, True])
-def test_a_step_adds_at_most_100_calls(with_metric, added_calls):
+@pytest.mark.parametrize(("with_metric", "most"), [(False, 60), (True, 100)])
+def test_a_step_adds_few_calls(with_metric, most, added_calls):
     """Calls are what a framework costs; ignite adds 160, Lightning 1,500."""
-    assert 0 < added_calls(with_metric=with_metric) <= 100
+    assert 0 < added_calls(with_metric=with_metric) <= most
+
+
+def test_what_is_asked_every_batch_has_slots(make_trainer, make_task):
+    """In Python 3.11 an attribute in a dict is read in three steps, one in a slot in one."""
+    trainer = make_trainer(make_task())
+
+    assert [type(one.target).__name__ for one in trainer._core.plugins
+            if hasattr(one.target, "__dict__")] == []  # fmt: skip
 
 
 def test_a_plugin_adds_a_few_calls_an_event(added_calls, host_time):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 
 import pytest
 
-from eventloop.testing import run_ranks
+from eventloop.testing import ranks, run_ranks
 from eventloop.testing.ranks import RankError
 
 
@@ -27,3 +28,17 @@ def test_a_rank_that_dies_is_named():
     """Nobody waits for what never comes."""
     with pytest.raises(RankError, match="rank 1 died"):
         run_ranks(lambda: os.environ["RANK"] == "0" or os._exit(1))
+
+
+def test_ranks_are_started_before_there_is_a_store(monkeypatch):
+    """Its thread looks up names; a fork meanwhile would inherit the resolver's lock, for ever."""
+    make_store, num_started = ranks.TCPStore, []
+
+    def counted(*args, **kwargs):
+        num_started.append(len(multiprocessing.active_children()))
+        return make_store(*args, **kwargs)
+
+    monkeypatch.setattr(ranks, "TCPStore", counted)
+
+    assert run_ranks(lambda: int(os.environ["RANK"]), world_size=3) == [0, 1, 2]
+    assert num_started == [3]
