@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
+
 import pytest
 
 from eventloop.clock import UNITS, Clock, Moment, Time, resolve
@@ -194,3 +198,12 @@ def test_a_fraction_of_an_unknown_length_is_refused(time, max_duration, message)
     """Rather than guessed."""
     with pytest.raises(ValueError, match=message):
         resolve(Time(time), Time(max_duration) if max_duration else None, None)
+
+
+def test_a_time_is_its_value_and_unit_alone():
+    """What else it keeps is neither told apart by, nor asked for."""
+    time = Time("3ba")
+
+    assert dataclasses.replace(time, value=5) == Time("5ba")
+    assert pickle.loads(pickle.dumps(time)) == copy.deepcopy(time) == time
+    assert pickle.loads(pickle.dumps(time))._place == time._place

@@ -57,7 +57,7 @@ class Time:
 
     value: float
     unit: str
-    _place: int = field(repr=False, compare=False)
+    _place: int = field(init=False, repr=False, compare=False)
 
     def __init__(self, value: str | float | Time, unit: str = "") -> None:
         if isinstance(value, Time):

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def run_ranks(
             # inherits the lock that the thread holds, and waits for it without end.
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             for rank, (_, ours) in enumerate(ranks):
-                ours.send(rank_variables(rank, world_size, store.port))
+                with suppress(BrokenPipeError):  # it died, which is told with the results
+                    ours.send(rank_variables(rank, world_size, store.port))
             return _results(ranks, time.monotonic() + timeout_s + 1, Path(stacks))
         finally:
             for process, ours in ranks:
@@ -109,7 +111,7 @@ def _results(ranks: list[tuple[Any, Connection]], deadline: float, stacks: Path)
                 continue
             try:
                 has_result, value = pickle.loads(ours.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 raise RankError(f"rank {rank} died") from None
             if not has_result:
                 raise RankError(f"rank {rank} raised\n{value}")
