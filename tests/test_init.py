@@ -47,6 +47,16 @@ def test_importing_does_not_import_torch(statement, run_python):
     assert not imported(run_python, statement) & {"torch", "numpy", "torchmetrics", "jsonargparse"}
 
 
+def test_discovering_plugins_does_not_import_a_parser_of_mails(run_python, install, tmp_path):
+    """To parse metadata with it would cost the first plugin 12 ms of start-up."""
+    install("aa-test")
+    statement = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
+    statement += "from eventloop.plugin.discover import discover; assert discover()\n"
+    statement += "print('email' in sys.modules, 'email.parser' in sys.modules)"
+
+    assert run_python(statement).stdout == "True False\n"
+
+
 def test_an_import_of_torch_would_be_seen(run_python):
     """Control."""
     assert {"torch", "eventloop"} <= imported(run_python, "from eventloop import Task")

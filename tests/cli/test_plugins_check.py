@@ -130,6 +130,72 @@ def test_check_finds_a_shadowed_distribution(run, install, clean, only, tmp_path
     assert f"0.9 in {stale.parent}" in ran.out
 
 
+@pytest.fixture
+def info(two, tmp_path):
+    """The folder of metadata of one of two plugins."""
+    return tmp_path / "site" / "eventloop_aa_test-1.0.dist-info"
+
+
+REMAINS = {
+    "nothing": None,
+    "no name": b"Metadata-Version: 2.1\nVersion: 1.0\n",
+    "no version": b"Metadata-Version: 2.1\nName: eventloop-aa-test\n\nVersion: 1.0\n",
+    "no UTF-8": "Name: eventloop-aa-test\nVersion: 1.0\nAuthor: Jos\u00e9\n".encode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("remains", REMAINS.values(), ids=REMAINS)
+def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
+    """An installation that was interrupted leaves this; nobody could say which version trained."""
+    (info / "METADATA").unlink()
+    if remains is not None:
+        (info / "METADATA").write_bytes(remains)
+
+    rows = as_json(run("plugins", "--json", *only))
+    ran = run("plugins", "check", *only)
+    refused = run("fit", "task.py", *only)
+
+    status = {row["name"]: (row["status"], row["version"]) for row in rows}
+    assert status["aa-test"] == ("problem", "")
+    assert status["bb-test"] == ("active", "1.0")
+    assert ran.status == 1
+    for said in (ran.out, refused.err):
+        assert "aa-test comes from a distribution without a name and version" in said
+        assert "entry_point  eventloop.algorithms: aa-test = eventloop_aa_test_module:P" in said
+        assert f"folder       {info.parent}" in said
+        assert "`-p no:aa-test`" in said
+    assert refused.status == 1
+    assert run("plugins", "check", "-p", "bb-test", "-p", "no:aa-test").status == 0
+
+
+@pytest.mark.parametrize("text", [b"[eventloop.algorithms]\naa-test\n", b"[\xfc]\n"])
+def test_entry_points_that_cannot_be_read_hide_no_other_plugin(run, info, only, text):
+    """One broken file would end every command with a traceback."""
+    (info / "entry_points.txt").write_bytes(text)
+
+    rows = as_json(run("plugins", "--json", "-p", "bb-test"))
+    ran = run("plugins", "check", "-p", "bb-test")
+
+    status = {row["name"]: row["status"] for row in rows}
+    assert (status["eventloop-aa-test"], status["bb-test"]) == ("problem", "active")
+    assert "aa-test" not in status
+    assert ran.status == 1
+    assert "1. eventloop-aa-test 1.0 has entry points that can't be read: " in ran.out
+    assert "`pip install --force-reinstall eventloop-aa-test`" in ran.out
+    assert "1 problem\n" in ran.out
+
+
+def test_what_is_left_of_an_old_version_is_seen_without_its_metadata(run, info, only, tmp_path):
+    """What hides it, or is hidden by it, must be named all the same."""
+    stale = tmp_path / "stale" / "eventloop_aa_test-0.9.dist-info"
+    stale.mkdir(parents=True)
+    sys.path.append(str(stale.parent))
+
+    ran = run("plugins", "check", *only)
+
+    assert f"1.0 in {info.parent}, none in {stale.parent}" in ran.out
+
+
 def test_check_is_content_with_what_would_run(run, two, only, monkeypatch):
     """And tells what each import costs."""
     content = as_json(run("plugins", "check", "--json", *only))

@@ -60,6 +60,30 @@ def test_other_groups_are_left_alone(install):
     assert "not-ours" not in [one.name for one in discover()]
 
 
+def test_metadata_is_read_with_any_line_endings_and_only_its_header(install, tmp_path):
+    """A description may hold anything, a line that looks like a field too."""
+    install("aa-test")
+    text = "name: Some-Watch \r\nVERSION:\t2.1\r\nName: again\r\n\r\nName: wrong\r\nVersion: 9\r\n"
+    info = tmp_path / "site" / "eventloop_aa_test-1.0.dist-info"
+    (info / "METADATA").write_bytes(text.encode())
+
+    (found,) = [one for one in discover() if one.name == "aa-test"]
+
+    assert (found.distribution, found.version) == ("Some-Watch", "2.1")
+
+
+def test_an_egg_info_has_a_name_too(install, tmp_path):
+    """Old tools left a file or a folder of that name."""
+    install("aa-test")
+    info = tmp_path / "site" / "eventloop_aa_test-1.0.dist-info"
+    (info / "METADATA").rename(info / "PKG-INFO")
+    info.rename(info.with_name("eventloop_aa_test-1.0.egg-info"))
+
+    (found,) = [one for one in discover() if one.name == "aa-test"]
+
+    assert found.origin == "aa-test (eventloop-aa-test 1.0)"
+
+
 def mark(name: str) -> tuple[str, ...]:
     (found,) = [one for one in discover() if one.name == name]
     return found.marks

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import site
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
-import importlib_metadata
-from importlib_metadata import Distribution, EntryPoint
+from importlib_metadata import EntryPoint
 
 from eventloop.errors import EventloopError
 from eventloop.plugin.from_file import found_in_file
+from eventloop.plugin.metadata import installed_entry_points, marks, name_and_version
 from eventloop.plugin.records import GROUPS, Found, Role, fold
 
 
@@ -32,7 +28,7 @@ def discover(
         UsageError: a file isn't there, or hasn't what is named.
     """
     if entry_points is None:
-        entry_points = importlib_metadata.entry_points()
+        entry_points, _ = installed_entry_points()
     found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
     return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
 
@@ -41,9 +37,10 @@ def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[Eventloo
     """Finds what is installed and what files hold, as far as it can be read.
 
     Returns:
-        What was found, and a problem for each of the other files.
+        What was found, and a problem for each file and distribution that can't be read.
     """
-    readable, problems = [], []
+    points, problems = installed_entry_points()
+    readable = []
     for file in files:
         try:
             found_in_file(file)
@@ -51,42 +48,16 @@ def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[Eventloo
             problems.append(error)
         else:
             readable.append(file)
-    return discover(files=readable), problems
+    return discover(points, readable), problems
 
 
 def _found(point: EntryPoint, role: Role) -> Found:
-    # Typed as less than it is by some versions of importlib_metadata.
-    distribution: Any = point.dist
-    if distribution is None:
+    if point.dist is None:
         return Found(point.name, role, point, "", "")
-    metadata = distribution.metadata  # is read anew each time
-    marks = tuple(_marks(distribution))
-    return Found(point.name, role, point, metadata["Name"], metadata["Version"], marks)
-
-
-def _marks(distribution: Distribution) -> Iterator[str]:
-    """Tells how a distribution came in, where that is worth a look."""
-    if distribution.read_text("REQUESTED") is None and _keeps_requests(distribution):
-        yield "dependency"
-    location = _real(str(distribution.locate_file("")))
-    if site.ENABLE_USER_SITE and location == _real(site.getusersitepackages()):
-        yield "user site"
-    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    if location in map(_real, paths):
-        yield "PYTHONPATH"
-
-
-@functools.lru_cache(maxsize=256)
-def _real(path: str) -> str:
-    return os.path.realpath(path)  # Path.resolve does the same at thrice the time
-
-
-def _keeps_requests(distribution: Distribution) -> bool:
-    """Tells whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
-    if distribution.read_text("METADATA") is None:
-        return False  # no dist-info; an egg-info knows no such file
-    installer = (distribution.read_text("INSTALLER") or "pip").strip()
-    return installer in ("pip", "uv")
+    name, version = name_and_version(point.dist)
+    if not (name and version):  # is told of by name_problems
+        return Found(point.name, role, point, "", "")
+    return Found(point.name, role, point, name, version, tuple(marks(point.dist)))
 
 
 def _key(found: Found) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class Found:
         name: the entry point's name, as its author wrote it.
         role: from the entry-point group.
         entry_point: where its object is found.
-        distribution: the name of the distribution that brought it; "" for a file.
+        distribution: the name of the distribution that brought it; "" for a file, or where its
+            metadata is gone.
         version: that distribution's version.
         marks: how the distribution came in, where that is worth a look: "dependency" (nobody
             asked pip for it), "user site", "PYTHONPATH".
@@ -73,7 +74,7 @@ class Found:
     @property
     def origin(self) -> str:
         """The plugin as messages name it: `mixup (eventloop-mixup 0.1.0)`."""
-        if self.path is not None:
+        if not self.distribution:
             return f"{self.name} ({self.entry_point.value})"
         return f"{self.name} ({self.distribution} {self.version})"
 

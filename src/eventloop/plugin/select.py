@@ -171,7 +171,7 @@ def rule_problems(
 
 
 def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
-    """Finds the plugins that would take part under a name that can't be theirs."""
+    """Finds the plugins that would take part under a name that can't be theirs, or nobody's."""
     by_name: dict[str, list[Found]] = {}
     for one in selected:
         if one.status == "active":
@@ -183,6 +183,8 @@ def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
             problem = _several(group)
         elif not is_usable_name(group[0].name):
             problem = _unusable(group[0])
+        elif group[0].path is None and not group[0].distribution:
+            problem = _nobodys(group[0])
         if problem is not None:
             problems.update(dict.fromkeys(group, problem))
     return problems
@@ -275,6 +277,18 @@ def _several(group: Sequence[Found]) -> PluginError:
         fix=f"keep one with {removal}, or switch all off with `-p no:{group[0].name}`"
         if installed
         else "leave one of them out, or give one another `name`",
+    )
+
+
+def _nobodys(found: Found) -> PluginError:
+    distribution = found.entry_point.dist
+    facts = {} if distribution is None else {"folder": distribution.locate_file("")}
+    return PluginError(
+        f"{found.name} comes from a distribution without a name and version: its METADATA is gone "
+        "or can't be read, as an interrupted installation leaves it",
+        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
+        **facts,
+        fix=f"install it again, or switch the plugin off with `-p no:{found.name}`",
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import importlib_metadata
 
 from eventloop.errors import PluginError
+from eventloop.plugin.metadata import name_and_version
 from eventloop.plugin.records import Selected
 
 
@@ -30,7 +31,10 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
         if _canonical(distribution) not in repeated:
             continue
         there = importlib_metadata.distributions(name=distribution)
-        places = {one.version: str(one.locate_file("")) for one in reversed([*there])}
+        places = {
+            name_and_version(one)[1] or "none": str(one.locate_file(""))
+            for one in reversed([*there])
+        }
         if len(places) > 1:
             listed = [f"{version} in {place}" for version, place in reversed(places.items())]
             yield PluginError(
