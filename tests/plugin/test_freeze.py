@@ -39,7 +39,7 @@ def test_where_nobody_listens_nothing_is_called(plan_of):
 
 def test_an_empty_plan_takes_whatever_the_hook_passes(plan_of, state):
     """The loop calls every plan alike."""
-    assert plan_of("log")(state, {}, None) == ()
+    assert plan_of("log")(state, {}, None) is None
     assert plan_of("should_stop")(state) is False
 
 

@@ -2,14 +2,15 @@
 
 What a call means is pluggy's definition: results that aren't None are gathered in order, an
 action stops at the first, wrappers enclose all plain implementations and may replace result and
-exception. A plan only leaves out, before the run, what the run wouldn't need.
+exception. A plan only leaves out, before the run, what the run wouldn't need: the results of an
+event that no wrapper receives, for one.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Protocol, cast
 
 from eventloop.actions import Actions
@@ -56,7 +57,9 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
         return plan if has_owner else _answered(hook, plan)
     if not ordered:
         return _silence(hook)
-    gather = _enclose(_gather(hook, plain, state), wrappers, state)
+    if hook.kind == "event" and not wrappers:
+        return _tell(hook, plain, state)
+    gather = _enclose(_gather(plain, state), wrappers, state)
     return _ask(hook, gather, plain) if hook.kind == "question" else gather
 
 
@@ -66,9 +69,8 @@ def told(plan: Plan, *args: Any) -> list[BaseException]:
     return failures
 
 
-def nothing(_state: object) -> tuple[()]:
+def nothing(_state: object) -> None:
     """The plan of an event that nobody implements."""
-    return ()
 
 
 def nobody(_state: object) -> bool:
@@ -87,13 +89,81 @@ def _is_direct(one: Implementation) -> bool:
     return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
 
 
-def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, in order, and gives their results that aren't None."""
+def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all, in order; their results are ignored."""
     if hook.argnames == _STATE_ALONE:
-        return _gather_directly(plain, state)
+        return _tell_directly(plain, state)
     calls = [(_adapted(one, state), one) for one in plain]
 
-    def call_each(_state: State, *rest: Any) -> list[Any]:
+    def tell_each(_state: State, *rest: Any) -> None:
+        for function, one in calls:
+            try:
+                function(*rest)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+
+    return tell_each
+
+
+def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
+    """Does the same for events that pass the State alone, as those of every batch do.
+
+    One function of Python's calls another, without `functools` in between: a third less. One plugin,
+    and the core with one, need no loop, which takes longer than what it calls.
+    """
+    calls = [(*_direct(one, state), one) for one in plain]
+    if len(calls) == 1:
+        ((only_function, only_given, only),) = calls
+
+        def tell_one(_state: State) -> None:
+            try:
+                only_function(only_given)
+            except BaseException as error:
+                _blame(error, only, state)
+                raise
+
+        return _with_own_code(tell_one)
+    if len(calls) == 2:
+        (first, first_given, one), (second, second_given, other) = calls
+
+        def tell_two(_state: State) -> None:
+            asked = one
+            try:
+                first(first_given)
+                asked = other
+                second(second_given)
+            except BaseException as error:
+                _blame(error, asked, state)
+                raise
+
+        return _with_own_code(tell_two)
+
+    def tell_each(_state: State) -> None:
+        for function, given, one in calls:
+            try:
+                function(given)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+
+    return tell_each
+
+
+def _with_own_code(plan: Any) -> Plan:
+    """Gives a function that shares its code with no other plan.
+
+    Python prepares a call for the function that it met there, which differs from plan to plan.
+    """
+    code = plan.__code__.replace()
+    return FunctionType(code, plan.__globals__, plan.__name__, None, plan.__closure__)
+
+
+def _gather(plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all, in order, and gives their results that aren't None."""
+    calls = [(_adapted(one, state), one) for one in plain]
+
+    def gather(_state: State, *rest: Any) -> list[Any]:
         results = []
         for function, one in calls:
             try:
@@ -105,41 +175,7 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
                 results.append(result)
         return results
 
-    return call_each
-
-
-def _gather_directly(plain: Sequence[Implementation], state: State) -> Plan:
-    """Does the same for hooks that pass the State alone, as those of every batch do.
-
-    One function of Python's calls another, without `functools` in between: a third less.
-    """
-    calls = [(*_direct(one, state), one) for one in plain]
-    if len(calls) == 1:
-        ((only_function, only_given, only),) = calls
-
-        def call_one(_state: State) -> list[Any]:
-            try:
-                result = only_function(only_given)
-            except BaseException as error:
-                _blame(error, only, state)
-                raise
-            return [] if result is None else [result]
-
-        return call_one
-
-    def call_each(_state: State) -> list[Any]:
-        results = []
-        for function, given, one in calls:
-            try:
-                result = function(given)
-            except BaseException as error:
-                _blame(error, one, state)
-                raise
-            if result is not None:
-                results.append(result)
-        return results
-
-    return call_each
+    return gather
 
 
 def _ask(hook: Hook, gather: Plan, plain: Sequence[Implementation]) -> Plan:
