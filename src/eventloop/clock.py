@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,8 +36,9 @@ class Moment(NamedTuple):
     seconds: float
 
 
-_Counts = tuple[int, int, int, int, float]
-_moment = tuple.__new__  # from counts; without a call of Python's, which `Moment(*counts)` is
+Counts = tuple[int, int, int, int, float]
+# Gives the Moment of counts without a call of Python's, which `Moment(*counts)` is.
+moment_of: Callable[[Counts], Moment] = functools.partial(tuple.__new__, Moment)
 
 FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token", "sec": "seconds"}
 _PLACES = {unit: Moment._fields.index(name) for unit, name in FIELDS.items()}
@@ -95,18 +97,19 @@ class Clock:
     __slots__ = ("_epoch_start", "_now", "_previous")
 
     def __init__(self) -> None:
-        # Plain tuples, which cost a batch less to make than a Moment.
-        self._now: _Counts = (0, 0, 0, 0, 0.0)
+        # Plain tuples: a Moment takes several times as long to make and to read. The core keeps
+        # `_now` where it needs a batch's moment later, and `moment_of` makes one of it then.
+        self._now: Counts = (0, 0, 0, 0, 0.0)
         self._previous = self._epoch_start = self._now
 
     def moment(self) -> Moment:
         """Gives where the run is now."""
-        return _moment(Moment, self._now)
+        return moment_of(self._now)
 
     @property
     def previous(self) -> Moment:
         """Where the run was before the last batch."""
-        return _moment(Moment, self._previous)
+        return moment_of(self._previous)
 
     @property
     def epoch(self) -> int:

@@ -130,7 +130,7 @@ class Loop:
         if hooks.should_checkpoint(state):
             self._saved_at = -1  # once more at this batch count: now nothing is left to be done
             self.save_once(state)
-        self.deliver(state, everything=True)
+        self.deliver_everything(state)
         hooks.fit_end(state)
         if state.stop_reason is not None or duration is None or state.clock.reached(duration):
             self._in_training = False
@@ -329,17 +329,21 @@ class Loop:
         """Lets the data loader's workers go, which may stay from epoch to epoch."""
         self.feeds.give_up()
 
-    def deliver(self, state: State, *, everything: bool = False, alone: bool = False) -> None:
-        """Hands logged numbers to the loggers: those that are on the host by now.
+    def deliver(self, state: State) -> None:
+        """Hands logged numbers to the loggers: those that are on the host by now."""
+        for at, row in state.numbers.arrived(state.clock):
+            self.hooks.log(state, row, at)
+
+    def deliver_everything(self, state: State, *, alone: bool = False) -> None:
+        """Hands over all that was logged, and waits for it.
 
         Args:
-            everything: waits for those that aren't.
             alone: asks nothing of the other ranks, which may be gone. What was logged in a batch
                 that isn't done is dropped: it would stand at the one before.
         """
         if alone and self.feeds.are_ahead_of(state.clock):
             state.numbers.forget()
-        for at, row in state.numbers.arrived(state.clock, everything=everything, alone=alone):
+        for at, row in state.numbers.everything(state.clock, alone=alone):
             self.hooks.log(state, row, at)
 
     def _start_clean(self, state: State) -> None:
@@ -378,5 +382,5 @@ class Loop:
             self._saved_at = state.clock.batch
             state.checkpoint_requested = False
             # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
-            self.deliver(state, everything=True)
+            self.deliver_everything(state)
             self.hooks.save_checkpoint(state)

@@ -212,7 +212,7 @@ class Trainer:
         self._require_eval_data()
         with self._told_of_failure():
             metrics = self._hooks.evaluate(self.state)
-            self._loop.deliver(self.state, everything=True)
+            self._loop.deliver_everything(self.state)
         return {name: dict(found) for name, found in metrics.items()}
 
     def sanity_eval(self, num_batches: int = 2) -> None:
@@ -348,7 +348,7 @@ class Trainer:
             with self._processes.watched(), self.state.precision.in_force():
                 yield
         except BaseException as error:
-            late = failures_of(lambda: self._loop.deliver(self.state, everything=True, alone=True))
+            late = failures_of(lambda: self._loop.deliver_everything(self.state, alone=True))
             failures = late + told(self._hooks.exception, self.state, error)
             if closing:
                 failures += failures_of(self.close)

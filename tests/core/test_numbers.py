@@ -18,7 +18,7 @@ def run(numbers: Numbers, num_batches: int, value=float) -> list:
         clock.end_batch(samples=4, tokens=0, seconds=0.1)
         numbers.record("n", value(idx))
         delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock)])
-    delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock, everything=True)])
+    delivered.append([(at.batch, row["n"]) for at, row in numbers.everything(clock)])
     return delivered
 
 
@@ -49,21 +49,41 @@ def test_a_row_holds_numbers_of_any_kind_by_name():
     for name, value in row.items():
         numbers.record(name, value)
 
-    ((at, delivered),) = numbers.arrived(clock, everything=True)
+    ((at, delivered),) = numbers.everything(clock)
 
     assert at == clock.moment()
     assert delivered == {"half": 0.5, "int": 7, "row": 1.5, "double": 0.1, "host": 3, "bool": True}
     assert list(delivered) == list(row)
 
 
-def test_a_later_number_of_one_moment_replaces_the_earlier():
-    """A name has one value a moment."""
+KINDS = [1.0, 2, torch.tensor(3.0), torch.tensor(4)]
+
+
+@pytest.mark.parametrize("earlier", KINDS)
+@pytest.mark.parametrize("later", KINDS)
+def test_a_later_number_of_one_moment_replaces_the_earlier(earlier, later):
+    """A name has one value a moment, wherever the one before was."""
     numbers, clock = Numbers(Time("1ba")), Clock()
 
-    numbers.record("n", 1.0)
-    numbers.record("n", torch.tensor(2.0))
+    for value in (earlier, torch.tensor(5.0), later):
+        numbers.record("other", torch.tensor(6.0))
+        numbers.record("n", value)
 
-    assert [row for _, row in numbers.arrived(clock, everything=True)] == [{"n": 2.0}]
+    expected = {"other": 6.0, "n": float(later)}
+    assert [row for _, row in numbers.everything(clock)] == [expected]
+
+
+def test_a_moment_that_will_not_come_leaves_nothing():
+    """Half a batch's numbers would stand at the one before."""
+    numbers, clock = Numbers(Time("3ba")), Clock()
+    clock.end_batch(samples=4, tokens=0, seconds=0.1)
+    numbers.record("n", torch.tensor(1.0))
+    assert list(numbers.arrived(clock)) == []
+
+    numbers.record("n", torch.tensor(2.0))
+    numbers.forget()
+
+    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.0}]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -73,7 +93,7 @@ def test_no_value_is_lost(value):
 
     numbers.record("n", torch.tensor(value))
 
-    ((_, row),) = numbers.arrived(clock, everything=True)
+    ((_, row),) = numbers.everything(clock)
     assert repr(row["n"]) == repr(value)
 
 
@@ -81,7 +101,7 @@ def test_without_numbers_there_is_no_row():
     """Loggers aren't told of nothing."""
     numbers, clock = Numbers(Time("1ba")), Clock()
 
-    assert numbers.arrived(clock, everything=True) == []
+    assert numbers.everything(clock) == []
 
 
 def test_where_nobody_listens_nothing_is_kept():

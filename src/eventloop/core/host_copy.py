@@ -19,7 +19,8 @@ class HostCopy:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._copied: torch.cuda.Event | None = None
-        if any(tensor.is_cuda for tensor in tensors):
+        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if has_cuda and any(tensor.is_cuda for tensor in tensors):
             self._tensors = _started(tensors)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from eventloop.clock import Moment
+from eventloop.clock import Counts, moment_of
 from eventloop.core.host_copy import HostCopy
 from eventloop.errors import NonFiniteError, counted
 from eventloop.hooks import hookimpl
@@ -36,15 +36,15 @@ class LossWatch:
 
     def __init__(self, latest: LatestLoss) -> None:
         self._latest = latest
-        self._kept: list[tuple[Moment, Tensor]] = []
-        self._copies: deque[tuple[Sequence[Moment], HostCopy]] = deque()
+        self._kept: list[tuple[Counts, Tensor]] = []
+        self._copies: deque[tuple[Sequence[Counts], HostCopy]] = deque()
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
         loss, kept = self._latest.value, self._kept
         if loss is not None:
             # One that stays, where an update of a plugin's left none, is looked at once more.
-            kept.append((state.clock.moment(), loss))
+            kept.append((state.clock._now, loss))
         if len(kept) == AT_A_TIME:
             self._start_copy()
         while self._copies and self._copies[0][1].is_ready():
@@ -80,21 +80,22 @@ class LossWatch:
 
     def _start_copy(self) -> None:
         if self._kept:
-            moments, losses = zip(*self._kept, strict=True)
-            self._copies.append((moments, HostCopy(losses)))
+            places, losses = zip(*self._kept, strict=True)
+            self._copies.append((places, HostCopy(losses)))
             self._kept = []
 
     def _look(self, state: State) -> None:
-        moments, copy = self._copies.popleft()
+        places, copy = self._copies.popleft()
         losses = copy.numbers()
         if math.isfinite(sum(losses)):
             return  # as always but once; to ask for each would be ten calls
-        for at, loss in zip(moments, losses, strict=True):
+        for at, loss in zip(places, losses, strict=True):
             if not math.isfinite(loss):
                 raise _bad_loss(loss, at, state)
 
 
-def _bad_loss(loss: float, at: Moment, state: State) -> NonFiniteError:
+def _bad_loss(loss: float, counts: Counts, state: State) -> NonFiniteError:
+    at = moment_of(counts)
     facts = {"parameters": _state_of(state.model.named_parameters())}
     fix = "lower the learning rate, set clip_norm=1.0, or look at that batch; with "
     if state.precision.name == "fp16":

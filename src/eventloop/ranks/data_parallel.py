@@ -37,9 +37,8 @@ from eventloop.ranks.processes import CountBatch, Parts, Shares, Weight, weights
 from eventloop.ranks.rank_hooks import RankHooks
 
 if TYPE_CHECKING:
-    from eventloop.clock import Moment
     from eventloop.core.features import Feature
-    from eventloop.core.numbers import OverRanks, Reduction, Row
+    from eventloop.core.numbers import OverRanks, Place, Reduction, Row
     from eventloop.settings import Settings
     from eventloop.state import State
 
@@ -144,16 +143,15 @@ class DataParallel:
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives what reduces logged numbers over the ranks, in one sum a log interval."""
 
-        def over_ranks(
-            rows: Sequence[tuple[Moment, Row]], reductions: Mapping[str, Reduction]
-        ) -> None:
-            places = [(row, name) for _, row in rows for name in sorted(row) if name in reductions]
+        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Place]:
+            places = [(row, name) for row in rows for name in sorted(row) if name in reductions]
             if not places:
-                return
+                return places
             sums = torch.stack([_on_device(row[name], device).reshape(()) for row, name in places])
             dist.all_reduce(sums, group=self.aside)
             for (row, name), value in zip(places, sums, strict=True):
                 row[name] = value if reductions[name] == "sum" else value / self.world_size
+            return places
 
         return over_ranks
 
