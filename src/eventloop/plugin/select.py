@@ -270,7 +270,7 @@ def _several(group: Sequence[Found]) -> PluginError:
     origins = [
         f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group
     ]
-    installed = [one.distribution for one in group if one.path is None]
+    installed = [one.distribution for one in group if one.distribution]
     removal = " or ".join(f"`pip uninstall {distribution}`" for distribution in installed)
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
