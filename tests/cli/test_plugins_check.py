@@ -162,7 +162,7 @@ def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
     for said in (ran.out, refused.err):
         assert "aa-test comes from a distribution without a name and version" in said
         assert "entry_point  eventloop.algorithms: aa-test = eventloop_aa_test_module:P" in said
-        assert f"folder       {info.parent}" in said
+        assert f"folder       {info}" in said
         assert "`-p no:aa-test`" in said
     assert refused.status == 1
     assert run("plugins", "check", "-p", "bb-test", "-p", "no:aa-test").status == 0
@@ -182,6 +182,62 @@ def test_entry_points_that_cannot_be_read_hide_no_other_plugin(run, info, only, 
     assert ran.status == 1
     assert "1. eventloop-aa-test 1.0 has entry points that can't be read: " in ran.out
     assert "`pip install --force-reinstall eventloop-aa-test`" in ran.out
+    assert "1 problem\n" in ran.out
+
+
+@pytest.mark.parametrize("name", ["REQUESTED", "INSTALLER"])
+def test_what_an_installer_notes_need_not_be_text(run, info, only, name):
+    """It decides about a mark alone."""
+    (info / "REQUESTED").unlink()
+    (info / name).write_bytes(b"\xff")
+
+    rows = as_json(run("plugins", "--json", *only))
+
+    assert [row["status"] for row in rows if row["name"] == "aa-test"] == ["active"]
+
+
+def test_remains_without_a_name_are_told_by_their_folder(run, info, clean, tmp_path, monkeypatch):
+    """One must know what to delete; not even a link that leads nowhere may end the command."""
+    monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
+    other = info.with_name("rest\x1b[31m-1.0.dist-info")
+    for folder in (info, other):
+        folder.mkdir(exist_ok=True)
+        for name in ("METADATA", "entry_points.txt"):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(name)
+
+    rows = as_json(run("plugins", "--json", "-p", "bb-test"))
+    ran = run("plugins", "check", "-p", "bb-test")
+
+    assert {info.name, other.name} <= {row["name"] for row in rows if row["status"] == "problem"}
+    assert f"folder  {info}\n" in ran.out
+    assert "rest\\x1b[31m-1.0.dist-info" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_one_broken_file_changes_nothing_about_which_version_hides_which(run, info, only, tmp_path):
+    """Names of distributions are compared as installers compare them."""
+    (info.parent / "zz.dist-info").mkdir()
+    (info.parent / "zz.dist-info" / "entry_points.txt").write_text("[a]\nb\n")
+    stale = tmp_path / "stale" / "Eventloop_AA.test-0.9.dist-info"
+    stale.mkdir(parents=True)
+    (stale / "METADATA").write_text("Name: Eventloop_AA.test\nVersion: 0.9\n")
+    (stale / "entry_points.txt").write_text("[eventloop.algorithms]\naa-test = eventloop_old:P\n")
+    sys.path.append(str(stale.parent))
+
+    rows = as_json(run("plugins", "--json", *only))
+
+    assert [row["version"] for row in rows if row["name"] == "aa-test"] == ["1.0"]
+
+
+def test_a_required_version_of_what_has_none_is_no_second_problem(run, info, clean, only):
+    """The first says what is wrong."""
+    (info / "METADATA").unlink()
+    (clean / "pyproject.toml").write_text('[tool.eventloop]\nrequired = ["aa-test>=1"]\n')
+
+    ran = run("plugins", "check", *only)
+
+    assert "a distribution without a name and version" in ran.out
     assert "1 problem\n" in ran.out
 
 

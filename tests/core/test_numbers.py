@@ -73,6 +73,19 @@ def test_a_later_number_of_one_moment_replaces_the_earlier(earlier, later):
     assert [row for _, row in numbers.everything(clock)] == [expected]
 
 
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+@pytest.mark.parametrize("name", ["lr/main", "train/loss"])
+def test_what_every_batch_has_replaces_what_a_plugin_logged(rate, name):
+    """Whoever takes such a name mustn't end the run."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    params = [torch.zeros(1, requires_grad=True)]
+
+    numbers.record(name, torch.tensor(9.0))
+    numbers.record_batch(torch.tensor(2.0), {"main": torch.optim.SGD(params, lr=rate)})
+
+    assert [row for _, row in numbers.everything(clock)] == [{"train/loss": 2.0, "lr/main": 0.1}]
+
+
 def test_a_moment_that_will_not_come_leaves_nothing():
     """Half a batch's numbers would stand at the one before."""
     numbers, clock = Numbers(Time("3ba")), Clock()

@@ -46,7 +46,8 @@ class Numbers:
         self._row: Row = {}
         self._rows: list[Row] = []
         self._at: list[Counts] = []
-        self._tensors: list[Place] = []  # a place may be in it twice
+        # Where tensors were put: a place may be in it twice, and hold a number since.
+        self._tensors: list[Place] = []
         self._copies: deque[_Copied] = deque()
 
     def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
@@ -56,12 +57,9 @@ class Numbers:
             value: a number, or a detached tensor of one entry that nobody writes into any more.
             reduce: whether the ranks' values are averaged or added up; then all must record it.
         """
-        row = self._row
+        self._row[name] = value
         if isinstance(value, Tensor):
-            self._tensors.append((row, name))
-        elif name in row:
-            self._tensors = [one for one in self._tensors if one[0] is not row or one[1] != name]
-        row[name] = value
+            self._tensors.append((self._row, name))
         if reduce is not None:
             self._reductions[name] = reduce
 
@@ -147,8 +145,9 @@ class _Copied:
     """Rows on their way to the host, and the moment of each."""
 
     def __init__(self, at: list[Counts], rows: list[Row], tensors: list[Place]) -> None:
-        self._at, self._rows, self._tensors = at, rows, tensors
-        self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in tensors]))
+        self._at, self._rows = at, rows
+        self._tensors = [(row, name) for row, name in tensors if isinstance(row[name], Tensor)]
+        self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in self._tensors]))
         self.is_ready = self._copy.is_ready
 
     def rows(self) -> Iterable[Delivery]:

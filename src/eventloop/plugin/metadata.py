@@ -7,6 +7,7 @@ import os
 import re
 import site
 from collections.abc import Iterator
+from pathlib import Path
 
 import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
@@ -29,7 +30,7 @@ def installed_entry_points() -> tuple[list[EntryPoint], list[EventloopError]]:
         problems: list[EventloopError] = []
         for distribution in importlib_metadata.distributions():
             name, version = name_and_version(distribution)
-            key = name or distribution
+            key = canonical(name) or distribution
             if key in points:  # another of its name comes before it, and hides it
                 continue
             points[key] = []
@@ -46,19 +47,26 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
     Returns:
         Both; "" for what isn't there, as an interrupted installation leaves it.
     """
-    try:
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
-        text = text or distribution.read_text("")  # an egg-info that is a file, no folder
-    except UnicodeDecodeError:
-        text = None
+    text = _read(distribution, "METADATA") or _read(distribution, "PKG-INFO")
+    text = text or _read(distribution, "")  # an egg-info that is a file, no folder
     header = (text or "").partition("\n\n")[0]
     fields = {match[1].lower(): match[2] for match in reversed([*_FIELD.finditer(header)])}
     return fields.get("name", ""), fields.get("version", "")
 
 
+def canonical(name: str) -> str:
+    """Gives a distribution's name as it is compared: `Eventloop_EMA` is eventloop-ema."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def place_of(distribution: Distribution) -> str:
+    """Gives the folder of a distribution's metadata, or where that stands if it can't be told."""
+    return str(getattr(distribution, "_path", None) or distribution.locate_file(""))
+
+
 def marks(distribution: Distribution) -> Iterator[str]:
     """Tells how a distribution came in, where that is worth a look."""
-    if distribution.read_text("REQUESTED") is None and _keeps_requests(distribution):
+    if _read(distribution, "REQUESTED") is None and _keeps_requests(distribution):
         yield "dependency"
     location = _real(str(distribution.locate_file("")))
     if site.ENABLE_USER_SITE and location == _real(site.getusersitepackages()):
@@ -68,6 +76,14 @@ def marks(distribution: Distribution) -> Iterator[str]:
         yield "PYTHONPATH"
 
 
+def _read(distribution: Distribution, name: str) -> str | None:
+    """Reads a file; gives None where there is none, and "" where it can't be read."""
+    try:
+        return distribution.read_text(name)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 @functools.lru_cache(maxsize=256)
 def _real(path: str) -> str:
     return os.path.realpath(path)  # Path.resolve does the same at thrice the time
@@ -75,19 +91,20 @@ def _real(path: str) -> str:
 
 def _keeps_requests(distribution: Distribution) -> bool:
     """Tells whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
-    if distribution.read_text("METADATA") is None:
+    if _read(distribution, "METADATA") is None:
         return False  # no dist-info; an egg-info knows no such file
-    installer = (distribution.read_text("INSTALLER") or "pip").strip()
+    installer = (_read(distribution, "INSTALLER") or "pip").strip()
     return installer in ("pip", "uv")
 
 
 def _unreadable(
     distribution: Distribution, name: str, version: str, error: Exception
 ) -> EventloopError:
-    place = f"{name or 'a distribution'} {version}".strip()
+    place = place_of(distribution)
+    who = f"{name} {version}".strip() or Path(place).name
     return PluginError(
-        f"{place} has entry points that can't be read: {type(error).__name__}: {error}",
-        folder=str(distribution.locate_file("")),
+        f"{who} has entry points that can't be read: {type(error).__name__}: {error}",
+        folder=place,
         fix=f"`pip install --force-reinstall {name}`, or `pip uninstall {name}`"
         if name
         else "delete what is left of it",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
+from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rules import Requirement, Rules
 
@@ -156,7 +157,8 @@ def rule_problems(
         elif not active:
             yield _required_but_off(required, having[0])
         for one in active:
-            if not required.accepts(one.found.version):
+            is_known = one.found.path is not None or one.found.version != ""
+            if is_known and not required.accepts(one.found.version):
                 yield _wrong_version(required, one.found)
     for one in selected:
         name = one.found.name
@@ -282,7 +284,7 @@ def _several(group: Sequence[Found]) -> PluginError:
 
 def _nobodys(found: Found) -> PluginError:
     distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": distribution.locate_file("")}
+    facts = {} if distribution is None else {"folder": place_of(distribution)}
     return PluginError(
         f"{found.name} comes from a distribution without a name and version: its METADATA is gone "
         "or can't be read, as an interrupted installation leaves it",

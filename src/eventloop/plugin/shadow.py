@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import importlib_metadata
 
 from eventloop.errors import PluginError
-from eventloop.plugin.metadata import name_and_version
+from eventloop.plugin.metadata import canonical, name_and_version
 from eventloop.plugin.records import Selected
 
 
@@ -28,7 +27,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
             active.setdefault(one.found.distribution, []).append(one)
     repeated = _repeated()
     for distribution, group in active.items():
-        if _canonical(distribution) not in repeated:
+        if canonical(distribution) not in repeated:
             continue
         there = importlib_metadata.distributions(name=distribution)
         places = {
@@ -54,9 +53,5 @@ def _repeated() -> set[str]:
         except OSError:  # no folder
             continue
         infos = (one for one in entries if one.endswith((".dist-info", ".egg-info")))
-        names += [_canonical(one.rpartition(".")[0].partition("-")[0]) for one in infos]
+        names += [canonical(one.rpartition(".")[0].partition("-")[0]) for one in infos]
     return {name for name, count in Counter(names).items() if count > 1}
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -9,6 +9,7 @@ from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.request import JSON, surveyed
+from eventloop.failing.plain import plain
 from eventloop.plugin.measure import Measured, measure_imports
 from eventloop.plugin.rows import Row
 from eventloop.plugin.survey import Survey
@@ -41,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
         for idx, problem in enumerate(found.problems, 1):
-            write_text(f"\n{idx}. {problem}")
+            write_text(plain(f"\n{idx}. {problem}"))
         write_lines(["", *(f"remark: {remark}" for remark in remarks)] if remarks else [])
         count = len(found.problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
