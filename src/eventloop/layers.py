@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eventloop.errors import SettingError, closest
+from eventloop.failing.plain import one_line
 from eventloop.options import Value, flag
 from eventloop.plugin.records import fold
 from eventloop.plugin.rules import KEYS
@@ -20,6 +21,7 @@ SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
 TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
 _NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE)
 Kind = Literal["flag", "keyword", "variable", "file"]
+_MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
 
@@ -88,12 +90,12 @@ def yaml_layer(path: Path) -> Layer:
     Raises:
         SettingError: it doesn't exist, isn't YAML, or isn't a mapping of that layout.
     """
-    import yaml  # type: ignore[import-untyped]  # kept out of commands that read no YAML
+    from eventloop import yaml_text  # kept out of commands that read no YAML
 
-    text = _read(path)
+    text = _read(path, max_bytes=yaml_text.MAX_BYTES)
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        content = yaml_text.load(text)
+    except yaml_text.YamlTextError as error:
         raise _unreadable(path, "YAML", error) from error
     return _file_layer({} if content is None else content, str(path))
 
@@ -163,7 +165,7 @@ def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(content, Mapping):
         raise SettingError(
-            f"{what} should hold names with values, not {content!r}",
+            f"{what} should hold names with values, not {one_line(repr(content), 100)}",
             source=source,
             fix="write settings as `max_duration: 10ep` in YAML, `max_duration = '10ep'` in TOML",
         )
@@ -179,13 +181,16 @@ def _add(values: dict[str, Value], key: str, value: object, source: str) -> None
 def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
     try:
         return tomllib.loads(_read(path, named_by).replace("\r\n", "\n"))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
         raise _unreadable(path, "TOML", error) from error
 
 
-def _read(path: Path, named_by: str = "") -> str:
+def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) <= max_bytes:
+            return data.decode("utf-8-sig")
     except FileNotFoundError as error:
         folder = path.parent
         names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
@@ -198,6 +203,10 @@ def _read(path: Path, named_by: str = "") -> str:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "text", error) from error
+    raise SettingError(
+        f"{path} has more than {max_bytes:,} bytes, which no configuration needs",
+        fix="name the right file; data belongs into files of its own",
+    )
 
 
 def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
