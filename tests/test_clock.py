@@ -207,3 +207,16 @@ def test_a_time_is_its_value_and_unit_alone():
     assert dataclasses.replace(time, value=5) == Time("5ba")
     assert pickle.loads(pickle.dumps(time)) == copy.deepcopy(time) == time
     assert pickle.loads(pickle.dumps(time))._place == time._place
+
+
+def test_a_time_has_passed_when_it_was_over_a_batch_ago():
+    """What was due at a time is due in the batch that reaches it, and never again."""
+    clock = Clock()
+    clock.end_batch(4, 0, 0.0)
+    clock.end_batch(4, 0, 0.0)
+    clock.end_epoch()
+
+    assert clock.passed(Time("1ba"))
+    assert not clock.passed(Time("2ba"))
+    assert not clock.passed(Time("1ep"))
+    assert clock.reached(Time("2ba"))

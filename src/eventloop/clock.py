@@ -184,6 +184,10 @@ class Clock:
         """Tells whether `time` is over, counted from the start of the run."""
         return self._now[time._place] >= time.value
 
+    def passed(self, time: Time) -> bool:
+        """Whether `time` was over before the last batch, so that what was due then has been done."""
+        return self._previous[time._place] >= time.value
+
     def crossed(self, interval: Time) -> bool:
         """Tells whether a multiple of `interval` lies between the previous batch and now.
 

@@ -117,8 +117,7 @@ class Loop:
         hooks.fit_start(state)
         self._save_if_due(state)
 
-        # `until` may have been moved to what is done.
-        over = self.entry.between_epochs(state) or state.clock.reached(state.until)
+        over = self.entry.between_epochs(state)
         while not over:
             over = self._epoch(state)
 

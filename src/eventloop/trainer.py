@@ -298,7 +298,9 @@ class Trainer:
         """Says why a fit would do nothing; "" where there is something left to do."""
         state, stopped = self.state, self._start.stop_reason
         done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
-        if self._loop.is_finished and state.clock.reached(state.until):
+        is_finished = self._loop.is_finished and state.clock.reached(state.until)
+        # A run that was killed later has done all of a shorter fit, its end included.
+        if is_finished or state.clock.passed(state.until):
             return f"{state.until} is done ({done})"
         if self._loop.entry.is_ahead and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"

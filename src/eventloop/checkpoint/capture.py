@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eventloop.checkpoint.facts import facts_of
-from eventloop.checkpoint.generators import generators_of, put_generators
+from eventloop.checkpoint.generators import Generators
 from eventloop.checkpoint.metrics import counts_of, put_counts
 from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
@@ -58,6 +58,9 @@ class Capture:
         training: what knows where the run is, by the name under which it is kept.
         own: what knows something of this rank alone, likewise.
         plugins: what the plugins keep.
+
+    Attributes:
+        generators: those of this rank.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Capture:
         self._training = training
         self._own = own
         self.plugins = plugins
+        self.generators = Generators(state)
 
     def all(self) -> Captured:
         """Gives what a checkpoint of now holds; see `State.capture`."""
@@ -105,7 +109,7 @@ class Capture:
         own = {
             **{name: dict(one.state_dict()) for name, one in self._own.items()},
             "feed": self._feeds.current.state_dict(),
-            "generators": generators_of(state),
+            "generators": dict(self.generators.state_dict()),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
         }
@@ -113,7 +117,7 @@ class Capture:
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
     def put(self, parts: Mapping[str, Any]) -> None:
-        """Lets the run go on from a checkpoint's parts, all but its generators.
+        """Lets the run go on from a checkpoint's parts, all but what a rank alone knew.
 
         Raises:
             CheckpointError: something doesn't fit this run.
@@ -136,13 +140,9 @@ class Capture:
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
 
-    def own(self, parts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Gives what this rank alone knew; None for a rank that is new."""
-        return parts.get(f"rank{self._state.rank}")
-
     def put_own(self, parts: Mapping[str, Any]) -> None:
         """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
-        own = self.own(parts)
+        own = parts.get(f"rank{self._state.rank}")
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]
         self._feeds.current.load_state_dict(known["feed"])
@@ -151,11 +151,7 @@ class Capture:
         if own is not None:
             put_counts(self._state.metrics["train"], own["metrics"])
             self.plugins.put(own["plugins"])
-
-    def put_generators(self, own: Mapping[str, Any] | None) -> None:
-        """Lets this rank draw on from where it stood."""
-        if own is not None:
-            put_generators(self._state, own["generators"])
+            self.generators.load_state_dict(own["generators"])
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:

@@ -14,8 +14,39 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
-def generators_of(state: State) -> dict[str, Any]:
-    """Gives where the generators of this rank stand: those of the host, the device, the plugins."""
+class Generators:
+    """The random generators of this rank: those of the host, the device, the plugins.
+
+    Those of a run that was loaded are put back when it goes on, after the events of its entry,
+    which may draw. Whatever is saved before that has them where the checkpoint had them.
+
+    Args:
+        state: of the run.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._loaded: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Returns where they stand, or will stand when the run goes on."""
+        return _standing(self._state) if self._loaded is None else self._loaded
+
+    def load_state_dict(self, standing: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` returned, for `go_on`."""
+        self._loaded = standing
+
+    def go_on(self) -> None:
+        """Puts them where the checkpoint that was loaded had them, once.
+
+        On a device of another kind its generators begin anew.
+        """
+        if self._loaded is not None:
+            _put(self._state, self._loaded)
+            self._loaded = None
+
+
+def _standing(state: State) -> dict[str, Any]:
     standing: dict[str, Any] = {
         "host": {name: standing_of(one) for name, one in global_generators().items()},
         "named": {name: one.get_state() for name, one in state.generators().items()},
@@ -25,11 +56,7 @@ def generators_of(state: State) -> dict[str, Any]:
     return standing
 
 
-def put_generators(state: State, standing: Mapping[str, Any]) -> None:
-    """Lets the generators of this rank go on from where `generators_of` found them.
-
-    On a device of another kind its generators begin anew.
-    """
+def _put(state: State, standing: Mapping[str, Any]) -> None:
     if "numpy" in standing["host"]:
         importlib.import_module("numpy")
     for name, one in global_generators().items():

@@ -21,10 +21,10 @@ class Entry(Protocol):
         """Whether a run was loaded that hasn't gone on yet."""
 
     def between_epochs(self, state: State) -> bool:
-        """Tells whether the run is over before its next epoch."""
+        """Returns whether the fit is over before an epoch is entered."""
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
-        """Tells whether the epoch under way is over before its next batch, and whether the run is."""
+        """Returns whether the epoch under way is over before its next batch, and whether the fit is."""
 
 
 class FromStart:
@@ -33,29 +33,32 @@ class FromStart:
     is_ahead = False
 
     def between_epochs(self, state: State) -> bool:
-        """Answers no."""
-        return False
+        """Whether nothing is left to be done: `until` may have been moved to what is done."""
+        return state.clock.reached(state.until)
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
-        """Answers no, twice."""
+        """Returns no, twice."""
         return False, False
 
 
 class AfterCheckpoint:
     """The loop enters where a checkpoint was saved; once.
 
+    An epoch that was under way is entered even where no batch is left to be trained on: what comes
+    at the end of an epoch and of a fit was still to be done when the checkpoint was saved.
+
     Args:
         hooks: the plans of the run.
         is_in_epoch: whether an epoch was under way.
-        put_generators: lets the random generators draw on; whatever the events of the entry drew
-            is drawn in no other run.
+        go_on: lets the random generators draw on; whatever the events of the entry drew is drawn in
+            no other run.
     """
 
-    def __init__(self, hooks: Plans, is_in_epoch: bool, put_generators: Callable[[], None]) -> None:
+    def __init__(self, hooks: Plans, is_in_epoch: bool, go_on: Callable[[], None]) -> None:
         self._hooks = hooks
         self._is_between = not is_in_epoch
         self._is_in = is_in_epoch
-        self._put_generators = put_generators
+        self._go_on = go_on
 
     @property
     def is_ahead(self) -> bool:
@@ -64,10 +67,12 @@ class AfterCheckpoint:
 
     def between_epochs(self, state: State) -> bool:
         """Asks what was to be asked after the epoch."""
-        if not self._is_between:
+        if self._is_in:
             return False
+        if not self._is_between:
+            return state.clock.reached(state.until)
         self._is_between = False
-        self._put_generators()
+        self._go_on()
         return bool(self._hooks.should_stop(state))
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
@@ -75,5 +80,5 @@ class AfterCheckpoint:
         if not self._is_in:
             return False, False
         self._is_in = False
-        self._put_generators()
+        self._go_on()
         return bool(self._hooks.should_end_epoch(state)), bool(self._hooks.should_stop(state))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,8 +233,8 @@ class FromCheckpoint:
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(parts)
-        put_generators = functools.partial(capture.put_generators, capture.own(parts))
-        loop.entry = AfterCheckpoint(hooks, loop.feeds.current.under_way, put_generators)
+        is_in_epoch = loop.feeds.current.under_way
+        loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
         now = {fold(one["name"]): one for one in manifest["plugins"]}
