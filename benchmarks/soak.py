@@ -236,8 +236,6 @@ def compare(whole: Run, killed: Run) -> Iterator[str]:
     first, second = (read(path) for path in paths if path is not None)
     if first.batch != second.batch:
         yield f"one ended at batch {first.batch}, the other at {second.batch}"
-    for parts in (first.parts, second.parts):
-        parts["plugins"].pop("jsonl", None)  # where its file ends, whose lines tell seconds
     for one in differences(first.parts, second.parts):
         yield f"{one.path}: {one.first} / {one.second}"
     numbers, others = whole.numbers(), killed.numbers()

@@ -104,7 +104,6 @@ class Run:
         assert not refused
         rows = map(json.loads, self.log.read_text().splitlines())
         parts = read(path).parts
-        del parts["plugins"]["jsonl"]  # of a file with seconds in it
         return parts, {(row["batch"], row["name"]): row["value"] for row in rows}
 
 

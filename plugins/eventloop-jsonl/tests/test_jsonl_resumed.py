@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing import isolated_trainer, last_checkpoint, run_ranks
 from eventloop_jsonl import Jsonl
 
 
@@ -88,6 +88,18 @@ def test_there_are_lines_to_be_taken_back(tmp_path, in_one_go):
 
     assert max(row["batch"] for row in rows(path)) == 5
     assert not (tmp_path / "run" / "checkpoints" / "ba00000005").exists()
+
+
+@pytest.mark.parametrize("name", [None, "all.jsonl"])
+def test_two_equal_runs_keep_the_same(tmp_path, name):
+    """The lines of both are of different seconds, and thus of different lengths."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        fit(folder, path=None if name is None else folder / name)
+
+    one, other = (last_checkpoint(folder).parts["plugins"]["jsonl"] for folder in folders)
+    assert one == other
+    assert one["state"]["num_lines"] == len(rows(folders[0] / (name or "run/metrics.jsonl")))
 
 
 def test_several_kills_leave_no_trace(tmp_path, in_one_go):

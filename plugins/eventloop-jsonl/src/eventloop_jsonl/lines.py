@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ from eventloop import Moment
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '
 _MOST_CHARS = 200
+_CHUNK_BYTES = 2**20
+_NUM_DIGESTED = 16
+_OWN = ("value", "seconds", "run")  # what two runs that log alike needn't share
 
 
 def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> str:
@@ -69,14 +72,16 @@ def is_of_run(line: bytes, run: str) -> bool:
 
 
 class Position(NamedTuple):
-    """A place in a file, to be found again.
+    """A place in a file, to be found again; the same in two runs that log alike.
+
+    Values aren't part of it, nor bytes: two runs share no times.
 
     Args:
-        num_bytes: before it.
-        digest: of the last of them, so that another file isn't taken for this one.
+        num_lines: before it.
+        digest: of what the last of them are about, so that another file isn't taken for this one.
     """
 
-    num_bytes: int
+    num_lines: int
     digest: str
 
 
@@ -91,6 +96,7 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._counted = (0, 0)  # so many bytes have so many lines
 
     def append(self, text: str) -> None:
         """Writes whole lines of ASCII text at the end of the file.
@@ -110,16 +116,22 @@ class LineFile:
             raise
 
     def end(self) -> Position:
-        """Gives the place at which the next line will stand.
+        """Returns the place at which the next line will stand.
 
         Raises:
             OSError: the file can't be read.
         """
         if not self.path.is_file():  # not there yet, or a pipe
-            return Position(0, _digest(b""))
+            return Position(0, _digest([]))
         descriptor = self._open()
-        num_bytes = os.fstat(descriptor).st_size
-        return Position(num_bytes, _digest_before(descriptor, num_bytes))
+        num_bytes, num_lines = self._counted
+        if os.fstat(descriptor).st_size < num_bytes:  # cut by someone else
+            num_bytes = num_lines = 0
+        for chunk in _chunks(descriptor, num_bytes):
+            num_bytes += len(chunk)
+            num_lines += chunk.count(b"\n")
+        self._counted = num_bytes, num_lines
+        return Position(num_lines, _digest_before(descriptor, num_bytes))
 
     def cut_after(self, place: Position, is_surplus: Callable[[bytes], bool]) -> bool:
         """Takes the lines after a place back, unless one of them isn't surplus.
@@ -133,13 +145,14 @@ class LineFile:
         if not self.path.is_file():
             return False
         descriptor = self._open()
-        num_bytes = os.fstat(descriptor).st_size - place.num_bytes
-        if num_bytes < 0 or _digest_before(descriptor, place.num_bytes) != place.digest:
+        start = _start_of(descriptor, place.num_lines)
+        if start is None or _digest_before(descriptor, start) != place.digest:
             return False
-        after = os.pread(descriptor, num_bytes, place.num_bytes)
+        after = b"".join(_chunks(descriptor, start))
         if not all(map(is_surplus, after.splitlines())):
             return False
-        os.ftruncate(descriptor, place.num_bytes)
+        os.ftruncate(descriptor, start)
+        self._counted = (0, 0)
         return True
 
     def close(self) -> None:
@@ -157,13 +170,50 @@ class LineFile:
         return self._descriptor
 
 
+def _chunks(descriptor: int, start: int) -> Iterator[bytes]:
+    """Yields what a file holds from a byte on."""
+    while chunk := os.pread(descriptor, _CHUNK_BYTES, start):
+        yield chunk
+        start += len(chunk)
+
+
+def _start_of(descriptor: int, num_lines: int) -> int | None:
+    """Returns the byte at which a line starts; None where fewer lines stand before it."""
+    start = 0
+    for chunk in _chunks(descriptor, 0):
+        num_here = chunk.count(b"\n")
+        if num_lines <= num_here:
+            at = 0
+            for _ in range(num_lines):
+                at = chunk.index(b"\n", at) + 1
+            return start + at
+        num_lines -= num_here
+        start += len(chunk)
+    return None if num_lines else start
+
+
 def _digest_before(descriptor: int, num_bytes: int) -> str:
-    num_digested = min(num_bytes, 4096)
-    return _digest(os.pread(descriptor, num_digested, num_bytes - num_digested))
+    num_read = min(num_bytes, _CHUNK_BYTES)
+    read = os.pread(descriptor, num_read, num_bytes - num_read)
+    return _digest(read.splitlines()[-_NUM_DIGESTED:])
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(lines: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(_about(line) + b"\n")
+    return digest.hexdigest()
+
+
+def _about(line: bytes) -> bytes:
+    """Returns the name and the counts of a line: what a run that logs alike has, too."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # not ours
+        return line
+    if not isinstance(row, dict):
+        return line
+    return json.dumps({key: one for key, one in row.items() if key not in _OWN}).encode()
 
 
 def _mend(descriptor: int) -> None:

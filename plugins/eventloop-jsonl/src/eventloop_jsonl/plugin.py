@@ -71,7 +71,7 @@ class Jsonl:
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes where the file ended; it is cut when the run goes on, not when it is looked at."""
-        self._resumed_at, self._since = Position(**state) if state else None, ""
+        self._resumed_at, self._since = Position(**state) if "num_lines" in state else None, ""
 
     def _is_surplus(self, line: bytes) -> bool:
         return self._run is None or is_of_run(line, self._run)
