@@ -227,6 +227,7 @@ def install(clean: Path, tmp_path: Path) -> Install:
         distribution: str = "",
         version: str = "1.0",
         requested: bool = True,
+        summary: str = "",
     ) -> None:
         distribution = distribution or f"eventloop-{name}"
         module = f"{distribution.replace('-', '_')}_module"
@@ -235,6 +236,7 @@ def install(clean: Path, tmp_path: Path) -> Install:
         info.mkdir()
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            + (f"Summary: {summary}\n" if summary else "")
         )
         (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}{target}\n")
         if requested:

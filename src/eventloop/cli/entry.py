@@ -11,24 +11,13 @@ from collections.abc import Sequence
 import eventloop
 from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
-from eventloop.errors import UsageError, closest
+from eventloop.cli.registry import COMMANDS, help_lines, run_added
 from eventloop.failing.ending import end_process
 from eventloop.failing.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.failing.signals import Interrupted, told_from_a_key
 
 SUCCESS, BROKEN_PIPE = 0, 141
 
-# Modules are imported when their command runs: `eventloop plugins` and
-# `eventloop checkpoints` need neither torch nor a task.
-COMMANDS = {
-    "fit": "train a task",
-    "eval": "evaluate a task",
-    "predict": "write the outputs for a task's eval data",
-    "ablate": "show what algorithms are worth, by runs with and without them",
-    "checkpoints": "list a run's checkpoints, verify them, compare two",
-    "export": "write the weights of a checkpoint to a file",
-    "plugins": "list, inspect, check and lock what is installed; start a new plugin",
-}
 _USAGE = "usage: eventloop COMMAND ...\n"
 
 
@@ -76,17 +65,13 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(f"eventloop {eventloop.__version__}\n")
         return SUCCESS
     if name not in COMMANDS:
-        raise UsageError(
-            f"there is no command {name!r}{closest(name, COMMANDS)}",
-            fix=f"one of {', '.join(COMMANDS)}, as in `eventloop fit examples/digits.py`",
-        )
+        return run_added(name, rest)
     status: int = importlib.import_module(f"eventloop.cli.{name}").run(rest)
     return status
 
 
 def _help() -> str:
-    width = max(map(len, COMMANDS))
-    listed = "".join(f"  {name:<{width}}  {what}\n" for name, what in COMMANDS.items())
+    listed = "".join(f"{line}\n" for line in help_lines())
     return (
         f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{listed}\n"
         "`eventloop COMMAND --help` tells more; `eventloop --version` gives the version.\n"

@@ -8,8 +8,8 @@ from importlib_metadata import EntryPoint
 
 from eventloop.errors import EventloopError
 from eventloop.plugin.from_file import found_in_file
-from eventloop.plugin.metadata import installed_entry_points, marks, name_and_version
-from eventloop.plugin.records import GROUPS, Found, Role, fold
+from eventloop.plugin.metadata import Installed, installed_entry_points, marks, name_and_version
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, fold
 
 
 def discover(
@@ -33,13 +33,19 @@ def discover(
     return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
 
 
-def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[EventloopError]]:
+def discover_all(
+    files: Iterable[str], installed: Installed | None = None
+) -> tuple[tuple[Found, ...], list[EventloopError]]:
     """Finds what is installed and what files hold, as far as it can be read.
+
+    Args:
+        installed: what `installed_entry_points` returned, where it was asked already.
 
     Returns:
         What was found, and a problem for each file and distribution that can't be read.
     """
-    points, problems = installed_entry_points()
+    points, unreadable = installed or installed_entry_points()
+    problems = [*unreadable]
     readable = []
     for file in files:
         try:
@@ -49,6 +55,19 @@ def discover_all(files: Iterable[str]) -> tuple[tuple[Found, ...], list[Eventloo
         else:
             readable.append(file)
     return discover(points, readable), problems
+
+
+def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found, ...]:
+    """Returns what packages add beside plugins, from metadata alone, sorted by name.
+
+    Args:
+        groups: the entry-point groups, `eventloop.commands` say; all of `EXTENSIONS` unless given.
+        installed: what `installed_entry_points` returned, where it was asked already.
+    """
+    points, _ = installed or installed_entry_points()
+    wanted = groups or tuple(EXTENSIONS)
+    found = [_found(point, EXTENSIONS[point.group]) for point in points if point.group in wanted]
+    return tuple(sorted(found, key=_key))
 
 
 def _found(point: EntryPoint, role: Role) -> Found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eventloop.errors import PluginError
 from eventloop.failing.signals import Interrupted, told_from_a_key
 from eventloop.plugin.from_file import import_from_file
-from eventloop.plugin.records import Found, Selected
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Selected
 
 
 @dataclass(frozen=True)
@@ -32,32 +32,44 @@ def load(
     for one in selected:
         if one.status == "active":
             try:
-                with told_from_a_key():
-                    loaded.append(Loaded(one.found, _target(one.found)))
-            except Interrupted:
-                raise
-            # Whatever its code does when imported, SystemExit too, is that plugin's problem.
-            except BaseException as error:  # noqa: BLE001
-                problems.append(_problem(one.found, error))
+                loaded.append(Loaded(one.found, imported(one.found)))
+            except PluginError as error:
+                problems.append(error)
     return tuple(loaded), tuple(problems)
 
 
-def _target(found: Found) -> object:
-    return found.entry_point.load() if found.path is None else import_from_file(found)
+def imported(found: Found) -> object:
+    """Imports what an entry point or `-p FILE:CLASS` names.
+
+    Raises:
+        PluginError: it can't be imported.
+    """
+    try:
+        with told_from_a_key():
+            return found.entry_point.load() if found.path is None else import_from_file(found)
+    except Interrupted:
+        raise
+    # Whatever its code does when imported, SystemExit too, is that package's problem.
+    except BaseException as error:
+        raise _problem(found, error) from error
 
 
 def _problem(found: Found, error: BaseException) -> PluginError:
+    what = "plugin" if found.role in GROUPS.values() else found.role
     way_out = f"leave `-p {found.entry_point.value}` out"
-    if found.path is None:
+    if found.role in EXTENSIONS.values():
+        way_out = (
+            f"install it with all that it needs, `pip install {found.distribution}`, or remove it "
+            f"with `pip uninstall {found.distribution}`"
+        )
+    elif found.path is None:
         way_out = (
             f"switch the plugin off with `-p no:{found.name}`, or remove it with "
             f"`pip uninstall {found.distribution}`"
         )
-    problem = PluginError(
-        f"plugin {found.name!r} can't be imported: {type(error).__name__}: {error}",
+    return PluginError(
+        f"{what} {found.name!r} can't be imported: {type(error).__name__}: {error}",
         plugin=found.origin,
         entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
         fix=way_out,
     )
-    problem.__cause__ = error
-    return problem

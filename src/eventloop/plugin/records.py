@@ -9,12 +9,16 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-Role = Literal["task", "algorithm", "callback", "core"]
+Role = Literal["task", "algorithm", "callback", "core", "command"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {
     "eventloop.algorithms": "algorithm",
     "eventloop.callbacks": "callback",
+}
+# What packages add beside plugins: it takes part in no run, and is imported when it is used.
+EXTENSIONS: dict[str, Role] = {
+    "eventloop.commands": "command",
 }
 
 

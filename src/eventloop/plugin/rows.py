@@ -13,6 +13,7 @@ from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover_all
 from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.metadata import Installed
 from eventloop.plugin.overlooked import without_hooks
 from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import name_problems, problems_of, select
@@ -43,18 +44,21 @@ class Row:
 
 
 def choose(
-    configuration: Configuration, given: Collection[str] | None = ()
+    configuration: Configuration,
+    given: Collection[str] | None = (),
+    installed: Installed | None = None,
 ) -> tuple[tuple[Selected, ...], list[EventloopError]]:
     """Discovers and selects; imports nothing.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.
+        installed: what `installed_entry_points` returned, where it was asked already.
 
     Returns:
         Every plugin that was found, and what is wrong with the choice.
     """
     choice, rules = configuration.choice, configuration.rules
-    found, unreadable = discover_all(choice.files)
+    found, unreadable = discover_all(choice.files, installed)
     selected = select(found, choice, rules)
     problems = problems_of(selected, choice, rules, given)
     return selected, [*unreadable, *problems, *shadowed(selected)]

@@ -8,16 +8,18 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.request import JSON, surveyed
 from eventloop.failing.plain import plain
 from eventloop.plugin.measure import Measured, measure_imports
-from eventloop.plugin.rows import Row
+from eventloop.plugin.records import Found
 from eventloop.plugin.survey import Survey
 
 COMMAND = Command(
     "plugins check",
     "Imports, builds, validates and orders all plugins that would take part, and tells everything "
-    "that would stop a run; exit status 1 if anything would. Also measures what their imports cost.",
+    "that would stop a run; exit status 1 if anything would. Also imports what packages add beside "
+    "plugins, and measures what the imports cost.",
     (JSON,),
     argument="",
 )
@@ -31,22 +33,25 @@ def run(argv: Sequence[str]) -> int:
         write_text(command_help(COMMAND))
         return 0
     _, found = surveyed(arguments)
-    rows = list(_rows(found))
+    added = list(imported_extensions())
+    rows = [*_rows(found), *_extension_rows(added)]
+    of_extensions = (one.problem for one in added if one.problem is not None)
+    problems = [*found.problems, *dict.fromkeys(of_extensions)]
     assembly = found.assembly
     remarks = [
         one for ordered in assembly.implementations.values() for one in assembly.remarks(ordered)
     ]
     if "json" in arguments.given:
-        problems = [str(problem) for problem in found.problems]
-        write_json({"plugins": rows, "problems": problems, "remarks": remarks})
+        written = [str(problem) for problem in problems]
+        write_json({"plugins": rows, "problems": written, "remarks": remarks})
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
-        for idx, problem in enumerate(found.problems, 1):
+        for idx, problem in enumerate(problems, 1):
             write_text(plain(f"\n{idx}. {problem}"))
         write_lines(["", *(f"remark: {remark}" for remark in remarks)] if remarks else [])
-        count = len(found.problems)
+        count = len(problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
-    return 1 if found.problems else 0
+    return 1 if problems else 0
 
 
 def _rows(found: Survey) -> Iterator[dict[str, Any]]:
@@ -59,19 +64,26 @@ def _rows(found: Survey) -> Iterator[dict[str, Any]]:
         )
     )
     for row in found.rows:
-        yield _row(row, costs.get(id(row), Measured()))
+        status = "problem" if row.problems else row.selected.status
+        reason = row.problems[0].what if row.problems else row.selected.reason
+        yield _row(row.found, status, reason, costs.get(id(row), Measured()))
 
 
-def _row(row: Row, cost: Measured) -> dict[str, Any]:
-    reason = row.problems[0].what if row.problems else row.selected.reason
+def _extension_rows(added: Sequence[Extension]) -> Iterator[dict[str, Any]]:
+    costs = measure_imports(one.found for one in added)
+    for one, cost in zip(added, costs, strict=True):
+        yield _row(one.found, one.status, one.reason, cost)
+
+
+def _row(found: Found, status: str, reason: str, cost: Measured) -> dict[str, Any]:
     return {
-        "name": row.found.name,
-        "plugin": row.found.origin,
-        "status": "problem" if row.problems else row.selected.status,
+        "name": found.name,
+        "plugin": found.origin,
+        "status": status,
         "reason": reason,
         "import_s": cost.seconds,
         "imports_torch": cost.with_torch,
-        "marks": list(row.found.marks),
+        "marks": list(found.marks),
     }
 
 

@@ -8,18 +8,21 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.added import seen_extensions
 from eventloop.cli.plugins.request import JSON, configuration_of
 from eventloop.configuration import Configuration
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.options import flag
 from eventloop.plugin.glance import glance
+from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rows import choose
 from eventloop.plugin.select import name_problems
 
 COMMAND = Command(
     "plugins list",
-    "Lists the installed plugins and whether they take part; imports none of them.",
+    "Lists the installed plugins and whether they take part, and what packages add beside them; "
+    "imports none of them.",
     (JSON,),
     argument="",
 )
@@ -34,10 +37,12 @@ def run(argv: Sequence[str]) -> int:
         return 0
     refuse_flags(arguments, COMMAND)
     configuration = configuration_of(arguments)
-    selected, problems = choose(configuration)
+    installed = installed_entry_points()
+    selected, problems = choose(configuration, installed=installed)
     wrong_usage = [one for one in problems if isinstance(one, UsageError)]
     others = [one for one in problems if one not in wrong_usage]
     rows = list(_rows(configuration, selected, others))
+    rows += [_row(one.found, one.status, one.reason) for one in seen_extensions(installed)]
     if "json" in arguments.given:
         write_json(rows)
     elif rows:
@@ -65,38 +70,40 @@ def _rows(
         unplaced += [] if own else [problem]
     for one in selected:
         if one.found in problems:
-            yield _row(one, problems[one.found].what)
+            yield _row(one.found, "problem", problems[one.found].what)
         else:
-            yield _row(*_seen(one, configuration))
+            yield _row(one.found, *_seen(one, configuration))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
         name = problem.what.partition(" ")[0]
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
-def _seen(one: Selected, configuration: Configuration) -> tuple[Selected, str]:
-    """Adds what a glance tells of a plugin: a problem, or that it sleeps."""
+def _seen(one: Selected, configuration: Configuration) -> tuple[str, str]:
+    """Returns status and reason of a plugin, with what a glance shows: a problem, or that it sleeps."""
     if one.status == "off":
-        return one, ""
+        return one.status, one.reason
     seen = glance(one.found)
     given = configuration.section(one.found.name)
     lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
-    if seen.problem or not lacking:
-        return one, seen.problem
+    if seen.problem:
+        return "problem", seen.problem
+    if not lacking:
+        return one.status, one.reason
     if configuration.insists_on(one.found):
-        return one, f"needs {' and '.join(lacking)}"
-    return Selected(one.found, "off", f"waiting for {' and '.join(lacking)}"), ""
+        return "problem", f"needs {' and '.join(lacking)}"
+    return "off", f"waiting for {' and '.join(lacking)}"
 
 
-def _row(one: Selected, problem: str) -> dict[str, Any]:
+def _row(found: Found, status: str, reason: str) -> dict[str, Any]:
     return {
-        "name": one.found.name,
-        "role": one.found.role,
-        "version": one.found.version,
-        "distribution": one.found.distribution,
-        "status": "problem" if problem else one.status,
-        "reason": problem or one.reason,
-        "marks": list(one.found.marks),
+        "name": found.name,
+        "role": found.role,
+        "version": found.version,
+        "distribution": found.distribution,
+        "status": status,
+        "reason": reason,
+        "marks": list(found.marks),
     }
 
 

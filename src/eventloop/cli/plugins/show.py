@@ -8,19 +8,21 @@ from typing import Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest
 from eventloop.options import Value, flag
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.configure import plugin_options
+from eventloop.plugin.discover import extensions
 from eventloop.plugin.measure import measure_import
-from eventloop.plugin.records import fold
+from eventloop.plugin.records import Found, fold
 from eventloop.plugin.rows import Row
 
 COMMAND = Command(
     "plugins show",
-    "Shows one plugin: where it comes from, its options with values and sources, the hooks that it "
+    "Shows one plugin or command: where it comes from, its options with values and sources, the hooks that it "
     "implements, its edges, and how long its import takes.",
     (JSON,),
     argument="NAME",
@@ -40,13 +42,17 @@ def run(argv: Sequence[str]) -> int:
         )
     configuration, found = surveyed(arguments)
     row = found.row(arguments.task)
-    if row is None:
-        names = sorted(one.found.name for one in found.rows)
+    added = next(imported_extensions(arguments.task), None) if row is None else None
+    if row is not None:
+        content = _content(row, found.assembly, configuration)
+    elif added is not None:
+        content = _extension_content(added)
+    else:
+        names = [*(one.found.name for one in found.rows), *(one.name for one in extensions())]
         raise UsageError(
-            f"no plugin is named {arguments.task!r}{closest(arguments.task, names)}",
+            f"no plugin is named {arguments.task!r}{closest(arguments.task, sorted(names))}",
             fix="list what is installed with `eventloop plugins`",
         )
-    content = _content(row, found.assembly, configuration)
     if "json" in arguments.given:
         write_json(content)
     else:
@@ -57,18 +63,10 @@ def run(argv: Sequence[str]) -> int:
 
 def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict[str, Any]:
     found = row.found
-    content: dict[str, Any] = {
-        "name": found.name,
-        "role": found.role,
-        "distribution": found.distribution,
-        "version": found.version,
-        "entry_point": found.entry_point.value,
-        "marks": list(found.marks),
-        "status": "problem" if row.problems else row.selected.status,
-        "reason": row.selected.reason,
-    }
+    status = "problem" if row.problems else row.selected.status
+    content = _origin(found, status, row.selected.reason)
     if row.target is not None:
-        content |= _measured(row)
+        content |= _measured(found)
     content["options"] = list(_options(row, configuration.section(found.name)))
     content["hooks"] = list(_hooks(row, assembly))
     content["edges"] = sorted(
@@ -83,8 +81,29 @@ def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict
     return content
 
 
-def _measured(row: Row) -> dict[str, Any]:
-    measured = measure_import(row.found)
+def _extension_content(added: Extension) -> dict[str, Any]:
+    content = _origin(added.found, added.status, added.reason)
+    if added.problem is None:
+        content |= _measured(added.found)
+    problems = [] if added.problem is None else [str(added.problem)]
+    return content | {"options": [], "hooks": [], "edges": [], "problems": problems}
+
+
+def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "role": found.role,
+        "distribution": found.distribution,
+        "version": found.version,
+        "entry_point": found.entry_point.value,
+        "marks": list(found.marks),
+        "status": status,
+        "reason": reason,
+    }
+
+
+def _measured(found: Found) -> dict[str, Any]:
+    measured = measure_import(found)
     return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
 
 

@@ -1,0 +1,69 @@
+"""What `eventloop plugins` says of extensions: of commands, which take part in no run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eventloop.cli.output import stdout_to_stderr
+from eventloop.cli.registry import COMMANDS
+from eventloop.errors import EventloopError
+from eventloop.plugin.discover import extensions
+from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.glance import glance
+from eventloop.plugin.metadata import Installed
+from eventloop.plugin.records import Found, fold
+
+# The names that the core's own have.
+_OWN = {"command": COMMANDS}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension that was found.
+
+    Args:
+        reason: why it can't be used, in one line; "" where it can.
+        problem: the same in full; None where only a glance was taken.
+    """
+
+    found: Found
+    reason: str = ""
+    problem: EventloopError | None = None
+
+    @property
+    def status(self) -> str:
+        """What stands in the column: it is there to be used, and takes part in no run."""
+        return "problem" if self.reason else "available"
+
+
+def seen_extensions(installed: Installed) -> Iterator[Extension]:
+    """Yields what is installed, and what metadata and files say is wrong with it."""
+    found = extensions(installed=installed)
+    problems = extension_problems(found, _OWN)
+    for one in found:
+        if one in problems:
+            yield Extension(one, problems[one].what, problems[one])
+        else:
+            yield Extension(one, glance(one).problem)
+
+
+def imported_extensions(name: str | None = None) -> Iterator[Extension]:
+    """Yields what is installed, imported, and what is wrong with it.
+
+    Args:
+        name: of those to import; all unless given.
+    """
+    found = extensions()
+    problems: dict[Found, EventloopError] = {**extension_problems(found, _OWN)}
+    for one in found:
+        if name is not None and fold(one.name) != fold(name):
+            continue
+        if one not in problems:
+            try:
+                with stdout_to_stderr():
+                    imported_callable(one)
+            except EventloopError as error:
+                problems[one] = error
+        problem = problems.get(one)
+        yield Extension(one, problem.what if problem else "", problem)

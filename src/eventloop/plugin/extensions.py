@@ -1,0 +1,104 @@
+"""What can be wrong with an extension: its name, its distribution, its import, its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from eventloop.errors import PluginError
+from eventloop.plugin.load import imported
+from eventloop.plugin.metadata import place_of
+from eventloop.plugin.records import Found, fold
+from eventloop.plugin.select import is_usable_name
+
+
+def extension_problems(
+    found: Iterable[Found], own: Mapping[str, Collection[str]]
+) -> dict[Found, PluginError]:
+    """Returns what keeps extensions from being used, as far as metadata shows it.
+
+    Args:
+        own: the names that the core's own take, by role.
+    """
+    by_name: dict[tuple[str, str], list[Found]] = {}
+    for one in found:
+        by_name.setdefault((one.role, fold(one.name)), []).append(one)
+    problems = {}
+    for (role, name), group in by_name.items():
+        problem = None
+        if name in map(fold, own.get(role, ())):
+            problem = _taken(group)
+        elif len(group) > 1:
+            problem = _several(group)
+        elif not is_usable_name(group[0].name):
+            problem = _unusable(group[0])
+        elif not group[0].distribution:
+            problem = _nameless(group[0])
+        if problem is not None:
+            problems.update(dict.fromkeys(group, problem))
+    return problems
+
+
+def imported_callable(found: Found) -> Callable[..., Any]:
+    """Imports the class or function that an extension's entry point names.
+
+    Raises:
+        PluginError: it can't be imported, or can't be called.
+    """
+    target = imported(found)
+    if not callable(target):
+        raise PluginError(
+            f"{found.role} {found.name!r} can't be called: its entry point names {target!r}",
+            plugin=found.origin,
+            entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
+            fix=f"name a function, `{found.name} = {found.entry_point.module}:run`",
+        )
+    return target
+
+
+def _taken(group: Iterable[Found]) -> PluginError:
+    first, *_ = group
+    names = " and ".join(_distributions(group))
+    return PluginError(
+        f"the {first.role} {first.name!r} of {names} isn't reached: torch-eventloop has a "
+        f"{first.role} of this name",
+        fix=f"rename its entry point, or `pip uninstall {' '.join(_installed(group))}`",
+    )
+
+
+def _several(group: Collection[Found]) -> PluginError:
+    first, *_ = group
+    removal = " or ".join(f"`pip uninstall {one}`" for one in _installed(group))
+    return PluginError(
+        f"{len(group)} packages add the {first.role} {first.name!r}: "
+        f"{' and '.join(_distributions(group))}",
+        fix=f"keep one of them: {removal}",
+    )
+
+
+def _unusable(found: Found) -> PluginError:
+    return PluginError(
+        f"a {found.role} can't be named {found.name!r}: names are letters, digits and single dashes",
+        plugin=found.origin,
+        fix="rename its entry point",
+    )
+
+
+def _nameless(found: Found) -> PluginError:
+    distribution = found.entry_point.dist
+    facts = {} if distribution is None else {"folder": place_of(distribution)}
+    return PluginError(
+        f"the {found.role} {found.name!r} comes from a distribution without a name and version: its "
+        "METADATA is gone or can't be read, as an interrupted installation leaves it",
+        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
+        **facts,
+        fix="install it again, or delete what is left of it",
+    )
+
+
+def _distributions(group: Iterable[Found]) -> list[str]:
+    return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
+
+
+def _installed(group: Iterable[Found]) -> list[str]:
+    return [one.distribution for one in group if one.distribution]
