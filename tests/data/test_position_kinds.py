@@ -225,6 +225,47 @@ def test_what_is_read_again_is_said(kind):
         stopped(LOADERS[kind], stop=4)
 
 
+class CountsItsEpochs:
+    """A plain iterable whose order comes from how often it was gone through."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([torch.tensor([10 * self.epoch + idx]) for idx in range(NUM_BATCHES)])
+
+
+@pytest.mark.parametrize(("stop", "epoch"), [(4, 1), (10, 2)])
+def test_an_iterable_that_counts_its_epochs_starts_anew_and_it_is_said(stop, epoch):
+    """It goes on with its own first epoch, and the run can't know."""
+    anew = (
+        rf"read once more .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
+    )
+    with pytest.warns(UserWarning, match=anew):
+        seen = stopped(CountsItsEpochs, stop=stop)
+
+    assert seen[stop] == (epoch - 1, "tensor([14])")
+
+
+def test_between_epochs_an_iterable_that_counts_them_starts_anew_and_it_is_said():
+    """Nothing is read again there, so that no other warning comes."""
+    feed = feed_of(CountsItsEpochs())
+    epochs(feed, epoch=NUM_EPOCHS - 1)
+    resumed = feed_of(CountsItsEpochs())
+
+    with pytest.warns(UserWarning, match=r"^a CountsItsEpochs doesn't go on: .* \(epoch=1\)"):
+        resumed.load_state_dict(feed.state_dict())
+
+
+def test_an_iterable_that_counts_nothing_goes_on_between_epochs_in_silence():
+    """A warning at each start would soon be read by none."""
+    feed = feed_of(Plain())
+    epochs(feed, epoch=NUM_EPOCHS - 1)
+
+    feed_of(Plain()).load_state_dict(feed.state_dict())
+
+
 def test_a_position_shifted_by_one_is_found_out():
     """Control: the comparisons above see a batch that is left out."""
     torch.manual_seed(0), random.seed(0)

@@ -175,6 +175,8 @@ class StatefulSource:
 class ReadAgain:
     """Any other iterable: what was taken is read once more, and dropped.
 
+    What it counts itself isn't kept: it has no method that would say so, or take it back.
+
     Args:
         dataloader: the iterable.
     """
@@ -186,6 +188,9 @@ class ReadAgain:
         self._order = Order((), getattr(dataloader, "generator", None))
         self._turns = Turns(dataloader, self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
+        self._counting = getattr(dataloader, "dataset", dataloader)
+        self._built = _counts_of(self._counting)
+        self._lost: Mapping[str, Any] = {}
         self._num_taken = 0
         self._first: Any = None
 
@@ -203,12 +208,16 @@ class ReadAgain:
             "start": None if num_taken is None else self._order.start,
             "now": self._order.standing(shared=False),
             "turns": self._turns.state_dict(),
+            "counted": dict(_counts_of(self._counting).items() - self._built.items()),
         }
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
         self._turns.load_state_dict(saved["turns"])
+        self._lost = saved.get("counted", {})
         if num_taken is None:
             self._order.put(saved["now"])
+            if self._lost:
+                warnings.warn(f"{self._name} doesn't go on: {self._anew()}", stacklevel=2)
             return
         if saved["num_workers"] != self._num_workers:
             raise TaskError(
@@ -229,14 +238,27 @@ class ReadAgain:
             num_read += 1
         kept.put_back()
         warnings.warn(
-            f"{num_read} batches were read once more to go on in mid-epoch: a "
-            f"{type(self._dataloader).__name__} can't begin at a later one",
+            f"{num_read} batches were read once more to go on in mid-epoch: {self._name} can't "
+            f"begin at a later one, and {self._anew()}",
             stacklevel=2,
         )
         return iterator
 
     def first(self) -> Any:
         return self._first
+
+    @property
+    def _name(self) -> str:
+        return f"a {type(self._counting).__name__}"
+
+    def _anew(self) -> str:
+        """Says what isn't kept; by name where it was seen to change."""
+        counted = ", ".join(f"{name}={value!r}" for name, value in sorted(self._lost.items()))
+        what = counted or "its epochs, for instance"
+        return (
+            f"what it counts itself ({what}) starts anew; it is kept where the data has state_dict "
+            "and load_state_dict"
+        )
 
 
 class Limited:
@@ -272,3 +294,9 @@ class Limited:
 
     def first(self) -> Any:
         return self._source.first()
+
+
+def _counts_of(data: Any) -> dict[str, Any]:
+    """Returns the attributes that may be counts: plain numbers and texts."""
+    attributes = getattr(data, "__dict__", {}).items()
+    return {name: one for name, one in attributes if type(one) in (bool, int, float, str)}
