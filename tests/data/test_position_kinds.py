@@ -225,6 +225,22 @@ def test_what_is_read_again_is_said(kind):
         stopped(LOADERS[kind], stop=4)
 
 
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_position_that_was_loaded_is_saved_again_without_a_draw(kind):
+    """A run that was killed at its very end goes on to save, before it asks for a batch."""
+    feed = feed_of(LOADERS[kind]())
+    epochs(feed, stop=4)
+    if feed.under_way:
+        feed.has_ended()
+    resumed = feed_of(LOADERS[kind]())
+    resumed.load_state_dict(feed.state_dict())
+    before = torch.get_rng_state()
+
+    resumed.state_dict()
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class CountsItsEpochs:
     """A plain iterable whose order comes from how often it was gone through."""
 

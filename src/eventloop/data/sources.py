@@ -123,6 +123,7 @@ class StatefulSource:
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader
         self._has_begun = self._is_exhausted = self._is_loaded = False
+        self._saved: Saved = {}
 
     @property
     def num_batches(self) -> int | None:
@@ -142,7 +143,9 @@ class StatefulSource:
         return self._watched(iter(self._dataloader))
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        # torchdata's would start workers, and draw, to say that nothing was done.
+        # torchdata's would start workers, and draw, to say that nothing was done (since).
+        if self._is_loaded:
+            return dict(self._saved)
         return {
             "dataloader": self._dataloader.state_dict() if self._has_begun else None,
             "is_exhausted": self._is_exhausted,
@@ -151,7 +154,7 @@ class StatefulSource:
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
         if saved["dataloader"] is not None:
             self._dataloader.load_state_dict(saved["dataloader"])
-            self._has_begun, self._is_loaded = True, True
+            self._has_begun, self._is_loaded, self._saved = True, True, saved
         self._is_exhausted = saved["is_exhausted"]
 
     def rest(self) -> Iterator[Any]:
