@@ -24,6 +24,12 @@ _PARAMETERS = inspect.signature(torch.compile).parameters
 _OPTIONS = _PARAMETERS.keys() - {"model", "disable"}
 # Trainers in one process run the same code, whose recompilations would count together (torch 2.13).
 _DEFAULTS = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
+# torch.compile generalizes a kernel when it meets a second shape: which shape came first, and what was
+# compiled before, is another history in a process that resumes (torch 2.13).
+_NO_BITS = (
+    "a resumed run may differ in its last bits, for kernels depend on the order in which a process "
+    "first meets the shapes of its batches"
+)
 # In these modes the next run writes into the results of the last one.
 _REUSING_MODES = ("reduce-overhead", "max-autotune")
 
@@ -78,6 +84,10 @@ class Compiled:
     @property
     def note(self) -> str:
         """What the header says."""
+        return f"{self._what}; {_NO_BITS}"
+
+    @property
+    def _what(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self._options.items())
         if self._is_wrapped:
             return f"compile: the model inside {type(self._state.wrapped_model).__name__}{options}"
