@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
-from eventloop.plugin.discover import GROUPS
+from eventloop.plugin.records import GROUPS
 from eventloop.testing import check_plugin, tiny_batches, tiny_task
 
 
@@ -99,12 +99,9 @@ WORLD_SIZES = {"eventloop-fsdp": 2}
 def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch):
     """One that is new is covered the day its folder is there."""
     monkeypatch.syspath_prepend(folder / "src")
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
-    for group, entry_points in project["entry-points"].items():
-        for value in entry_points.values():
-            module, _, name = value.partition(":")
-            plugin = getattr(importlib.import_module(module), name)
+    for group, _, plugin in entry_points_of(folder):
+        if group in GROUPS:
             check_plugin(
                 plugin,
                 role=GROUPS[group],
@@ -112,6 +109,27 @@ def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch
                 task=TASKS.get(folder.name, tiny_task),
                 world_size=WORLD_SIZES.get(folder.name, 1),
             )
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_command_of_the_catalogue_describes_itself(folder, clean, monkeypatch, capsys):
+    """A command is documented, and says how it is written without a task."""
+    monkeypatch.syspath_prepend(folder / "src")
+
+    for group, name, command in entry_points_of(folder):
+        if group == "eventloop.commands":
+            assert command.__doc__
+            assert command(["--help", "--no-plugins"]) == 0
+            assert capsys.readouterr().out.startswith(f"usage: eventloop {name} ")
+
+
+def entry_points_of(folder: Path) -> Iterator[tuple[str, str, Any]]:
+    """Yields what a package adds: group, name, and what the entry point names."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for group, points in project["entry-points"].items():
+        for name, value in points.items():
+            module, _, attribute = value.partition(":")
+            yield group, name, getattr(importlib.import_module(module), attribute)
 
 
 def test_there_is_a_catalogue():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.plugin.discover import GROUPS
+from eventloop.plugin.records import EXTENSIONS, GROUPS
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml"))
@@ -46,7 +46,7 @@ def test_folder_distribution_package_and_entry_point_agree(folder):
     ((name, value),) = project["entry-points"][group].items()
     package = folder.name.replace("-", "_")
 
-    assert group in GROUPS
+    assert group in GROUPS | EXTENSIONS
     assert project["name"] == folder.name == f"eventloop-{name}"
     assert value.partition(":")[0].partition(".")[0] == package
     assert [one.parent.name for one in (folder / "src").glob("*/__init__.py")] == [package]
@@ -88,6 +88,21 @@ def sections_of(text: str) -> list[str]:
 def test_sections_are_not_read_from_code():
     """A comment in a shell snippet is no heading."""
     assert sections_of("# A\n## One\n```\n## no\n```\n### deeper\n## Two \n") == ["One", "Two"]
+
+
+@every_plugin
+def test_an_extension_imports_public_modules_alone(folder):
+    """What lies deeper moves without notice."""
+    (group,) = read_toml(folder / "pyproject.toml")["project"]["entry-points"]
+    public = {"eventloop", *EXTENSIONS, "eventloop.toolbox", "eventloop.testing"}
+    imported = {
+        node.module
+        for path in (folder / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "eventloop"
+    }
+
+    assert group in GROUPS or imported <= public
 
 
 def test_mypy_checks_every_plugin():
@@ -173,7 +188,7 @@ def test_imports_go_round_in_no_circle():
 @pytest.mark.parametrize(
     ("module", "allowed"),
     [
-        ("eventloop.cli", {"eventloop.__main__"}),
+        ("eventloop.cli", {"eventloop.__main__", "eventloop.commands"}),
         ("eventloop.trainer", {"eventloop.cli", "eventloop.modes", "eventloop.testing"}),
         ("eventloop.loop", {"eventloop.core"}),
     ],

@@ -1,4 +1,4 @@
-"""What `fit`, `eval` and `predict` share: from a command line to a trainer."""
+"""What commands with a TASK share: from a command line to a trainer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest, raise_all
 from eventloop.options import flag
-from eventloop.plugin.configure import dormant_reason, plugin_options, typed_options
+from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.records import Plugin
 from eventloop.plugin.rows import choose, unexpected
 from eventloop.plugin.select import name_problems
 from eventloop.plugin.survey import survey
@@ -54,6 +55,15 @@ class Job:
         """Gives a plugin's options that were set."""
         values = self.configuration.section(plugin.found.name)
         return typed_options(plugin.found, plugin.target, values)
+
+    def build_plugin(self, plugin: Loaded) -> Plugin:
+        """Builds a plugin with its options; a run builds its own.
+
+        Raises:
+            PluginError: its constructor raises.
+        """
+        values = self.configuration.section(plugin.found.name)
+        return configure(plugin.found, plugin.target, values)
 
     def build_task(self) -> object:
         """Seeds, then builds the task, so that what is drawn on the way is drawn again."""

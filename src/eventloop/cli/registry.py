@@ -18,13 +18,12 @@ COMMANDS = {
     "fit": "train a task",
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
-    "ablate": "show what algorithms are worth, by runs with and without them",
     "checkpoints": "list a run's checkpoints, verify them, compare two",
     "export": "write the weights of a checkpoint to a file",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
 # Commands that a message can say how to get, with the distributions that have them.
-PACKAGES: dict[str, str] = {}
+PACKAGES = {"ablate": "eventloop-ablate"}
 
 
 def run_added(name: str, argv: Sequence[str]) -> int:

@@ -6,9 +6,9 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.cli.ablate.metric import Metric
-from eventloop.cli.ablate.table import Row
-from eventloop.errors import UsageError
+from eventloop.commands import UsageError
+from eventloop_ablate.metric import Metric
+from eventloop_ablate.table import Row
 
 
 def require_matplotlib() -> None:
@@ -20,7 +20,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--plot needs matplotlib, which isn't installed",
-            fix='`pip install "torch-eventloop[plot]"`, or leave --plot out',
+            fix='`pip install "eventloop-ablate[plot]"`, or leave --plot out',
         )
 
 

@@ -1,5 +1,5 @@
 """The command `eventloop ablate`."""
 
-from eventloop.cli.ablate.command import run
+from eventloop_ablate.command import run
 
 __all__ = ["run"]

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 
-from eventloop.failing.bulletin import wait_until
-
-SOURCE = Path(__file__).parents[2] / "src"
 NUDGE = """
 from eventloop import hookimpl
 
@@ -43,55 +37,14 @@ class Plugin:
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A working directory with the tiny task, and two algorithms that are installed."""
-    folder = tmp_path_factory.mktemp("ablate")
-    (folder / "pyproject.toml").touch()
-    (folder / "tiny.py").write_text(TINY_WITH_ONE_SET)
-    for name, code in {"nudge": NUDGE, "shaky": SHAKY}.items():
-        (folder / f"{name}_module.py").write_text(code)
-        info = folder / f"eventloop_{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: eventloop-{name}\nVersion: 1.0\n"
-        )
-        (info / "entry_points.txt").write_text(
-            f"[eventloop.algorithms]\n{name} = {name}_module:Plugin\n"
-        )
-        (info / "REQUESTED").touch()
-    return folder
-
-
-TINY_WITH_ONE_SET = (
-    Path(__file__)
-    .with_name("conftest.py")
-    .read_text()
-    .partition("TINY = '''")[2]
-    .partition("'''")[0]
-    .replace(', "valid": loader', "")
-)
-
-
-def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
-    """Starts `eventloop ablate ...` where those algorithms are all that is installed."""
-    environ = {name: one for name, one in os.environ.items() if not name.startswith("EVENTLOOP_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "eventloop", "ablate", *argv],
-        cwd=folder,
-        env=environ | {"PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 FLAGS = ("tiny.py", "-p", "nudge", "-p", "shaky", "--nudge.by", "0.3", "--run-dir", "here")
 
 
 @pytest.fixture(scope="module")
-def broken(folder):
-    """An ablation of one seed in which one of the algorithms fails; then that is mended."""
+def broken(folder, install, start):
+    """An ablation of one seed in which one of the algorithms fails; then that is fixed."""
+    install(folder, "nudge", NUDGE)
+    install(folder, "shaky", SHAKY)
     (folder / "broken").touch()
     first = start(folder, *FLAGS, "--seeds", "1")
     told = first.communicate(timeout=300)
@@ -101,8 +54,8 @@ def broken(folder):
 
 
 @pytest.fixture(scope="module")
-def mended(folder, broken):
-    """The same ablation, gone on with when the algorithm was mended."""
+def mended(folder, broken, start):
+    """The same ablation, gone on with when the algorithm was fixed."""
     second = start(folder, *FLAGS, "--seeds", "1", "--json", "--plot", "table.png")
     out, err = second.communicate(timeout=300)
     assert second.returncode == 0, err
@@ -110,7 +63,7 @@ def mended(folder, broken):
 
 
 def test_a_run_that_fails_is_a_row_with_its_reason(broken):
-    """The others go on, and whoever reads the exit status knows."""
+    """The others go on, and the exit status tells a script."""
     status, out, err, _ = broken
 
     assert (status, err) == (1, "")
@@ -182,44 +135,40 @@ def test_the_picture_is_drawn(folder, mended):
     assert (folder / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_changed_since_it_was_begun_is_refused(folder, broken, run, clean, monkeypatch):
+def test_what_changed_since_it_was_begun_is_refused(folder, broken, start):
     """Rows of one table must be comparable."""
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
     changed = [one.replace("0.3", "0.4") for one in FLAGS]
 
-    ran = run("ablate", *changed, "--task.lr", "0.2")
+    process = start(folder, *changed, "--task.lr", "0.2")
+    _, err = process.communicate(timeout=300)
 
-    assert ran.status == 2
-    assert ran.err.startswith("ResumeError: the ablation in here was begun with another configu")
-    assert "nudge.by: 0.3 -> 0.4" in ran.err
-    assert "task.options.lr: 0.1 -> 0.2" in ran.err
+    assert process.returncode == 2
+    assert err.startswith("ResumeError: the ablation in here was begun with another configuration")
+    assert "nudge.by: 0.3 -> 0.4" in err
+    assert "task.options.lr: 0.1 -> 0.2" in err
 
 
-def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(
-    folder, run, clean, monkeypatch
-):
+def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder, broken, start):
     """Ctrl-C at the terminal reaches the runs, too, each of which saves a checkpoint.
 
     Until then it has its folder to itself: the runs of two would be in each other's way.
     """
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
     argv = ("tiny.py", "-p", "nudge", "--seeds", "1", "--max-duration", "1000000ep",
             "--run-dir", "endless", "--eval-interval", "none", "--checkpoint-interval", "none",
             "--jobs", "1", "--metric", "min train/loss")  # fmt: skip
     process = start(folder, *argv)
     log = folder / "endless" / "none" / "seed-0.log"
-    wait_until(
-        lambda: process.poll() is not None or (log.exists() and "callbacks:" in log.read_text()),
-        300,
-    )
+    deadline = time.monotonic() + 300
+    while process.poll() is None and not (log.exists() and "callbacks:" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
-    second = run("ablate", *argv)
+    second = start(folder, *argv)
+    _, refused = second.communicate(timeout=300)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
 
     assert process.returncode == 130
     assert err == "interrupted: 2 runs are left; the same line goes on\n"
     assert list((folder / "endless" / "none" / "seed-0" / "checkpoints").glob("ba*"))
-    assert second.err.startswith("ResumeError: another process trains in endless")
+    assert refused.startswith("ResumeError: another process trains in endless")

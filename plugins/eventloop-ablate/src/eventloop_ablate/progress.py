@@ -1,20 +1,21 @@
-"""What is told while an ablation runs: a line a run, and on a terminal a bar below them."""
+"""What is shown while an ablation runs: a line a run, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from eventloop.cli.ablate.runs import Outcome, Run
-from eventloop.failing.plain import one_line
+from eventloop.commands import one_line
+from eventloop_ablate.runs import AblationOutcome, Run
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Tells of runs, inside its context.
+    """Shows runs as they begin and end, inside its context.
 
     Args:
         num_runs: of the ablation.
@@ -27,16 +28,18 @@ class Progress:
         self._under_way: list[Run] = []
         self._bar = _bar(num_runs, num_done) if sys.stdout.isatty() else None
 
-    def started(self, run: Run) -> None:
-        """Tells that a run has begun."""
-        self._under_way.append(run)
-        self._show()
+    def started(self, runs: Iterable[Run]) -> Iterator[Run]:
+        """Hands runs on, and shows each as it is taken up."""
+        for run in runs:
+            self._under_way.append(run)
+            self._show()
+            yield run
 
-    def ended(self, outcome: Outcome, seconds: float) -> None:
-        """Tells what came of a run."""
+    def ended(self, outcome: AblationOutcome) -> None:
+        """Shows what came of a run."""
         self._under_way.remove(outcome.run)
         self._num_done += 1
-        line = f"{self._num_done}/{self._num_runs}  {_told(outcome)}  {seconds:.1f} s"
+        line = f"{self._num_done}/{self._num_runs}  {_told(outcome)}  {outcome.seconds:.1f} s"
         if self._bar is None:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -64,7 +67,7 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=told)
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: AblationOutcome) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]

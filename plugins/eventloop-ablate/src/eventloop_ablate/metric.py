@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eventloop.errors import UsageError, closest
+from eventloop.commands import UsageError, closest
 
 _DIRECTIONS = {"min": False, "max": True}
 
@@ -16,7 +16,7 @@ class Metric:
 
     Args:
         name: as `fit --result` writes it, "eval/test/accuracy".
-        higher_is_better: None where nobody says.
+        higher_is_better: None where the metric doesn't say.
     """
 
     name: str
@@ -32,11 +32,11 @@ def choose_metric(wanted: str | None, known: Mapping[str, bool | None]) -> Metri
     """Finds the metric that was named, or the only one.
 
     Args:
-        wanted: "test/accuracy", "eval/test/accuracy", "min test/error"; None where nobody says.
+        wanted: "test/accuracy", "eval/test/accuracy", "min test/error"; None where it isn't given.
         known: the numbers that a run ends with, and whether higher is better.
 
     Raises:
-        UsageError: there is none of that name, or nobody says which of several.
+        UsageError: there is none of that name, or several and none is named.
     """
     if wanted is None:
         evaluated = [name for name in known if name.startswith("eval/")]

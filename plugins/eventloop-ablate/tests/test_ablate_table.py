@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from eventloop.cli.ablate.metric import Metric
-from eventloop.cli.ablate.runs import Outcome, Run, variants_of
-from eventloop.cli.ablate.table import content_of, footnotes, rows_of, write_rows
+from eventloop_ablate.metric import Metric
+from eventloop_ablate.runs import Outcome, Run, variants_of
+from eventloop_ablate.table import content_of, footnotes, rows_of, write_rows
 
 METRIC = Metric("eval/test/accuracy", True)
 VALUES = {"none": [0.90, 0.94, 0.92], "ema": [0.91, 0.96, 0.935]}
@@ -85,7 +85,7 @@ def test_a_value_that_is_not_finite_is_shown_as_such(table, capsys):
 
 
 def test_the_notes_say_what_the_numbers_cannot(table):
-    """Whoever reads the table alone would be misled."""
+    """The table alone would mislead."""
     assert "1 seed" not in str([*footnotes(*table(), METRIC)])
     one_seed = [*footnotes(*table({"none": [0.9], "ema": [0.8]}), METRIC)]
     assert one_seed == ["one seed shows no difference: give --seeds 5"]

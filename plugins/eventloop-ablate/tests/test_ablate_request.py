@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
-from pathlib import Path
 
 import pytest
 
-import eventloop
-from eventloop.cli.ablate.metric import Metric, choose_metric
-from eventloop.cli.ablate.request import COMMAND, read_ablation
-from eventloop.cli.ablate.runs import runs_of
-from eventloop.cli.ablate.table import header
-from eventloop.cli.arguments import read_arguments
-from eventloop.cli.job import prepare
-from eventloop.errors import PluginError, UsageError
+from eventloop import EventloopError, PluginError
+from eventloop.commands import UsageError, prepare, read_arguments
+from eventloop_ablate import run
+from eventloop_ablate.metric import Metric, choose_metric
+from eventloop_ablate.request import COMMAND, read_ablation
+from eventloop_ablate.runs import runs_of
+from eventloop_ablate.table import header
 
-SOURCE = Path(eventloop.__file__).parents[1]
 ALPHA = """
 from eventloop import hookimpl
 
@@ -35,9 +33,9 @@ class Plugin:
 @pytest.fixture
 def read(tiny, install):
     """Reads a command line in an environment with two algorithms and a callback."""
-    install("aa-test", ALPHA)
-    install("bb-test", ALPHA)
-    install("watch-test", ALPHA, group="eventloop.callbacks")
+    install(tiny, "aa-test", ALPHA)
+    install(tiny, "bb-test", ALPHA)
+    install(tiny, "watch-test", ALPHA, "eventloop.callbacks")
 
     def read(*argv):
         arguments = read_arguments(["tiny.py", "--no-plugins", *argv], COMMAND)
@@ -127,7 +125,7 @@ def test_the_same_line_has_the_same_folder(read, tiny):
         ((*BOTH, "--seed", "3"), "--seed belongs to each run"),
         ((*BOTH, "--resume", "never"), "--resume belongs to each run"),
         ((*BOTH, "--seeds", "0"), "--seeds takes a number, 1 or more, not '0'"),
-        ((*BOTH, "--run-dir", "s3://bucket/run"), "is no folder"),
+        ((*BOTH, "--run-dir", "s3://bucket/run"), "is not a folder"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(argv, message, read):
@@ -176,38 +174,36 @@ def test_a_metric_is_named_as_it_is_shown(wanted, metric):
     ],
 )
 def test_a_metric_that_is_not_clear_is_refused_with_those_there_are(wanted, known, message):
-    """Nobody should have to guess its name."""
+    """Its name can't be guessed."""
     with pytest.raises(UsageError, match=message):
         choose_metric(wanted, known)
 
 
-def test_a_picture_needs_matplotlib_before_anything_is_trained(run, tiny, monkeypatch):
+def test_a_picture_needs_matplotlib_before_anything_is_trained(tiny, monkeypatch):
     """Not after an hour."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    ran = run("ablate", "tiny.py", "--plot", "table.png")
-
-    assert ran.status == 2
-    assert 'pip install "torch-eventloop[plot]"' in ran.err
+    with pytest.raises(UsageError, match=re.escape('pip install "eventloop-ablate[plot]"')):
+        run(["tiny.py", "--plot", "table.png"])
 
 
-def test_a_task_that_cannot_be_trained_is_told_of_once(run, tiny, install, monkeypatch):
+def test_a_task_that_cannot_be_trained_is_told_of_once(tiny, install, monkeypatch, capfd):
     """Not once a run, and before any is begun."""
-    install("aa-test", ALPHA)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*sys.path, str(SOURCE)]))
+    install(tiny, "aa-test", ALPHA)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
-    ran = run("ablate", "tiny.py", "-p", "aa-test", "--no-plugins", "--checkpoint-best", "x")
+    with pytest.raises(EventloopError, match="a dry run without the algorithms failed"):
+        run(["tiny.py", "-p", "aa-test", "--no-plugins", "--checkpoint-best", "x"])
 
-    assert ran.status == 1
-    assert ran.err.startswith("SettingError: checkpoint_best: ")
-    assert "a dry run without the algorithms failed" in ran.err
+    assert capfd.readouterr().err.startswith("SettingError: checkpoint_best: ")
     assert not list((tiny / "runs").glob("*/*/"))
 
 
-def test_the_help_tells_its_options(run, tiny):
+def test_the_help_describes_its_options(tiny, capsys):
     """With those of the task."""
-    ran = run("ablate", "tiny.py", "--help", "--no-plugins")
+    assert run(["tiny.py", "--help", "--no-plugins"]) == 0
 
-    assert ran.status == 0
-    assert "--seeds N" in ran.out
-    assert "--task.lr" in ran.out
+    out = capsys.readouterr().out
+    assert out.startswith("usage: eventloop ablate TASK")
+    assert "--seeds N" in out
+    assert "--task.lr" in out

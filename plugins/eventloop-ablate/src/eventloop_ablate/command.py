@@ -7,19 +7,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from eventloop.cli.ablate.folder import Folder
-from eventloop.cli.ablate.metric import choose_metric
-from eventloop.cli.ablate.picture import draw, require_matplotlib
-from eventloop.cli.ablate.processes import run_all, tried
-from eventloop.cli.ablate.progress import Progress
-from eventloop.cli.ablate.request import COMMAND, Ablation, read_ablation
-from eventloop.cli.ablate.runs import Outcome, runs_of
-from eventloop.cli.ablate.table import content_of, footnotes, header, rows_of, write_rows
-from eventloop.cli.arguments import Arguments, read_arguments
-from eventloop.cli.job import job_help, output_path, prepare
-from eventloop.cli.output import stdout_to_stderr, write_json, write_lines, write_text
-from eventloop.errors import EventloopError
-from eventloop.failing.reports import FAILURE
+from eventloop import EventloopError
+from eventloop.commands import (
+    FAILURE,
+    Arguments,
+    RunProcesses,
+    RunsFolder,
+    job_help,
+    output_path,
+    prepare,
+    read_arguments,
+    stdout_to_stderr,
+    try_run,
+    write_json,
+    write_lines,
+    write_text,
+)
+from eventloop_ablate.metric import choose_metric
+from eventloop_ablate.picture import draw, require_matplotlib
+from eventloop_ablate.progress import Progress
+from eventloop_ablate.request import COMMAND, Ablation, read_ablation
+from eventloop_ablate.runs import NONE, AblationOutcome, Run, Variant, fit_line, runs_of
+from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
 
 
 def run(argv: Sequence[str]) -> int:
@@ -49,9 +58,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _outcomes(
     ablation: Ablation, arguments: Arguments
-) -> tuple[list[Outcome], Mapping[str, bool | None]]:
-    """Trains what isn't trained yet; gives what came of all, and which metrics there are."""
-    folder = Folder(ablation.folder)
+) -> tuple[list[AblationOutcome], Mapping[str, bool | None]]:
+    """Trains what isn't trained yet; returns what came of all, and which metrics there are."""
+    folder = RunsFolder(ablation.folder, "ablation")
     folder.begin(ablation.description)
     runs = runs_of(ablation)
     with folder.held():
@@ -61,26 +70,44 @@ def _outcomes(
         choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
         known = {one.run for one in done}
         waiting = [one for one in runs if one not in known]
-        with Progress(len(runs), len(done)) as progress:
-            done += run_all(waiting, ablation, folder, progress)
+        done += _trained(waiting, ablation, folder, Progress(len(runs), len(done)))
     by_run = {one.run: one for one in done}
     return [by_run[one] for one in runs], metrics
 
 
-def _metrics(ablation: Ablation, done: Sequence[Outcome]) -> Mapping[str, bool | None]:
-    """Gives the metrics of the task, and whether higher is better; from a dry run at first.
+def _trained(
+    waiting: Sequence[Run], ablation: Ablation, folder: RunsFolder, progress: Progress
+) -> list[AblationOutcome]:
+    """Trains, and returns what came of each run, in the order of their ends.
+
+    Raises:
+        Interrupted, Terminated: a signal came; the runs under way have saved a checkpoint.
+    """
+    outcomes = []
+    processes = RunProcesses[Run](folder, jobs=ablation.jobs, threads=ablation.threads)
+    with progress, processes:
+        for outcome in processes.outcomes(progress.started(waiting)):
+            outcomes.append(outcome)
+            progress.ended(outcome)
+    if left := len(waiting) - len(outcomes):
+        raise processes.stopped(f"{left} runs are left; the same line goes on")
+    return outcomes
+
+
+def _metrics(ablation: Ablation, done: Sequence[AblationOutcome]) -> Mapping[str, bool | None]:
+    """Returns the metrics of the task, and whether higher is better; from a dry run at first.
 
     Raises:
         EventloopError: the task can't be trained even without the algorithms.
     """
     content: Mapping[str, Any] | None = done[0].content if done else None
     if content is None:
-        status, text, content = tried(ablation)
+        status, err, content = try_run(fit_line(ablation, Variant(NONE, ())), ablation.threads)
         if content is None:
-            sys.stderr.write(text)
+            sys.stderr.write(err)
             raise EventloopError(
                 f"a dry run without the algorithms failed with status {status}; nothing was trained",
-                fix="mend what is told above; `--keep NAME` keeps an algorithm that the task needs",
+                fix="fix what is reported above; `--keep NAME` keeps an algorithm that the task needs",
             )
     known: Mapping[str, bool | None] = content["higher_is_better"]
     return known

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eventloop.cli.ablate.metric import Metric
-from eventloop.cli.ablate.paired import Difference, deviation, paired_difference
-from eventloop.cli.ablate.request import Ablation
-from eventloop.cli.ablate.runs import ALL, NONE, Outcome, Variant, variants_of
-from eventloop.cli.output import write_table
-from eventloop.errors import counted
-from eventloop.failing.plain import one_line
+from eventloop.commands import counted, one_line, write_table
+from eventloop_ablate.metric import Metric
+from eventloop_ablate.paired import Difference, deviation, paired_difference
+from eventloop_ablate.request import Ablation
+from eventloop_ablate.runs import ALL, NONE, AblationOutcome, Variant, variants_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Row:
     differences: Mapping[str, Difference | None]
     step_s: float | None
     memory_bytes: int | None
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[AblationOutcome, ...]
 
     @property
     def mean(self) -> float | None:
@@ -47,8 +45,8 @@ class Row:
         return deviation([*self.values.values()]) if len(self.values) > 1 else None
 
 
-def rows_of(ablation: Ablation, outcomes: Sequence[Outcome], metric: Metric) -> list[Row]:
-    """Gives the rows of the table."""
+def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Metric) -> list[Row]:
+    """Returns the rows of the table."""
     variants = variants_of(ablation.names)
     values = {one.name: _values(one, outcomes, metric) for one in variants}
     rows = []
@@ -74,7 +72,7 @@ def rows_of(ablation: Ablation, outcomes: Sequence[Outcome], metric: Metric) -> 
 
 
 def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
-    """Gives what is said before the first run."""
+    """Returns what is said before the first run."""
     names, seeds = ", ".join(ablation.names), counted(len(ablation.seeds), "seed")
     at_once = f", {ablation.jobs} at a time" if ablation.jobs > 1 else ""
     yield f"ablation: {ablation.arguments.task}, {names}; {num_runs} runs, {seeds}{at_once}"
@@ -109,7 +107,7 @@ def write_rows(rows: Sequence[Row], metric: Metric) -> None:
 
 
 def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterator[str]:
-    """Gives what is to be known of the table."""
+    """Returns what is to be known of the table."""
     if metric.higher_is_better is False:
         yield f"{metric.label}: lower is better, and a difference below 0"
     if len(ablation.seeds) > 1:
@@ -135,7 +133,7 @@ def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterat
 
 
 def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
-    """Gives the table as JSON can hold it."""
+    """Returns the table as JSON can hold it."""
     return {
         "task": ablation.arguments.task,
         "metric": metric.name,
@@ -162,8 +160,10 @@ def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[
     }
 
 
-def _values(variant: Variant, outcomes: Sequence[Outcome], metric: Metric) -> dict[int, float]:
-    """Gives the metric by seed; one that isn't finite is NaN."""
+def _values(
+    variant: Variant, outcomes: Sequence[AblationOutcome], metric: Metric
+) -> dict[int, float]:
+    """Returns the metric by seed; one that isn't finite is NaN."""
     return {
         one.run.seed: math.nan if (value := one.content["metrics"][metric.name]) is None else value
         for one in outcomes
@@ -173,7 +173,7 @@ def _values(variant: Variant, outcomes: Sequence[Outcome], metric: Metric) -> di
     }
 
 
-def _run(outcome: Outcome, values: Mapping[int, float]) -> dict[str, Any]:
+def _run(outcome: AblationOutcome, values: Mapping[int, float]) -> dict[str, Any]:
     seed, content = outcome.run.seed, outcome.content or {}
     return {
         "seed": seed,
@@ -185,8 +185,8 @@ def _run(outcome: Outcome, values: Mapping[int, float]) -> dict[str, Any]:
     }
 
 
-def _took_no_part(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Gives the algorithms of a run that stood off by themselves, each with the reason."""
+def _took_no_part(outcome: AblationOutcome) -> Iterator[tuple[str, str]]:
+    """Returns the algorithms of a run that stood off by themselves, each with the reason."""
     if outcome.content is not None:
         for name in outcome.run.variant.algorithms:
             if (reason := outcome.content["off"].get(name)) is not None:
@@ -194,7 +194,7 @@ def _took_no_part(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def _digits(rows: Sequence[Row]) -> int:
-    """Gives how many digits after the point show two of the smallest deviation.
+    """Returns how many digits after the point show two of the smallest deviation.
 
     Where there is none, four of the smallest mean.
     """

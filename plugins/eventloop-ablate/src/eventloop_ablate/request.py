@@ -1,0 +1,134 @@
+"""From a command line to an ablation: which algorithms, seeds and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eventloop.commands import (
+    FIT_OPTIONS,
+    Arguments,
+    Command,
+    CommandOption,
+    Job,
+    Loaded,
+    UsageError,
+    closest,
+    default_folder,
+    describe,
+    flag,
+    fold,
+    number_option,
+    share_cores,
+)
+
+# Each run has its own.
+_OWN = ("seed", "run_dir", "resume")
+COMMAND = Command(
+    "ablate",
+    "Shows what algorithms are worth: trains with all, with each off in turn, and with none, for "
+    "several seeds, and compares. Those named with -p are ablated, or else all that are active. "
+    "Everything else is as for `eventloop fit`. An ablation that was interrupted goes on.",
+    (
+        CommandOption("seeds", "N", "train each with the seeds 0 to N-1; 5 unless given"),
+        CommandOption("metric", "NAME", "what to compare: test/accuracy; 'min NAME', 'max NAME'"),
+        CommandOption("keep", "NAMES", "algorithms that take part in all runs"),
+        CommandOption("jobs", "N", "how many runs at once; as many as have cores of their own"),
+        CommandOption("run-dir", "FOLDER", "where the runs go; runs/ablate-TASK-ID unless given"),
+        CommandOption("plot", "FILE.png", "draw the table; needs matplotlib"),
+        CommandOption("json", "", "write JSON instead of a table"),
+        *FIT_OPTIONS,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What is to be compared.
+
+    Args:
+        arguments: of the command line.
+        algorithms: those that are switched off in turn.
+        kept: those that take part in all runs.
+        others: active ones that take part in none.
+        seeds: each run is trained with each.
+        jobs: how many runs at once.
+        threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
+        folder: of all runs.
+        description: what makes two ablations the same.
+    """
+
+    arguments: Arguments
+    algorithms: tuple[Loaded, ...]
+    kept: tuple[Loaded, ...]
+    others: tuple[Loaded, ...]
+    seeds: tuple[int, ...]
+    jobs: int
+    threads: int | None
+    folder: Path
+    description: dict[str, Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the algorithms that are switched off in turn."""
+        return tuple(one.found.name for one in self.algorithms)
+
+
+def read_ablation(arguments: Arguments, job: Job) -> Ablation:
+    """Reads what is to be compared.
+
+    Raises:
+        UsageError: there is nothing to ablate, or something is said that each run says itself.
+        PluginError: an algorithm can't be built with its options.
+    """
+    for name in _OWN:
+        if name in arguments.flags:
+            instead = "say `--seeds 5`" if name == "seed" else f"leave {flag(name)} out"
+            raise UsageError(f"{flag(name)} belongs to each run of an ablation", fix=instead)
+    kept, ablated, others = _algorithms(arguments, job)
+    if not ablated:
+        raise UsageError(
+            "there is no algorithm to ablate: none is active",
+            fix="install one, or name one that sleeps or is switched off with `-p NAME`",
+        )
+    for one in (*kept, *ablated):  # an option that can't be would fail run after run
+        job.build_plugin(one)
+    description = {
+        **describe(job, arguments, (*ablated, *kept), apart_from=_OWN),
+        "algorithms": [one.found.name for one in ablated],
+        "keep": [one.found.name for one in kept],
+    }
+    jobs, threads = share_cores(job, arguments)
+    return Ablation(
+        arguments,
+        ablated,
+        kept,
+        others,
+        tuple(range(number_option(arguments, "seeds", 5))),
+        jobs,
+        threads,
+        default_folder("ablate", job, arguments, description),
+        description,
+    )
+
+
+def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Loaded, ...], ...]:
+    """Returns the algorithms that are kept, those that are ablated, and the others."""
+    there = [one for one in job.plugins if one.found.role == "algorithm"]
+    kept = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}
+    known = [one.found.name for one in there]
+    for name in sorted(kept - set(map(fold, known))):
+        raise UsageError(
+            f"--keep: no active algorithm is named {name!r}{closest(name, known)}",
+            fix="list them with `eventloop plugins`; several are separated by commas",
+        )
+    rest = [one for one in there if fold(one.found.name) not in kept]
+    insisted = set(map(fold, arguments.choice.insist))
+    named = [one for one in rest if one.found.path or fold(one.found.name) in insisted]
+    ablated = named or rest
+    return (
+        tuple(one for one in there if fold(one.found.name) in kept),
+        tuple(ablated),
+        tuple(one for one in rest if one not in ablated),
+    )

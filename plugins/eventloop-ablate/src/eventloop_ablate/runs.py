@@ -1,0 +1,82 @@
+"""The runs of an ablation: variants with and without algorithms, each with every seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eventloop.commands import Outcome, fit_argv, fold
+from eventloop_ablate.request import Ablation
+
+NONE, ALL = "none", "all"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A choice of algorithms.
+
+    Args:
+        name: "none", "all", "without ema"; where there is one algorithm, its name.
+        algorithms: the names of those that take part.
+    """
+
+    name: str
+    algorithms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A variant that is trained with a seed.
+
+    Args:
+        argv: what follows `eventloop`; without folder and result.
+    """
+
+    variant: Variant
+    seed: int
+    argv: tuple[str, ...]
+
+    @property
+    def place(self) -> Path:
+        """Its folder in that of the ablation."""
+        return Path(self.variant.name.replace(" ", "-"), f"seed-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.variant.name}, seed {self.seed}"
+
+
+AblationOutcome = Outcome[Run]
+
+
+def variants_of(names: tuple[str, ...]) -> tuple[Variant, ...]:
+    """Returns the variants of some algorithms, in the order of the table's rows."""
+    none = Variant(NONE, ())
+    if len(names) == 1:
+        return (none, Variant(names[0], names))
+    without = (
+        Variant(f"without {name}", tuple(one for one in names if one != name)) for name in names
+    )
+    return (none, Variant(ALL, names), *without)
+
+
+def runs_of(ablation: Ablation) -> list[Run]:
+    """Returns all runs, a seed after the other, so that each seed's are compared side by side."""
+    return [
+        Run(variant, seed, (*fit_line(ablation, variant), f"--seed={seed}"))
+        for seed in ablation.seeds
+        for variant in variants_of(ablation.names)
+    ]
+
+
+def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
+    """Returns the command line that trains a variant, as it would be typed."""
+    taking_part = set(map(fold, variant.algorithms))
+    off = [one for one in ablation.algorithms if fold(one.found.name) not in taking_part]
+    insisted = set(map(fold, ablation.arguments.choice.insist))
+    kept = [
+        one.found.name
+        for one in ablation.kept
+        if one.found.path is None and fold(one.found.name) not in insisted
+    ]
+    without = (*off, *ablation.others)
+    return [*fit_argv(ablation.arguments, without=without), *(f"-p{name}" for name in kept)]

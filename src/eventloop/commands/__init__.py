@@ -1,0 +1,102 @@
+"""What commands of packages are made of: a command line, a job, and runs in processes."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
+    from eventloop.cli.help import command_help
+    from eventloop.cli.job import Job, job_help, output_path, prepare
+    from eventloop.cli.output import (
+        stdout_to_stderr,
+        write_json,
+        write_lines,
+        write_table,
+        write_text,
+    )
+    from eventloop.commands.base_run import (
+        FIT_OPTIONS,
+        default_folder,
+        describe,
+        fit_argv,
+        number_option,
+        share_cores,
+    )
+    from eventloop.commands.run_processes import RunProcesses, try_run
+    from eventloop.commands.runs_folder import Outcome, Run, RunsFolder
+    from eventloop.errors import UsageError, closest, counted
+    from eventloop.failing.plain import one_line
+    from eventloop.failing.reports import FAILURE
+    from eventloop.options import flag
+    from eventloop.plugin.load import Loaded
+    from eventloop.plugin.records import fold
+
+__all__ = [
+    "FAILURE",
+    "FIT_OPTIONS",
+    "Arguments",
+    "Command",
+    "CommandOption",
+    "Job",
+    "Loaded",
+    "Outcome",
+    "Run",
+    "RunProcesses",
+    "RunsFolder",
+    "UsageError",
+    "closest",
+    "command_help",
+    "counted",
+    "default_folder",
+    "describe",
+    "fit_argv",
+    "flag",
+    "fold",
+    "job_help",
+    "number_option",
+    "one_line",
+    "output_path",
+    "prepare",
+    "read_arguments",
+    "share_cores",
+    "stdout_to_stderr",
+    "try_run",
+    "write_json",
+    "write_lines",
+    "write_table",
+    "write_text",
+]
+
+# Imported when it is first asked for: not every command needs torch.
+_LAZY = {
+    "eventloop.cli.arguments": ("Arguments", "Command", "CommandOption", "read_arguments"),
+    "eventloop.cli.help": ("command_help",),
+    "eventloop.cli.job": ("Job", "job_help", "output_path", "prepare"),
+    "eventloop.cli.output": (
+        "stdout_to_stderr", "write_json", "write_lines", "write_table", "write_text",
+    ),
+    "eventloop.commands.base_run": (
+        "FIT_OPTIONS", "default_folder", "describe", "fit_argv", "number_option", "share_cores",
+    ),
+    "eventloop.commands.run_processes": ("RunProcesses", "try_run"),
+    "eventloop.commands.runs_folder": ("Outcome", "Run", "RunsFolder"),
+    "eventloop.errors": ("UsageError", "closest", "counted"),
+    "eventloop.failing.plain": ("one_line",),
+    "eventloop.failing.reports": ("FAILURE",),
+    "eventloop.options": ("flag",),
+    "eventloop.plugin.load": ("Loaded",),
+    "eventloop.plugin.records": ("fold",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _LAZY.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'eventloop.commands' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,203 @@
+"""Runs in processes of their own, several at once; signals are passed on, failures are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType, TracebackType
+from typing import Any, Generic, NamedTuple, Self
+
+from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
+from eventloop.failing.orphans import ending_with_parent
+from eventloop.failing.plain import one_line
+from eventloop.failing.signals import Interrupted, Terminated
+
+_POLL_S = 0.05
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+# As `eventloop fit` begins its report of a failure.
+_FAILURE = re.compile(r"(?:rank \d+: )?[A-Z]\w*(?:Error|Exception|Exit)(?::.*)?")
+
+
+class Tried(NamedTuple):
+    """What came of a dry run.
+
+    Args:
+        err: what it wrote to stderr.
+        content: its result; None where it failed.
+    """
+
+    status: int
+    err: str
+    content: dict[str, Any] | None
+
+
+def try_run(argv: Iterable[str], threads: int | None = None) -> Tried:
+    """Makes a dry run, so that a mistake in the task shows before hours are spent.
+
+    Args:
+        argv: of a run: `fit`, and what follows.
+    """
+    with TemporaryDirectory(prefix="eventloop-") as folder:
+        path = Path(folder, "result.json")
+        # A dry run has limits of its own.
+        words = [one for one in argv if not one.startswith("--limit-")]
+        command = [*_command(words), "--dry-run", f"--result={path}"]
+        done = subprocess.run(
+            command, env=_environment(threads), capture_output=True, text=True, check=False
+        )
+        return Tried(done.returncode, done.stderr, read_json(path))
+
+
+class RunProcesses(Generic[R]):
+    """Trains, each run in its own process; what asks to stop is passed on, inside its context.
+
+    A run that is stopped saves a checkpoint, and goes on from there when it is started again.
+
+    Args:
+        folder: of all runs.
+        jobs: how many at once.
+        threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
+    """
+
+    def __init__(self, folder: RunsFolder, *, jobs: int = 1, threads: int | None = None) -> None:
+        self._folder = folder
+        self._jobs = jobs
+        self._environment = _environment(threads)
+        self._under_way: list[_Process[R]] = []
+        self._received: list[int] = []
+        self._previous: dict[int, Any] = {}
+
+    def outcomes(self, runs: Iterable[R]) -> Iterator[Outcome[R]]:
+        """Starts runs, and yields what came of each when it ends.
+
+        It ends without the runs that are left when a signal asks to stop; see `stopped`.
+
+        Args:
+            runs: asked for the next one when there is room for it, so that it may depend on the
+                outcomes so far.
+        """
+        waiting = iter(runs)
+        while True:
+            while len(self._under_way) < self._jobs and not self._received:
+                if (run := next(waiting, None)) is None:
+                    break
+                self._start(run)
+            if not self._under_way:
+                return
+            time.sleep(_POLL_S)
+            for one in self._ended():
+                outcome = one.outcome(self._folder)
+                # One that was stopped goes on another time.
+                if outcome.content is not None or not self._received:
+                    yield outcome
+
+    def stopped(self, left: str) -> BaseException:
+        """Returns what to raise when a signal left runs to do.
+
+        Args:
+            left: what is left: "2 runs are left; the same line goes on".
+        """
+        if self._received and self._received[0] == signal.SIGTERM:
+            return Terminated(f"terminated: {left}")
+        return Interrupted(f"interrupted: {left}")
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._pass_on) for number in _STOPPING}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        for one in self._under_way:
+            one.process.terminate()
+
+    def _start(self, run: R) -> None:
+        """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here.
+
+        It ends when this process is killed: otherwise it would be in the way of one that goes on.
+        """
+        path = self._folder.log(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = [f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}"]
+        with path.open("ab") as log:
+            log_start = log.tell()
+            process = subprocess.Popen(
+                [*_command(run.argv), *own],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=ending_with_parent(),
+            )
+        self._under_way.append(_Process(run, process, log_start, time.monotonic()))
+        if self._received:  # after it was asked whether to start another
+            process.send_signal(self._received[-1])
+
+    def _ended(self) -> Iterator[_Process[R]]:
+        """Yields those that have ended since it was last asked."""
+        for one in [*self._under_way]:
+            if one.process.poll() is not None:
+                self._under_way.remove(one)
+                yield one
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._received.append(number)
+        for one in self._under_way:
+            one.process.send_signal(number)
+
+
+@dataclass(frozen=True)
+class _Process(Generic[R]):
+    """A run under way.
+
+    Args:
+        log_start: where what it writes begins in its log.
+    """
+
+    run: R
+    process: subprocess.Popen[bytes]
+    log_start: int
+    began_at: float
+
+    def outcome(self, folder: RunsFolder) -> Outcome[R]:
+        """Returns what came of it, once it has ended."""
+        seconds = time.monotonic() - self.began_at
+        content = read_json(folder.result(self.run))
+        log = folder.log(self.run)
+        if content is not None and self.process.returncode == 0:
+            return Outcome(self.run, content, "", log, seconds)
+        return Outcome(self.run, None, self._why_failed(log), log, seconds)
+
+    def _why_failed(self, log: Path) -> str:
+        status = self.process.returncode
+        if status < 0:
+            return f"ended by {signal.Signals(-status).name}"
+        text = log.read_bytes()[self.log_start :].decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        told = next(filter(_FAILURE.fullmatch, lines), lines[-1] if lines else "")
+        return one_line(told) or f"ended with status {status}"
+
+
+def _command(argv: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "eventloop", *argv]
+
+
+def _environment(threads: int | None) -> dict[str, str]:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # who looks into a log sees all
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment

@@ -1,0 +1,167 @@
+"""The folder of a command's runs: what they are of, and what came of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from eventloop.checkpoint.differences import (
+    config_differences,
+    plugin_differences,
+    task_differences,
+)
+from eventloop.checkpoint.run_lock import RunLock
+from eventloop.errors import EventloopError, ResumeError, UsageError, a
+
+_OF_JOB = ("task", "settings", "command", "plugins")
+
+
+class Run(Protocol):
+    """A run of `eventloop fit`, one of several in a folder; `str` is what messages call it."""
+
+    @property
+    def place(self) -> Path:
+        """Its folder in that of all: `without-ema/seed-3`."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        """What follows `eventloop`, without `--run-dir` and `--result`."""
+
+
+R = TypeVar("R", bound=Run)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """What came of a run.
+
+    Args:
+        content: what `fit --result` wrote; None where it failed.
+        reason: why it failed.
+        log: what it wrote to the terminal, as a file.
+        seconds: how long it took this time; 0 where it was done before.
+    """
+
+    run: R
+    content: Mapping[str, Any] | None
+    reason: str
+    log: Path
+    seconds: float = 0.0
+
+
+class RunsFolder:
+    """Where the runs are: `without-ema/seed-3` is the folder of one; log and result lie beside it.
+
+    Args:
+        path: made when the runs begin.
+        what: what the runs are together: "ablation".
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._what = what
+
+    def begin(self, description: Mapping[str, Any]) -> None:
+        """Writes what the runs are of, or compares, where they go on.
+
+        Args:
+            description: what `describe` returned, and what the command adds to it; as JSON can
+                hold it.
+
+        Raises:
+            ResumeError: they were begun as others; with what differs.
+            UsageError: something else is in the folder.
+            EventloopError: it can't be written.
+        """
+        file = self.path / f"{self._what}.json"
+        then = read_json(file)
+        if then is not None:
+            self._compare(then, description)
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UsageError(
+                f"--run-dir {self.path}: there is something that is not {a(self._what)}",
+                fix="name a new folder, or leave --run-dir out",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            new = file.with_name(f".{file.name}.new")
+            new.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+            new.replace(file)
+        except OSError as error:
+            raise EventloopError(
+                f"{file} can't be written: {error.strerror or error}",
+                fix="free space, or give another folder with --run-dir",
+            ) from error
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other processes out, whose runs would be in the way of these.
+
+        Raises:
+            ResumeError: one is at work here.
+        """
+        lock = RunLock(self.path)
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def run_dir(self, run: Run) -> Path:
+        """Returns the folder of a run."""
+        return self.path / run.place
+
+    def result(self, run: Run) -> Path:
+        """Returns the file with the result of a run, which is there when the run is done."""
+        return self._beside(run, ".json")
+
+    def log(self, run: Run) -> Path:
+        """Returns the file with what a run writes to the terminal."""
+        return self._beside(run, ".log")
+
+    def outcome(self, run: R) -> Outcome[R] | None:
+        """Returns what came of a run that is done; None where it isn't."""
+        content = read_json(self.result(run))
+        return None if content is None else Outcome(run, content, "", self.log(run))
+
+    def _beside(self, run: Run, suffix: str) -> Path:
+        path = self.run_dir(run)
+        return path.with_name(path.name + suffix)  # `lr-0.5` has no suffix that could be replaced
+
+    def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        lines = [*_differences(then, json.loads(json.dumps(now)))]
+        if lines:
+            raise ResumeError(
+                f"the {self._what} in {self.path} was begun with another configuration",
+                changed="\n    ".join(["", *lines]) if len(lines) > 1 else lines[0],
+                fix="start it as it was begun, or begin another one with another --run-dir",
+            )
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for section in now:
+        before, after = then.get(section), now[section]
+        if section not in _OF_JOB and before != after:
+            yield f"{section}: {_shown(before)} -> {_shown(after)}"
+    for section in ("settings", "command"):
+        yield from config_differences(then, now, section)
+    yield from task_differences(then["task"], now["task"])
+    versions, options = plugin_differences(then["plugins"], now["plugins"], ())
+    yield from (*versions, *options)
+
+
+def _shown(value: object) -> str:
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value or "")) or "none"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a file; None where it isn't there, or isn't whole."""
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else None
+    return None

@@ -1,0 +1,82 @@
+"""What `eventloop.commands` offers to the authors of commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import eventloop.commands
+from eventloop.cli import main
+from eventloop.cli.registry import COMMANDS, PACKAGES
+from eventloop.commands import RunProcesses, RunsFolder
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A run that would take hours."""
+
+    place = Path("endless")
+    argv = ("fit", "tiny.py", "--max-duration", "1000000ep")
+
+
+@pytest.mark.parametrize("name", eventloop.commands.__all__)
+def test_every_name_is_there_and_on_the_page(name):
+    """The page on commands is all that an author has to read."""
+    assert hasattr(eventloop.commands, name)
+    page = (ROOT / "docs" / "how-to" / "add-a-command.md").read_text()
+    assert re.search(rf"`{name}\b", page)
+
+
+def test_it_comes_without_torch(run_python):
+    """A command that needs no task starts at once."""
+    done = run_python(
+        "import sys\nfrom eventloop.commands import Command, UsageError, read_arguments, write_table\n"
+        "print('torch' in sys.modules)"
+    )
+
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_run_that_starts_while_a_signal_arrives_is_stopped_too(tmp_path):
+    """Otherwise the command would wait for it to train to its end."""
+
+    def runs():
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield Endless()
+
+    signal.alarm(100)  # ends the test where nothing else does
+    try:
+        with RunProcesses(RunsFolder(tmp_path, "trial")) as processes:
+            assert list(processes.outcomes(runs())) == []
+    finally:
+        signal.alarm(0)
+
+    assert str(processes.stopped("1 run is left")) == "terminated: 1 run is left"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_command_without_its_package_says_which_to_install(name, clean, monkeypatch, capsys):
+    """The message has the line that brings it."""
+    monkeypatch.setattr("eventloop.plugin.discover.installed_entry_points", lambda: ([], []))
+
+    assert main([name, "task.py"]) == 2
+
+    assert capsys.readouterr().err == (
+        f"UsageError: eventloop {name} is a command of {PACKAGES[name]}, which isn't installed\n"
+        f"  fix  python -m pip install {PACKAGES[name]}\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "distribution"), PACKAGES.items())
+def test_the_packages_of_known_commands_are_here(name, distribution):
+    """Control: the table would send a person to a package that has no such command."""
+    assert name not in COMMANDS
+    text = (ROOT / "plugins" / distribution / "pyproject.toml").read_text()
+    assert f'[project.entry-points."eventloop.commands"]\n{name} = ' in text
