@@ -45,16 +45,30 @@ def standing_of(generator: Any) -> Any:
 
 
 def put(generator: Any, standing: Any) -> None:
-    """Lets a generator go on from where `standing_of` found it."""
+    """Has a generator go on from where `standing_of` found it.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError, RuntimeError: no generator of its kind
+            stands there.
+    """
     if isinstance(generator, torch.Generator):
         generator.set_state(standing)
     elif isinstance(generator, random.Random) or generator is random:
         words = tuple(standing["words"].tolist())
         generator.setstate((standing["version"], words, standing["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
-        generator.set_state(unplain(standing))
+        generator.set_state(_within_memory(unplain(standing)))
     else:
-        generator.bit_generator.state = unplain(standing)
+        generator.bit_generator.state = _within_memory(unplain(standing))
+
+
+def _within_memory(state: Any) -> Any:
+    """Returns a state of NumPy's, which reads beyond its words where a position says so (2.4)."""
+    inner = state["state"] if isinstance(state["state"], Mapping) else {}
+    for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
+        if type(position) is not int or not 0 <= position <= most:
+            raise ValueError(f"{position!r} is no position of a {state['bit_generator']}")
+    return state
 
 
 def reseed(generator: Any, seed: int) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.alike import fitting_scheduler
+from eventloop.checkpoint.contents import loading
 from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.generators import Generators
 from eventloop.checkpoint.metrics import counts_of, put_counts
@@ -126,13 +128,14 @@ class Capture:
         try:
             hooks.restore_model(state, parts["model"], True)
             hooks.restore_optimizers(state, parts["optimizers"])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
                 fix="start the run with the task that wrote it, or a new one in another run_dir",
             ) from error
         for name, one in self._training.items():
-            one.load_state_dict(training[name])
+            with loading(f"training.{name}"):
+                one.load_state_dict(training[name])
         _put_schedulers(state, training["schedulers"])
         results = training["results"]
         state.eval_metrics |= _on_device(results["eval"], state.device)
@@ -145,12 +148,16 @@ class Capture:
         own = parts.get(f"rank{self._state.rank}")
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]
-        self._feeds.current.load_state_dict(known["feed"])
+        part = f"rank{self._state.rank if own else 0}"
+        with loading(f"{part}.feed"):
+            self._feeds.current.load_state_dict(known["feed"])
         for name, one in self._own.items():
-            one.load_state_dict(known[name])
+            with loading(f"{part}.{name}"):
+                one.load_state_dict(known[name])
         if own is not None:
-            put_counts(self._state.metrics["train"], own["metrics"])
-            self.plugins.put(own["plugins"])
+            with loading(f"{part}.metrics"):
+                put_counts(self._state.metrics["train"], own["metrics"])
+            self.plugins.put(own["plugins"], f"{part}.plugins")
             self.generators.load_state_dict(own["generators"])
 
 
@@ -187,8 +194,9 @@ def _put_schedulers(state: State, kept: Mapping[str, Any]) -> None:
             fix="start the run with the task that wrote it, or a new one in another run_dir",
         )
     for interval, pairs in state.schedulers.items():
-        for (name, scheduler), one in zip(pairs, kept[interval], strict=True):
-            scheduler.load_state_dict(one["state"])
+        for idx, ((name, scheduler), one) in enumerate(zip(pairs, kept[interval], strict=True)):
+            with loading(f"training.schedulers.{interval}[{idx}]"):
+                scheduler.load_state_dict(fitting_scheduler(scheduler, one["state"]))
             # torch warns of a scheduler that steps before its optimizer has; this one's has, in
             # another process. Private, and there is no public way to say so (torch 2.13).
             vars(state.optimizers[name])["_opt_called"] = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eventloop.checkpoint.contents import loading
 from eventloop.generators import global_generators, put, standing_of
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ class Generators:
         """Puts them where the checkpoint that was loaded had them, once.
 
         On a device of another kind its generators begin anew.
+
+        Raises:
+            CheckpointError: no generators of their kinds stand there.
         """
         if self._loaded is not None:
-            _put(self._state, self._loaded)
+            with loading(f"rank{self._state.rank}.generators"):
+                _put(self._state, self._loaded)
             self._loaded = None
 
 
@@ -67,4 +72,4 @@ def _put(state: State, standing: Mapping[str, Any]) -> None:
     for name, one in standing["named"].items():
         generator = state.generator(name)
         if one.shape == generator.get_state().shape:
-            generator.set_state(one)
+            put(generator, one)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -18,15 +21,50 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
-    """Lets metrics go on from what `counts_of` gave; those that it doesn't know stay empty."""
+    """Has metrics go on from what `counts_of` returned; those that it doesn't know stay empty.
+
+    Raises:
+        ValueError, LookupError: it isn't what these metrics count.
+    """
     for name, one in _parts(metrics):
         if name not in counts:
             continue
-        for field, value in counts[name]["values"].items():
-            placed = [part.to(one.device) for part in value] if isinstance(value, list) else value
-            setattr(one, field, placed if isinstance(placed, list) else placed.to(one.device))
+        values = counts[name]["values"]
+        for field, fresh in dict(one.metric_state).items():
+            setattr(one, field, _placed(values[field], fresh, f"{name}.{field}", one.device))
         # Private: torchmetrics has no public way to set it (1.9).
         one._update_count = counts[name]["num_updates"]
+
+
+def _placed(
+    value: Any, fresh: Tensor | list[Tensor], name: str, device: torch.device
+) -> Tensor | list[Tensor]:
+    """Returns what was counted, on the device.
+
+    Args:
+        fresh: what the metric has counted of nothing.
+
+    Raises:
+        ValueError: it isn't of that kind.
+    """
+    if isinstance(fresh, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is a tensor, not a list of them")
+        return [part.to(device) for part in value]
+    if not isinstance(value, Tensor) or not _fits(value, fresh):
+        raise ValueError(f"{name} isn't a tensor of shape {tuple(fresh.shape)}")
+    return value.to(device)
+
+
+def _fits(value: Tensor, fresh: Tensor) -> bool:
+    """Whether a count may have come of a fresh one, to which batches are added."""
+    if fresh.numel() == 0:
+        return True
+    try:
+        shape = torch.broadcast_shapes(value.shape, fresh.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return shape == value.shape and value.is_complex() == fresh.is_complex()
 
 
 def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from eventloop.checkpoint.contents import loading
 from eventloop.plugin.freeze import BLAME
 from eventloop.plugin.records import Plugin, fold
 from eventloop.plugin.state_methods import is_per_rank, keeps_state
@@ -45,17 +46,22 @@ class PluginStates:
                     }
         return found
 
-    def put(self, states: Mapping[str, Any]) -> None:
+    def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
         """Gives each plugin what it kept; one without a state begins anew.
 
+        Args:
+            path: of the states in the checkpoint.
+
         Raises:
-            BaseException: what a plugin raises, with a note that names it.
+            CheckpointError: a plugin can't go on from what is there.
+            BaseException: what else a plugin raises, with a note that names it.
         """
         for plugin in self._plugins():
             one = states.get(fold(plugin.name))
             if one is not None and keeps_state(plugin):
                 target: Any = plugin.target
-                with _blamed(plugin, "load_state_dict"):
+                name = f"{path}.{fold(plugin.name)}"
+                with _blamed(plugin, "load_state_dict"), loading(name, by=plugin.origin):
                     target.load_state_dict(one["state"], one["version"])
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import data
+from eventloop.checkpoint.alike import require_optimizer
 from eventloop.data import Count
 from eventloop.errors import TaskError, a
 from eventloop.files import save_tensors
@@ -86,6 +87,7 @@ class Defaults:
     @hookimpl
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
         for name, optimizer in state.optimizers.items():
+            require_optimizer(optimizer, states[name])
             optimizer.load_state_dict(states[name])
         return True
 

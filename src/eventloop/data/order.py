@@ -20,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from eventloop.attributes import declares
 from eventloop.data.repeats import may_repeat, numbered
 from eventloop.data.sharding import RankPart
 from eventloop.data.stateful import Stateful
@@ -233,7 +234,7 @@ class _Watched:
         return {"kind": self.kind, "generators": drawn, "attributes": changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "state" in state:
+        if isinstance(self._sampler, Stateful):
             self._sampler.load_state_dict(state["state"])
             return
         attributes = _attributes(self._sampler)
@@ -241,7 +242,13 @@ class _Watched:
             if is_generator(attributes.get(name)):
                 put(attributes[name], one)
         for name, one in state["attributes"].items():
-            setattr(self._sampler, name, _copied(unplain(one)))
+            value = unplain(one)
+            if not declares(self._sampler, name) or not _is_plain(value):
+                raise ValueError(
+                    f"a {self.kind} sets no attribute {name!r} to values of this kind; give it "
+                    "state_dict and load_state_dict"
+                )
+            setattr(self._sampler, name, _copied(value))
 
 
 def _other_order(num_taken: int, samplers: Sequence[_Watched]) -> TaskError:

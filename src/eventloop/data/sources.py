@@ -230,6 +230,7 @@ class ReadAgain:
                 "from a checkpoint at the end of an epoch",
             )
         self._order.start, self._num_taken = saved["start"], num_taken
+        self._order.put(saved["start"] or {})  # when it is wanted it would be too late to refuse it
 
     def rest(self) -> Iterator[Any]:
         kept = KeptGenerators()

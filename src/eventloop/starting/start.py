@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from eventloop.checkpoint.contents import require_usable
 from eventloop.checkpoint.differences import (
     config_differences,
     plugin_differences,
@@ -136,6 +137,9 @@ class FromCheckpoint:
 
     Attributes:
         changes: what differs from the run as it was begun, complete once everything is built.
+
+    Raises:
+        CheckpointError: it lacks something, or holds what no run would have written.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class FromCheckpoint:
         refused: Sequence[tuple[Place, str]] = (),
         place: Place | None = None,
     ) -> None:
+        require_usable(checkpoint)
         self._place = place or checkpoint.path
         self._facts = checkpoint.facts
         # Given up when the run has been loaded: they take as much memory as the run itself.

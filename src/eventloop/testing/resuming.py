@@ -36,7 +36,10 @@ def is_resumed(case: Case) -> Iterator[str]:
     try:
         resumed = _resumed(case, batch)
     except Exception as error:  # noqa: BLE001  whatever its author does there
-        yield f"a run with it can't be resumed: {type(error).__name__}: {error}"
+        # What load_state_dict raises of a value comes as a CheckpointError that names the value.
+        own = error.__cause__ if isinstance(error, CheckpointError) else None
+        first = own or error
+        yield f"a run with it can't be resumed: {type(first).__name__}: {first}"
         return
     if resumed.lost:
         yield f"what load_state_dict was given isn't what state_dict gives then: {resumed.lost}"

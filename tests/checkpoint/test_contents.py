@@ -1,0 +1,108 @@
+"""What the core reads from a checkpoint: of the form that it was written in, or refused by name."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+from eventloop.attributes import declares
+from eventloop.checkpoint.alike import fitting_scheduler
+from eventloop.checkpoint.contents import BestState, ClockState, Empty, PrecisionState
+from eventloop.checkpoint.form import FormError, require_form
+from eventloop.generators import put, standing_of
+
+NOW = [1, 8, 32, 0, 0.5]
+CLOCK = {"now": NOW, "previous": NOW, "epoch_start": NOW}
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "says"),
+    [
+        (CLOCK | {"now": [1, -5, 32, 0, 0.5]}, ClockState, "c.now[1] is -5, not between 0"),
+        (CLOCK | {"now": [1, 2**62, 32, 0, 0.5]}, ClockState, "c.now[1] is 4611686018427387904"),
+        (CLOCK | {"now": [True, 8, 32, 0, 0.5]}, ClockState, "c.now[0] is True, not an int"),
+        (CLOCK | {"now": [1, 8, 32, 0, float("nan")]}, ClockState, "c.now[4] is nan"),
+        (CLOCK | {"now": NOW[:4]}, ClockState, "c.now has 4 entries, not 5"),
+        ({"now": NOW, "previous": NOW}, ClockState, "c has no 'epoch_start'"),
+        (None, ClockState, "c is None, not values by name"),
+        ({"metric": "max eval/accuracy"}, BestState | Empty, "c has no 'value'"),
+        ({"scaler": {}, "num_skipped": 0}, PrecisionState | Empty, "c.scaler has no 'scale'"),
+        ([torch.ones(2), "x"], list[torch.Tensor], "c[1] is 'x', not a Tensor"),
+        ({"a": 1, 2: 3}, dict[str, int], "a key of c is 2, not a str"),
+    ],
+)
+def test_the_message_has_the_path_and_the_value(value, form, says):
+    """A name in a nest of thousands of values is worth more than a KeyError."""
+    with pytest.raises(FormError) as caught:
+        require_form(value, form, "c")
+
+    assert str(caught.value).startswith(says)
+
+
+def test_what_a_run_writes_has_its_form():
+    """The negative control."""
+    require_form(CLOCK, ClockState, "c")
+    require_form({}, BestState | Empty, "c")
+    require_form({**CLOCK, "of a later version": 1}, ClockState, "c")
+
+
+class _Parent:
+    shared = 1
+
+    def method(self):
+        self._made_later = 2
+
+    @property
+    def asked(self):
+        return 3
+
+
+def test_only_names_that_a_class_sets_are_declared():
+    """A name from a file may be that of a method, or of nothing at all."""
+    made = type("Child", (_Parent,), {})()
+    made.given = 4
+
+    assert all(declares(made, name) for name in ("given", "_made_later"))
+    assert not any(declares(made, name) for name in ("method", "asked", "__class__", "other"))
+
+
+def test_a_scheduler_keeps_its_methods_and_its_optimizer():
+    """Torch's `load_state_dict` sets whatever names there are, `step` too."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = StepLR(optimizer, 2)
+    state = scheduler.state_dict()
+
+    hostile = {**state, "step": 1, "optimizer": 2, "__class__": 3, "nothing": 4}
+
+    assert fitting_scheduler(scheduler, hostile) == state
+    with pytest.raises(ValueError, match="last_epoch"):
+        fitting_scheduler(scheduler, {**state, "last_epoch": "x"})
+
+
+@pytest.mark.parametrize("position", [-1, 625, 2**31 - 1, "x", None])
+def test_a_position_beyond_a_generators_words_is_refused(position):
+    """NumPy takes any, and would draw from whatever lies there in memory."""
+    generator = np.random.Generator(np.random.MT19937(0))
+    standing = standing_of(generator)
+    standing["state"]["pos"] = position
+
+    with pytest.raises(ValueError, match="no position"):
+        put(generator, standing)
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [np.random.default_rng(0), np.random.RandomState(0), random.Random(0), torch.Generator()],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_generator_goes_on_from_where_it_stood(generator):
+    """The negative control, of each kind."""
+    standing = standing_of(generator)
+
+    put(generator, standing)
+
+    assert str(standing_of(generator)) == str(standing)
