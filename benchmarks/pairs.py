@@ -44,7 +44,7 @@ from pairs_tasks import KINDS, OPTIONS, StoppedError, Stops
 
 from eventloop import EventloopError, Trainer
 from eventloop.configuration import Configuration
-from eventloop.plugin.records import fold
+from eventloop.plugin.records import GROUPS, fold
 from eventloop.testing import run_ranks
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -90,11 +90,13 @@ class Outcome:
 
 
 def packages_in(folder: Path) -> list[Package]:
-    """Reads the packages of a folder, sorted by name."""
+    """Reads the packages of a folder that have a plugin, sorted by name."""
     found = []
     for path in sorted(folder.glob("*/pyproject.toml")):
         project = tomllib.loads(path.read_text())["project"]
         ((group, points),) = project["entry-points"].items()
+        if group not in GROUPS:  # a command, or a storage: it takes part in no training
+            continue
         ((name, target),) = points.items()
         source = str(path.parent / "src")
         found.append(Package(name, project["name"], project["version"], group, target, source))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
 from eventloop.plugin.records import GROUPS
-from eventloop.testing import check_plugin, tiny_batches, tiny_task
+from eventloop.testing import check_plugin, check_storage, tiny_batches, tiny_task
 
 
 def images() -> Task:
@@ -73,6 +73,9 @@ class Counts:
 
 
 FOLDERS = sorted((Path(__file__).parents[1] / "plugins").glob("eventloop-*"))
+PROJECTS = {one: tomllib.loads((one / "pyproject.toml").read_text())["project"] for one in FOLDERS}
+# The URL of a run, at which nothing is, for each package that adds a storage.
+STORAGES = {"eventloop-remote": "memory://catalogue/run"}
 # What plugins are built with that need an option, or show more with one, by folder.
 OPTIONS: dict[str, dict[str, object]] = {
     "eventloop-curriculum": {"batch_size": {"1ep": 6}},
@@ -95,7 +98,15 @@ TASKS: dict[str, Callable[[], Task]] = {
 WORLD_SIZES = {"eventloop-fsdp": 2}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def with_entry_points(groups: Iterable[str]) -> pytest.MarkDecorator:
+    """Runs a test for each package that has an entry point of a kind."""
+    folders = [
+        one for one in FOLDERS if not PROJECTS[one]["entry-points"].keys().isdisjoint(groups)
+    ]
+    return pytest.mark.parametrize("folder", folders, ids=lambda folder: folder.name)
+
+
+@with_entry_points(GROUPS)
 def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch):
     """One that is new is covered the day its folder is there."""
     monkeypatch.syspath_prepend(folder / "src")
@@ -111,25 +122,33 @@ def test_a_plugin_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch
             )
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@with_entry_points(["eventloop.commands"])
 def test_a_command_of_the_catalogue_describes_itself(folder, clean, monkeypatch, capsys):
     """A command is documented, and says how it is written without a task."""
     monkeypatch.syspath_prepend(folder / "src")
 
-    for group, name, command in entry_points_of(folder):
-        if group == "eventloop.commands":
-            assert command.__doc__
-            assert command(["--help", "--no-plugins"]) == 0
-            assert capsys.readouterr().out.startswith(f"usage: eventloop {name} ")
+    for _, name, command in entry_points_of(folder):
+        assert command.__doc__
+        assert command(["--help", "--no-plugins"]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: eventloop {name} ")
+
+
+@with_entry_points(["eventloop.storage"])
+def test_a_storage_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatch, tmp_path):
+    """As its author can check it, too."""
+    monkeypatch.syspath_prepend(folder / "src")
+
+    for _, _, storage in entry_points_of(folder):
+        check_storage(storage, STORAGES[folder.name], tmp_path)
 
 
 def entry_points_of(folder: Path) -> Iterator[tuple[str, str, Any]]:
     """Yields what a package adds: group, name, and what the entry point names."""
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    for group, points in project["entry-points"].items():
+    for group, points in PROJECTS[folder]["entry-points"].items():
         for name, value in points.items():
             module, _, attribute = value.partition(":")
-            yield group, name, getattr(importlib.import_module(module), attribute)
+            target = importlib.import_module(module)
+            yield group, name, getattr(target, attribute) if attribute else target
 
 
 def test_there_is_a_catalogue():

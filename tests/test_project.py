@@ -47,7 +47,8 @@ def test_folder_distribution_package_and_entry_point_agree(folder):
     package = folder.name.replace("-", "_")
 
     assert group in GROUPS | EXTENSIONS
-    assert project["name"] == folder.name == f"eventloop-{name}"
+    assert project["name"] == folder.name
+    assert name == folder.name.removeprefix("eventloop-") or EXTENSIONS.get(group) == "storage"
     assert value.partition(":")[0].partition(".")[0] == package
     assert [one.parent.name for one in (folder / "src").glob("*/__init__.py")] == [package]
 

@@ -39,14 +39,19 @@ class Url:
         return self.full.partition("://")[0]
 
     @property
+    def path(self) -> str:
+        """What follows `://`: "bucket/run"."""
+        return self.full.partition("://")[2]
+
+    @property
     def name(self) -> str:
         """What stands after the last slash."""
-        return self._path.rpartition("/")[2]
+        return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> Url:
         """The folder that it is in; of the outermost one itself."""
-        above = self._path.rpartition("/")[0]
+        above = self.path.rpartition("/")[0]
         return Url(f"{self.protocol}://{above}") if above else self
 
     @property
@@ -54,13 +59,13 @@ class Url:
         """Why it can't be that of a folder, or ""."""
         if "::" in self.full:
             return f"{self} has '::' in it; chains of stores can't be written to"
-        if not self._path.strip("/"):
+        if not self.path.strip("/"):
             return f"{self} names no folder; write {self.protocol}://FOLDER/RUN, say"
-        if self.protocol in ("file", "local") and not self._path.startswith("/"):
-            return f"{self} isn't absolute; write {self.protocol}:///{self._path}"
-        if odd := sorted({one for one in self._path if one in "*?[" or not one.isprintable()}):
+        if self.protocol in ("file", "local") and not self.path.startswith("/"):
+            return f"{self} isn't absolute; write {self.protocol}:///{self.path}"
+        if odd := sorted({one for one in self.path if one in "*?[" or not one.isprintable()}):
             return f"{self} has {odd[0]!r} in it, which stores understand as something else"
-        if not {"", ".", ".."}.isdisjoint(self._path.lstrip("/").split("/")):
+        if not {"", ".", ".."}.isdisjoint(self.path.lstrip("/").split("/")):
             return f"{self} has '..', '.' or '//' in it, which stores take for names; leave it out"
         return ""
 
@@ -79,10 +84,6 @@ class Url:
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
-
-    @property
-    def _path(self) -> str:
-        return self.full.partition("://")[2]
 
     @property
     def _password(self) -> str:

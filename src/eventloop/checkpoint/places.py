@@ -33,7 +33,7 @@ def checkpoints_at(path: Path) -> list[Path]:
     return Store(inside if inside.is_dir() else path).paths()
 
 
-def checkpoint_at(path: Path) -> tuple[Path, list[Found]]:
+def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
     """Gives the checkpoint that a path stands for: of a run the newest that verifies.
 
     Returns:
@@ -46,7 +46,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found]]:
     paths = require_checkpoints(path)
     if len(paths) == 1:  # whoever reads it tells what is wrong with it
         return paths[0], []
-    refused: list[Found] = []
+    refused: list[Found[Path]] = []
     for one in paths:
         found = look_at(one, digests=True)
         if not found.reason:

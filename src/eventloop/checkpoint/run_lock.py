@@ -7,12 +7,34 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Protocol
 
 from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError
 
 MAX_BYTES = 1_000
+
+
+class Lock(Protocol):
+    """What keeps other processes out of a run, as well as that can be done where it is."""
+
+    def acquire(self) -> None:
+        """Acquires it; has no effect where it is held already.
+
+        Raises:
+            ResumeError: another process has it.
+        """
+
+    def require(self) -> None:
+        """Checks that it is still held; called before each save.
+
+        Raises:
+            ResumeError: another process has it now.
+        """
+
+    def release(self) -> None:
+        """Releases it."""
 
 
 class RunLock:

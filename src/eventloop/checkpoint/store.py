@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from eventloop.checkpoint import disk
 from eventloop.checkpoint.damage import Damage
@@ -29,21 +29,24 @@ from eventloop.checkpoint.manifest import Manifest
 from eventloop.checkpoint.nest import Nest
 from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
 from eventloop.errors import CheckpointError
+from eventloop.urls import Url
+
+AnyPlace = TypeVar("AnyPlace", Path, Url)
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Generic[AnyPlace]):
     """A checkpoint that was found, or what looks like one.
 
     Attributes:
-        path: its folder.
+        path: its folder, or its URL.
         batch: how many batches the run had had.
         facts: what is known of it; empty where it can't be used.
         num_bytes: its size.
         reason: why it can't be used, or "".
     """
 
-    path: Path
+    path: AnyPlace
     batch: int
     facts: dict[str, Any]
     num_bytes: int
@@ -100,7 +103,7 @@ class Store:
                 self._put_in_place(temporary, target, one)
         return target
 
-    def found(self, *, digests: bool = False) -> list[Found]:
+    def found(self, *, digests: bool = False) -> list[Found[Path]]:
         """Gives what looks like a checkpoint, the newest first; the files may change meanwhile.
 
         Args:
@@ -250,7 +253,7 @@ class Store:
         return not look_at(path, digests=True).reason
 
 
-def look_at(path: Path, *, digests: bool) -> Found:
+def look_at(path: Path, *, digests: bool) -> Found[Path]:
     """Looks whether a folder is a checkpoint that can be used; what it finds may change meanwhile.
 
     Args:

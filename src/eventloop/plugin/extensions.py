@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, fold
 from eventloop.plugin.select import is_usable_name
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 
 
 def extension_problems(
@@ -30,7 +33,7 @@ def extension_problems(
             problem = _taken(group)
         elif len(group) > 1:
             problem = _several(group)
-        elif not is_usable_name(group[0].name):
+        elif not _is_usable(group[0]):
             problem = _unusable(group[0])
         elif not group[0].distribution:
             problem = _nameless(group[0])
@@ -76,9 +79,18 @@ def _several(group: Collection[Found]) -> PluginError:
     )
 
 
+def _is_usable(found: Found) -> bool:
+    if found.role == "storage":
+        return found.name == "*" or bool(_SCHEME.fullmatch(found.name))
+    return is_usable_name(found.name)
+
+
 def _unusable(found: Found) -> PluginError:
+    rule = "letters, digits and single dashes"
+    if found.role == "storage":
+        rule = "schemes of URLs, `s3` say, or `*` for all"
     return PluginError(
-        f"a {found.role} can't be named {found.name!r}: names are letters, digits and single dashes",
+        f"a {found.role} can't be named {found.name!r}: names are {rule}",
         plugin=found.origin,
         fix="rename its entry point",
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-Role = Literal["task", "algorithm", "callback", "core", "command"]
+Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {
@@ -19,6 +19,7 @@ GROUPS: dict[str, Role] = {
 # What packages add beside plugins: it takes part in no run, and is imported when it is used.
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",
+    "eventloop.storage": "storage",
 }
 
 

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from eventloop.testing.kills import Dies, edited_checkpoint, fit_and_die, last_checkpoint
     from eventloop.testing.ranks import run_ranks
     from eventloop.testing.runs import isolated_trainer, recorder, tiny_batches, tiny_task
+    from eventloop.testing.storages import check_storage
 
 __all__ = [
     "Dies",
     "check_plugin",
+    "check_storage",
     "edited_checkpoint",
     "fit_and_die",
     "isolated_trainer",
@@ -27,6 +29,7 @@ __all__ = [
 # pytest imports this package in every project where eventloop is installed; torch must wait.
 _LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
 _LAZY["check_plugin"] = "eventloop.testing.contract"
+_LAZY["check_storage"] = "eventloop.testing.storages"
 _LAZY["run_ranks"] = "eventloop.testing.ranks"
 _LAZY |= dict.fromkeys(
     ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.kills"

@@ -9,7 +9,6 @@ from typing import Any
 
 from eventloop.checkpoint.leftovers import is_replaced
 from eventloop.checkpoint.places import checkpoints_at, why_none
-from eventloop.checkpoint.remote import Uploaded
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.request import JSON, words
@@ -43,7 +42,7 @@ _COLUMNS = (
     "reason",
 )
 _SLOW_BYTES = 2 * 10**9  # takes seconds
-Row = tuple[Found | Uploaded, dict[str, Any]]
+Row = tuple[Found[Any], dict[str, Any]]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -91,14 +90,14 @@ def _remote_rows(url: Url, *, is_quick: bool) -> Iterator[Row]:
         yield found, content(found, verified=verified)
 
 
-def _tell_of_wait(looks: Sequence[Found]) -> None:
+def _tell_of_wait(looks: Sequence[Found[Path]]) -> None:
     num_bytes = sum(one.num_bytes for one in looks)
     if num_bytes > _SLOW_BYTES:
         sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares sizes alone\n")
         sys.stderr.flush()
 
 
-def _cells(found: Found | Uploaded, row: dict[str, Any]) -> list[str]:
+def _cells(found: Found[Any], row: dict[str, Any]) -> list[str]:
     saved_at = saved(found.path)
     metrics = ", ".join(f"{shown(name)} {shown(value)}" for name, value in row["metrics"].items())
     plugins = ", ".join(

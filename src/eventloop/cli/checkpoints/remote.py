@@ -8,14 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from eventloop.checkpoint.places import FOLDER
-from eventloop.checkpoint.remote import RemoteStore, Uploaded
-from eventloop.checkpoint.remote_names import batch_in
+from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
+from eventloop.checkpoint.schemes import checkpoints_at_url
+from eventloop.checkpoint.store import Found
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.urls import Url
 
 
-def uploaded_at(url: Url, *, digests: bool) -> list[Uploaded]:
-    """Gives the checkpoints that a URL stands for, the newest first.
+def uploaded_at(url: Url, *, digests: bool) -> list[Found[Url]]:
+    """Returns the checkpoints that a URL stands for, the newest first.
 
     Args:
         url: of a run, of its `checkpoints`, or of a checkpoint, which stands for itself.
@@ -23,7 +24,7 @@ def uploaded_at(url: Url, *, digests: bool) -> list[Uploaded]:
 
     Raises:
         UsageError: there is none, or it can't be the URL of any.
-        CheckpointError: the store fails.
+        CheckpointError: the storage fails.
     """
     with _store_of(url) as store:
         found = store.found(digests=digests)
@@ -36,14 +37,14 @@ def uploaded_at(url: Url, *, digests: bool) -> list[Uploaded]:
 
 @contextmanager
 def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
-    """Gives the checkpoint that a URL stands for: of a run the newest that verifies.
+    """Downloads the checkpoint that a URL stands for: of a run the newest that verifies.
 
     Yields:
         A local copy, where it is from, and newer ones with why they can't be used.
 
     Raises:
         UsageError: there is none, or it can't be the URL of any.
-        CheckpointError: there are some, but none verifies, or the store fails.
+        CheckpointError: there are some, but none verifies, or the storage fails.
     """
     with _store_of(url) as store:
         place, refused = (url, []) if batch_in(url.name) is not None else store.latest()
@@ -60,7 +61,7 @@ def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
 
 
 @contextmanager
-def _store_of(url: Url) -> Iterator[RemoteStore]:
+def _store_of(url: Url) -> Iterator[RemoteCheckpoints]:
     if url.problem:
         raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
     if batch_in(url.name) is not None:
@@ -68,7 +69,7 @@ def _store_of(url: Url) -> Iterator[RemoteStore]:
     else:
         folder = url if url.name == FOLDER else url / FOLDER
     with TemporaryDirectory(prefix="eventloop-") as copies:
-        yield RemoteStore(folder, Path(copies))
+        yield checkpoints_at_url(folder, Path(copies))
 
 
 def _none(url: Url) -> UsageError:

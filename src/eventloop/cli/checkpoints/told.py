@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.remote import Uploaded
 from eventloop.checkpoint.store import Found
 from eventloop.urls import Place
 
 _MOST_SHOWN = 120  # characters of a name
 
 
-def content(found: Found | Uploaded, *, verified: bool | None) -> dict[str, Any]:
+def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
     """Gives what is known of a checkpoint, as JSON can hold it.
 
     Args:

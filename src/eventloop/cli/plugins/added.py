@@ -1,10 +1,11 @@
-"""What `eventloop plugins` says of extensions: of commands, which take part in no run."""
+"""What `eventloop plugins` says of extensions: commands and storages, which take part in no run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from eventloop.checkpoint.schemes import imported_storage
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.errors import EventloopError
@@ -16,6 +17,10 @@ from eventloop.plugin.records import Found, fold
 
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}
+_IMPORTED: dict[str, Callable[[Found], object]] = {
+    "command": imported_callable,
+    "storage": imported_storage,
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
         if one not in problems:
             try:
                 with stdout_to_stderr():
-                    imported_callable(one)
+                    _IMPORTED[one.role](one)
             except EventloopError as error:
                 problems[one] = error
         problem = problems.get(one)

@@ -7,13 +7,13 @@ import subprocess
 
 import pytest
 
-from eventloop.checkpoint import lease as module
-from eventloop.checkpoint.lease import NUM_LOOKS, RENEW_S, Lease
-from eventloop.checkpoint.leftovers import this_place
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import CheckpointError, ResumeError
-from eventloop.urls import Url
+from eventloop.storage import Url, this_place
+from eventloop_remote import lease as module
+from eventloop_remote.lease import NUM_LOOKS, RENEW_S, Lease
 
+URL = "flaky://run"
 PATH = "/run/.lease.json"
 
 
@@ -23,7 +23,7 @@ def lease_of(bucket, tmp_path):
     made = []
 
     def lease_of(folder, pause=bucket.pauses_s.append):
-        made.append(Lease(Url("flaky://run"), RunLock(tmp_path / folder), pause=pause))
+        made.append(Lease(Url(URL), bucket.objects(URL), RunLock(tmp_path / folder), pause=pause))
         return made[-1]
 
     yield lease_of

@@ -13,14 +13,14 @@ import torch
 from fsspec.registry import known_implementations
 
 from eventloop import CheckpointError, ResumeError, hookimpl
-from eventloop.checkpoint import lease
 from eventloop.checkpoint.compare import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import local_folder
 from eventloop.errors import SettingError, UsageError
+from eventloop.storage import Url
 from eventloop.testing.ranks import run_ranks
 from eventloop.testing.runs import isolated_trainer, tiny_task
-from eventloop.urls import Url
+from eventloop_remote import lease
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -231,15 +231,6 @@ def test_two_ranks_go_on_from_a_url(machine, tmp_path):
 # What is missing, and what can't be
 
 
-def test_without_fsspec_the_extra_is_named(machine, monkeypatch):
-    """Before anything else is done."""
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-
-    with pytest.raises(UsageError, match="s3://bucket/run/checkpoints needs fsspec") as caught:
-        trainer("s3://bucket/run")
-    assert 'fix  pip install "torch-eventloop[remote]"' in str(caught.value)
-
-
 def test_without_the_package_of_a_protocol_it_is_named(machine, monkeypatch):
     """Which fsspec knows."""
     known = {"class": "no_such_package.files.Files", "err": "Install no_such_package"}
@@ -253,7 +244,7 @@ def test_without_the_package_of_a_protocol_it_is_named(machine, monkeypatch):
 
 def test_an_unknown_protocol_is_told(machine):
     """With the closest."""
-    with pytest.raises(UsageError, match="known by memry://; the closest is 'memory'"):
+    with pytest.raises(UsageError, match="no store by memry://; the closest is 'memory'"):
         trainer("memry://run")
 
 

@@ -3,11 +3,55 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 
+from eventloop.cli import main
+
 SECRET = "memory://me:secret@host/run"
+TASK = """
+import torch
+from eventloop import Task
+from eventloop.testing import tiny_batches
+
+task = Task(
+    model=torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)),
+    loss=torch.nn.functional.cross_entropy,
+    train_dataloader=tiny_batches(),
+    optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    settings={"max_duration": "2ep", "device": "cpu"},
+)
+"""
+
+
+class Ran(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs `eventloop ...` in process."""
+
+    def run(*argv):
+        capsys.readouterr()
+        status = main(argv)
+        return Ran(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """The working directory, with `tiny.py` in it."""
+    (tmp_path / "tiny.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from eventloop.checkpoint.leftovers import is_alive, this_place
-from eventloop.checkpoint.objects import Objects
-from eventloop.checkpoint.run_lock import MAX_BYTES, RunLock, told
-from eventloop.errors import CheckpointError, ResumeError
-from eventloop.urls import Url
+from eventloop import CheckpointError, ResumeError
+from eventloop.storage import Lock, Url, is_alive, this_place
+from eventloop_remote.objects import Objects
 
 FILE = ".lease.json"
+MAX_BYTES = 1_000
 RENEW_S = 30.0
 NUM_LOOKS = 4  # so many times it is looked whether a lease was renewed
 
@@ -36,17 +35,23 @@ class Lease:
 
     Args:
         url: of the run.
+        objects: those at the URL.
         local: the lock of the folder for everything but checkpoints.
         pause: waits, in seconds.
     """
 
     def __init__(
-        self, url: Url, local: RunLock, *, pause: Callable[[float], object] = time.sleep
+        self,
+        url: Url,
+        objects: Objects,
+        local: Lock,
+        *,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._url = url
         self._local = local
         self._pause = pause
-        self._objects = Objects(url, pause=pause)
+        self._objects = objects
         self._id = secrets.token_hex(8)
         self._is_held = False
         self._ended = threading.Event()
@@ -89,7 +94,7 @@ class Lease:
         if not self._is_ours(there):
             raise ResumeError(
                 f"another process trains at {self._url} now",
-                by=told(there or b""),
+                by=_holder(there or b""),
                 fix="leave it to that one, or give another run_dir",
             )
 
@@ -121,7 +126,7 @@ class Lease:
             return
         if _value(there).get("id") not in _ours:
             warnings.warn(
-                f"{told(there)} trained at {self._url} last and didn't say that it has ended; "
+                f"{_holder(there)} trained at {self._url} last and didn't say that it has ended; "
                 f"waiting up to {NUM_LOOKS * RENEW_S:.0f} s to see whether it still does",
                 stacklevel=2,
             )
@@ -129,7 +134,7 @@ class Lease:
                 return
         raise ResumeError(
             f"another process trains at {self._url}",
-            by=told(there),
+            by=_holder(there),
             fix="wait for it or stop it, or give another run_dir",
         )
 
@@ -175,6 +180,14 @@ def _has_ended(data: bytes) -> bool:
         case {"place": str(place), "process": int(pid)} if place == this_place() and pid > 0:
             return lease.get("id") not in _ours if pid == os.getpid() else not is_alive(pid)
     return False
+
+
+def _holder(data: bytes) -> str:
+    """Returns which process left its number and host, as far as can be read."""
+    match _value(data):
+        case {"process": int(process), "host": host}:
+            return f"process {process} on {str(host)[:100]!r}"
+    return "a process that didn't leave its number"
 
 
 def _value(data: bytes) -> dict[str, Any]:

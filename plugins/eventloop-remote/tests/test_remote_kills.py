@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.remote import RemoteStore
+from eventloop_remote.folder import Folder
 
 PARTS = {"model": {"w": torch.arange(4.0)}, "clock": {"batch": 1}}
 OTHER = PARTS | {"clock": {"batch": 2}}
@@ -107,32 +107,32 @@ def test_the_newest_is_never_lost(bucket, tmp_path):
     assert (found[0].facts, found[-1].facts) == ({"of": "start"}, {})
 
 
-def remove_first(self, copy, name, manifest):
-    for one in self._names():
-        if one != name:
-            self._remove(one)
-    upload(self, copy, name, manifest)
+def remove_first(self, batch, copy, files):
+    for name in self.names():
+        self.remove(name)
+    return upload(self, batch, copy, files)
 
 
-upload = RemoteStore._upload
+upload = Folder.upload
 
 
 def test_a_moment_without_a_checkpoint_would_be_found(bucket, tmp_path, monkeypatch):
     """The negative control: to remove the old one before the new one is there."""
-    monkeypatch.setattr(RemoteStore, "_upload", remove_first)
+    monkeypatch.setattr(Folder, "upload", remove_first)
     before, call = SCENARIOS["replace the only one"]
 
     assert None in [store.latest()[0] for store in moments(bucket, before, call, tmp_path)]
 
 
-def manifest_first(self, copy, name, manifest):
-    for file in ("manifest.json", *manifest.files):
-        self._objects.upload(copy / file, f"{name}/{file}")
+def manifest_first(self, batch, copy, files):
+    for file in ("manifest.json", *files):
+        self._objects.upload(copy / file, f"{copy.name}/{file}")
+    return copy.name
 
 
 def test_a_manifest_that_comes_too_early_would_be_found(bucket, tmp_path, monkeypatch):
     """The negative control of the order of files."""
-    monkeypatch.setattr(RemoteStore, "_upload", manifest_first)
+    monkeypatch.setattr(Folder, "upload", manifest_first)
     before, call = SCENARIOS["save another"]
 
     assert any(store.latest()[1] for store in moments(bucket, before, call, tmp_path))

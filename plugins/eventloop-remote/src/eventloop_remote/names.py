@@ -5,25 +5,19 @@ from __future__ import annotations
 import re
 import secrets
 
-from eventloop.checkpoint.verifying import batch_of, name_of
+from eventloop.storage import batch_of, name_of
 
 _NAME = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
 
 
-def batch_in(name: str) -> int | None:
-    """Gives the batches in the name of a checkpoint in a store; None for another name."""
-    key = key_of(name)
-    return None if key is None else key[0]
-
-
 def key_of(name: str) -> tuple[int, int] | None:
-    """Gives the batches in a name, and how many checkpoints it has replaced."""
+    """Returns the batches in a name, and how many checkpoints it has replaced."""
     found = _NAME.fullmatch(name)
     batch = batch_of(found["of"]) if found else None
     return None if found is None or batch is None else (batch, int(found["number"] or 0))
 
 
 def successor(name: str) -> str:
-    """Gives the name of what takes another one's place; no two processes give the same."""
+    """Returns the name of what replaces a checkpoint; no two processes get the same."""
     batch, number = key_of(name) or (0, 0)
     return f"{name_of(batch)}.{number + 1}-{secrets.token_hex(4)}"

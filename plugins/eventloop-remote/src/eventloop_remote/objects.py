@@ -1,23 +1,25 @@
 """The objects of a store, as checkpoints use them: the few operations, with patience.
 
 All that is asked of a store goes through `Objects`, and through `fsspec` to whichever package knows
-the protocol. Local checkpoints never come here.
+the protocol.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.damage import Damage
-from eventloop.errors import CheckpointError, UsageError, closest
-from eventloop.urls import Url
+import fsspec
 
+from eventloop import CheckpointError
+from eventloop.storage import NewFile, Url, UsageError
+
+CHUNK_BYTES = 4 * 2**20
 PAUSES_S = (1.0, 4.0, 15.0)  # between attempts
 _ATTEMPTS = (*PAUSES_S, None)
 # These won't pass by waiting.
@@ -46,7 +48,7 @@ class Objects:
         self._files, self._root = _opened(url)
 
     def entries(self, folder: str = "") -> dict[str, int | None]:
-        """Gives the names in a folder with their sizes; None for what is no file.
+        """Returns the names in a folder with their sizes; None for what isn't a file.
 
         A folder that isn't there is empty: most stores don't know the difference.
         """
@@ -62,7 +64,7 @@ class Objects:
         return {one["name"].rstrip("/").rpartition("/")[2]: _size(one) for one in found}
 
     def read(self, path: str, max_bytes: int) -> bytes:
-        """Gives the first bytes of an object.
+        """Returns the first bytes of an object.
 
         Raises:
             FileNotFoundError: it isn't there.
@@ -83,16 +85,12 @@ class Objects:
 
         Raises:
             FileNotFoundError: it isn't there.
-            Damage: it is larger.
         """
 
         def copy() -> None:
-            with contextlib.suppress(FileNotFoundError):  # of the attempt before
-                disk.remove_file(target)
-            with self._files.open(self._at(path), "rb") as source, disk.NewFile(target) as file:
-                while chunk := source.read(disk.CHUNK_BYTES):
-                    if file.num_bytes + len(chunk) > num_bytes:
-                        raise Damage(f"it has more than {num_bytes:,} bytes")
+            target.unlink(missing_ok=True)  # of the attempt before
+            with self._files.open(self._at(path), "rb") as source, NewFile(target) as file:
+                while chunk := source.read(min(CHUNK_BYTES, num_bytes - file.num_bytes)):
                     file.write(chunk)
                 if file.num_bytes < num_bytes:
                     raise OSError(f"it ended after {file.num_bytes:,} of {num_bytes:,} bytes")
@@ -164,7 +162,7 @@ class Objects:
         for pause_s in _ATTEMPTS:
             try:
                 return action()
-            except (FileNotFoundError, Damage):
+            except FileNotFoundError:
                 raise
             except Exception as error:  # noqa: BLE001  each package has classes of its own
                 if pause_s is None or not _may_pass(error):
@@ -173,7 +171,7 @@ class Objects:
         raise AssertionError("the last attempt returns or raises")
 
     def _told(self, error: Exception) -> Exception | None:
-        """Gives an error unless its text may have a password."""
+        """Returns an error unless its text may have a password."""
         return error if str(self._url) == self._url.full else None
 
     def _error(self, error: Exception, path: str, done: str) -> CheckpointError:
@@ -186,17 +184,10 @@ class Objects:
 
 
 def _opened(url: Url) -> tuple[Any, str]:
-    """Gives the file system of fsspec that knows a URL, and the path in it.
+    """Returns the file system of fsspec that knows a URL, and the path in it.
 
     Each has a connection of its own: some can't be used from two threads at once.
     """
-    try:
-        import fsspec  # an extra; local runs do without
-    except ImportError:
-        raise UsageError(
-            f"{url} needs fsspec, which isn't installed",
-            fix='pip install "torch-eventloop[remote]"',
-        ) from None
     try:
         files, root = fsspec.url_to_fs(url.full, skip_instance_cache=True)
     except ImportError as error:
@@ -209,8 +200,10 @@ def _opened(url: Url) -> tuple[Any, str]:
     except Exception as error:  # noqa: BLE001  each package has classes of its own
         known = fsspec.available_protocols()
         if url.protocol not in known:
+            closest = "".join(difflib.get_close_matches(url.protocol, known, 1))
             raise UsageError(
-                f"{url}: no store is known by {url.protocol}://{closest(url.protocol, known)}",
+                f"{url}: fsspec knows no store by {url.protocol}://"
+                + (f"; the closest is {closest!r}" if closest else ""),
                 fix="install the fsspec package that knows it, or write s3://, gs://, file:///",
             ) from None
         raise UsageError(

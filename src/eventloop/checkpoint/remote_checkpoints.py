@@ -1,0 +1,263 @@
+"""The checkpoints of a run at a URL: a storage moves the files, what is promised of them is kept here.
+
+A checkpoint is written to the local disk before it is uploaded, and verified there after it was
+downloaded. One that is saved again goes beside the one before, which is removed only then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from eventloop.checkpoint import bounded_json, disk
+from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
+from eventloop.checkpoint.nest import Nest
+from eventloop.checkpoint.remote_folder import RemoteFolder
+from eventloop.checkpoint.store import Found, Store, holds
+from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
+from eventloop.errors import CheckpointError
+from eventloop.urls import Url
+
+
+class RemoteCheckpoints:
+    """The checkpoints under a URL.
+
+    Args:
+        folder: `RUN/checkpoints`.
+        remote: the same folder, as the storage knows it.
+        copies: the local folder for what was saved or downloaded last.
+    """
+
+    def __init__(self, folder: Url, remote: RemoteFolder, copies: Path) -> None:
+        self.folder = folder
+        self._remote = remote
+        self._copies = Store(copies)
+        # Uploaded or verified by this process: they needn't be downloaded to know that they verify.
+        self._whole: set[str] = set()
+
+    def save(self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any]) -> Url:
+        """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
+
+        One of the same batch is replaced, or kept where this process knows that it is whole and
+        equal. What killed saves left behind is removed first.
+
+        Args:
+            batch, parts, facts: as `Store.save` takes them.
+
+        Raises:
+            CheckpointError: something can't be saved, the disk is full, or the storage fails.
+        """
+        self.clear()
+        copy = self._copies.save(batch, parts, facts)
+        self._copies.keep_only(batch)
+        manifest = read_manifest(copy)
+        before = [name for name in self._remote.names() if batch_in(name) == batch]
+        if before and before[0] in self._whole and self._is_equal(before[0], manifest):
+            return self.folder / before[0]
+        saved = self._remote.upload(batch, copy, _files_of(copy, manifest))
+        self._whole.add(saved)
+        for name in before:
+            if name != saved:
+                with suppress(CheckpointError):  # it is saved; the rest is left to `clear`
+                    self._remove(name)
+        return self.folder / saved
+
+    def found(self, *, digests: bool = False) -> list[Found[Url]]:
+        """Returns what looks like a checkpoint, the newest first.
+
+        Args:
+            digests: whether each is downloaded and verified, unless this process has done so or has
+                uploaded it; otherwise the manifests are read, and sizes are compared.
+        """
+        return [self._look_at(name, digests=digests) for name in self._remote.names()]
+
+    def latest(self) -> tuple[Url | None, list[tuple[Url, str]]]:
+        """Returns the newest checkpoint that verifies, and newer ones with why they can't be used.
+
+        Raises:
+            CheckpointError: the storage fails: to begin earlier would be wrong then.
+        """
+        refused: list[tuple[Url, str]] = []
+        for name in self._remote.names():
+            try:
+                self._copied(name)
+            except Damage as damage:
+                self._whole.discard(name)
+                refused.append((self.folder / name, str(damage)))
+            else:
+                return self.folder / name, refused
+        return None, refused
+
+    def download(self, url: Url) -> Path:
+        """Returns the local copy of a checkpoint, verified; it is downloaded unless it is there.
+
+        Raises:
+            CheckpointError: it can't be used, or the storage fails.
+        """
+        try:
+            return self._copied(url.name)
+        except Damage as damage:
+            raise CheckpointError(
+                f"the checkpoint {str(url)!r} can't be used: {damage}",
+                fix=damage.fix or "take another checkpoint",
+            ) from damage
+
+    def newest_after(self, batch: int) -> int | None:
+        """Returns the batch of the newest checkpoint that verifies and has more batches, if any."""
+        newer = (one for one in self.found() if one.batch > batch and not one.reason)
+        return next((one.batch for one in newer if self._verifies(one.path.name)), None)
+
+    def prune(self, keep: Collection[int]) -> list[Url]:
+        """Removes all checkpoints but some and returns those removed; one that verifies stays.
+
+        Args:
+            keep: their batches.
+
+        Raises:
+            CheckpointError: one can't be removed.
+        """
+        names = self._remote.names()
+        kept = [name for name in names if batch_in(name) in keep]
+        surplus = [name for name in names if name not in kept]
+        if not surplus:
+            return []
+        # Found before anything is removed.
+        safe = next((name for name in [*kept, *surplus] if self._verifies(name)), None)
+        removed = [name for name in reversed(surplus) if safe not in (name, None)]
+        for name in removed:
+            self._remove(name)
+        return [self.folder / name for name in removed]
+
+    def clear(self, *, alone: bool = False) -> None:
+        """Removes what killed saves and removals left behind, and settles what was being replaced.
+
+        What can't be removed stays: it takes space, and does no harm.
+        """
+        with suppress(CheckpointError):
+            self._remote.clear()
+            for _, several in itertools.groupby(self._remote.names(), batch_in):
+                self._settle(list(several))
+
+    # How
+
+    def _look_at(self, name: str, *, digests: bool) -> Found[Url]:
+        url = self.folder / name
+        try:
+            is_read = digests and name not in self._whole
+            manifest = self._verified(name) if is_read else self._manifest(name)[0]
+            return Found(url, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
+        except Damage as damage:
+            self._whole.discard(name)
+            return Found(url, batch_in(name) or 0, {}, 0, str(damage))
+
+    def _verifies(self, name: str) -> bool:
+        return not self._look_at(name, digests=True).reason
+
+    def _is_equal(self, name: str, manifest: Manifest) -> bool:
+        try:
+            there, _ = self._manifest(name)
+        except Damage:
+            return False
+        return (there.files, there.facts) == (manifest.files, manifest.facts)
+
+    def _settle(self, several: list[str]) -> None:
+        """Leaves, of the checkpoints of one batch, the newest that verifies."""
+        if len(several) == 1:
+            return
+        safe = next((name for name in several if self._verifies(name)), None)
+        for name in several:
+            if safe not in (name, None):
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self._whole.discard(name)
+        self._remote.remove(name)
+
+    def _manifest(self, name: str) -> tuple[Manifest, bytes]:
+        """Reads a manifest, and compares the sizes of all files with it.
+
+        Raises:
+            Damage: it can't be used, or a file isn't there in its size.
+        """
+        if batch_in(name) is None:
+            raise Damage("that isn't the name of a checkpoint, such as ba00001200")
+        sizes = self._remote.sizes(name)
+        try:
+            num_bytes = sizes.get(FILE) or 0
+            if num_bytes > bounded_json.MAX_BYTES:
+                raise Damage(f"it has {num_bytes:,} bytes")
+            data = self._remote.read(name, FILE, num_bytes) if num_bytes else b""
+            manifest = from_bytes(data)
+            if manifest.batch != batch_in(name):
+                raise Damage(f"it is that of batch {manifest.batch}")
+        except FileNotFoundError:
+            raise Damage(f"{FILE}: it isn't there any more") from None
+        except Damage as damage:
+            raise damage.of(FILE) from damage
+        for file, wanted in manifest.files.items():
+            if sizes.get(file) != wanted.num_bytes:
+                there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
+                raise Damage(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
+        return manifest, data
+
+    def _copied(self, name: str) -> Path:
+        """Returns a local copy that verifies; downloads it where there is none.
+
+        Raises:
+            Damage: what the storage has doesn't verify.
+        """
+        manifest, _ = self._manifest(name)
+        copy = self._copies.folder / name_of(manifest.batch or 0)
+        if not holds(copy, manifest):
+            self._verified(name)
+        return copy
+
+    def _verified(self, name: str) -> Manifest:
+        """Downloads a checkpoint and verifies it, whether there is a copy or not.
+
+        Raises:
+            Damage: it doesn't verify.
+        """
+        manifest, data = self._manifest(name)
+        batch = manifest.batch or 0
+        with self._local_failures(name):
+            self._copies.clear()
+            self._copies.keep_only(batch)
+            self._copies.take_in(batch, lambda folder: self._fill(folder, name, manifest, data))
+        self._whole.add(name)
+        return manifest
+
+    def _fill(self, folder: Path, name: str, manifest: Manifest, data: bytes) -> Manifest:
+        for file, wanted in manifest.files.items():
+            try:
+                self._remote.download(name, file, folder / file, wanted.num_bytes)
+            except FileNotFoundError:
+                raise Damage(f"{file}: it isn't there any more") from None
+        with disk.NewFile(folder / FILE) as target:
+            target.write(data)
+        return examine(folder)
+
+    @contextmanager
+    def _local_failures(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder / name} can't be copied to {str(self._copies.folder)!r}: "
+                f"{error.strerror or error}",
+                fix="free space there, or start in another folder",
+            ) from error
+
+
+def _files_of(copy: Path, manifest: Manifest) -> dict[str, int]:
+    sizes = {name: one.num_bytes for name, one in manifest.files.items()}
+    return sizes | {FILE: disk.num_bytes_of(copy / FILE)}
+
+
+def batch_in(name: str) -> int | None:
+    """Returns the batches in the name of a checkpoint in a storage; None for another name."""
+    return batch_of(name.partition(".")[0])

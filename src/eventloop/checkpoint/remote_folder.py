@@ -1,0 +1,98 @@
+"""What a storage implements, so that the checkpoints of a run may be at a URL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from eventloop.checkpoint.disk import NewFile
+from eventloop.checkpoint.run_lock import Lock
+from eventloop.urls import Url
+
+
+class RemoteFolder(ABC):
+    """The folder of a run's checkpoints in a storage: how their files get there and back.
+
+    That checkpoints verify, which is the latest, and which are removed isn't its concern: eventloop
+    compares sizes and digests of whatever comes back. Each checkpoint has a name: that of its local
+    folder, `ba00001200`, which a dot and a suffix may follow. One process at a time writes, as far
+    as `RemoteStorage.lock` can see to that.
+
+    What fails raises a `CheckpointError`, unless it is a missing file: a storage that doesn't answer
+    must not be mistaken for an empty one. Methods are called one at a time, from several threads.
+    """
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Returns the names of all checkpoints that have a manifest, the newest first."""
+
+    @abstractmethod
+    def sizes(self, name: str) -> Mapping[str, int | None]:
+        """Returns the files of a checkpoint with their sizes in bytes; empty if it isn't there.
+
+        What isn't a file has the size None.
+        """
+
+    @abstractmethod
+    def read(self, name: str, file: str, num_bytes: int) -> bytes:
+        """Returns the first `num_bytes` bytes of a file of a checkpoint, or what there is of them.
+
+        Raises:
+            FileNotFoundError: it isn't there.
+        """
+
+    @abstractmethod
+    def upload(self, batch: int, copy: Path, files: Mapping[str, int]) -> str:
+        """Uploads a checkpoint and returns the name that it has then.
+
+        It is one of `names` when it is whole, and not before. Until then an older one of the same
+        batch stays usable; then it may be replaced, and is removed by the caller otherwise.
+
+        Args:
+            batch: how many batches the run has had.
+            copy: the local folder that is uploaded.
+            files: the files in it with their sizes in bytes; the last is the manifest.
+        """
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint, its manifest first: half of one must not be one of `names`."""
+
+    def download(self, name: str, file: str, target: Path, num_bytes: int) -> None:
+        """Copies a file of a checkpoint to a new local file, which would outlive a power failure.
+
+        Args:
+            num_bytes: its size; no more may be written.
+
+        Raises:
+            FileNotFoundError: it isn't there.
+            OSError: it can't be written.
+        """
+        with NewFile(target) as new:
+            new.write(self.read(name, file, num_bytes))
+
+    def clear(self) -> None:  # noqa: B027  many have nothing to clear
+        """Removes what killed uploads and removals left behind and isn't one of `names`."""
+
+
+@runtime_checkable
+class RemoteStorage(Protocol):
+    """What an entry point of the group `eventloop.storage` names: an instance, or a module."""
+
+    def folder(self, url: Url) -> RemoteFolder:
+        """Returns the folder that a URL names; there may be nothing yet.
+
+        Raises:
+            UsageError: the URL can't be opened: a package is missing, say.
+        """
+
+    def lock(self, run: Url, local: Lock) -> Lock:
+        """Returns what keeps other processes from training the run at a URL.
+
+        Args:
+            run: the URL of the run.
+            local: keeps other processes of this machine out. A storage that can do no more returns
+                it; the lock of another one acquires and releases it, too.
+        """

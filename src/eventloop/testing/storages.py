@@ -1,0 +1,103 @@
+"""What must hold for every storage, checked by saving, replacing and removing small checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from eventloop.checkpoint.manifest import FILE, read_manifest
+from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
+from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
+from eventloop.checkpoint.run_lock import RunLock
+from eventloop.checkpoint.verifying import batch_of
+from eventloop.urls import Url
+
+_PARTS = {"model": {"weight": torch.arange(6.0)}, "clock": {"batch": 1}}
+_OTHER = {"model": {"weight": torch.ones(6)}, "clock": {"batch": 1}}
+
+
+def check_storage(storage: RemoteStorage, url: str, folder: Path) -> None:
+    """Checks that a storage does what `RemoteFolder` and `RemoteStorage` say.
+
+    Args:
+        storage: what its entry point names.
+        url: of a run; nothing may be there yet.
+        folder: an empty local one.
+
+    Raises:
+        AssertionError: something doesn't hold; the text says what.
+    """
+    run = Url(url)
+    at = run / "checkpoints"
+    _check_empty(storage.folder(at))
+    one = RemoteCheckpoints(at, storage.folder(at), folder / "one")
+    # Whatever another machine needs must be in the storage, not in the memory of the first object.
+    other = RemoteCheckpoints(at, storage.folder(at), folder / "other")
+    for batch in (1, 2):
+        one.save(batch, _PARTS, {"batch": batch})
+    _check_files(storage.folder(at), folder / "one" / "ba00000002")
+    _require(other.latest() == (one.folder / other.found()[0].path.name, []), "it verifies again")
+    _check_failed_upload(storage.folder(at), folder / "one" / "ba00000002")
+    one.save(2, _OTHER, {"batch": "other"})
+    _require(_facts(other) == [{"batch": "other"}, {"batch": 1}], "a checkpoint can be replaced")
+    one.prune([2])
+    _require(_facts(other) == [{"batch": "other"}], "a checkpoint can be removed")
+    _check_lock(storage, run, folder / "one")
+
+
+def _check_empty(remote: RemoteFolder) -> None:
+    remote.clear()
+    _require(list(remote.names()) == [], "`names` is empty where nothing is")
+    _require(dict(remote.sizes("ba00000001")) == {}, "`sizes` is empty where nothing is")
+    try:
+        remote.read("ba00000001", FILE, 10)
+    except FileNotFoundError:
+        return
+    raise AssertionError("`read` of a missing file must raise FileNotFoundError")
+
+
+def _check_files(remote: RemoteFolder, copy: Path) -> None:
+    names = remote.names()
+    batches = [batch_of(name.partition(".")[0]) for name in names]
+    _require(batches == [2, 1], f"`names` has the newest first, not {list(names)}")
+    contents = {one.name: one.read_bytes() for one in copy.iterdir()}
+    sizes = {file: len(data) for file, data in contents.items()}
+    _require(dict(remote.sizes(names[0])) == sizes, "`sizes` are those of the files")
+    for file, data in contents.items():
+        for num_bytes in (10, len(data), len(data) + 10):
+            there = remote.read(names[0], file, num_bytes)
+            _require(there == data[:num_bytes], f"`read` returns {num_bytes} bytes at most")
+
+
+def _check_failed_upload(remote: RemoteFolder, copy: Path) -> None:
+    """Has an upload fail at its last but one file, and looks whether half a checkpoint counts."""
+    manifest = read_manifest(copy)
+    files = {name: one.num_bytes for name, one in manifest.files.items()}
+    missing = {"nosuch.json": 1, FILE: (copy / FILE).stat().st_size}
+    before = list(remote.names())
+    try:
+        remote.upload(9, copy, files | missing)
+    except Exception:  # noqa: BLE001  whichever it is; that it isn't silent is enough
+        remote.clear()
+        _require(list(remote.names()) == before, "half an upload is none of `names`")
+        return
+    raise AssertionError("`upload` of a file that isn't there must raise")
+
+
+def _check_lock(storage: RemoteStorage, run: Url, folder: Path) -> None:
+    for _ in range(2):  # the second finds it released
+        lock = storage.lock(run, RunLock(folder))
+        lock.acquire()
+        lock.acquire()
+        lock.require()
+        lock.release()
+
+
+def _facts(checkpoints: RemoteCheckpoints) -> list[object]:
+    return [one.facts for one in checkpoints.found(digests=True)]
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"a storage must see to it that {what}")
