@@ -100,6 +100,8 @@ def test_a_run_goes_on_in_the_storage_of_the_page(example, run, clean):
     assert run("checkpoints", "verify", url)[0] == 0
     assert (compared[0], exported[0]) == (1, 0)
     assert load_file("weights.safetensors").keys() == {"weight", "bias"}
+    evaluate = ("eval", "tiny.py", "--no-plugins", "--json", "--weights")
+    assert run(*evaluate, url)[:2] == run(*evaluate, "weights.safetensors")[:2]
 
 
 # Which storage

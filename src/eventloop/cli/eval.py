@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -48,7 +49,8 @@ def run(argv: Sequence[str]) -> int:
         return launch(COMMAND.name, argv, arguments.given[NPROC.name])
     # What plugins print stands in nobody's way where a program reads the metrics.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
-        metrics = _metrics(arguments)
+        with weights_path(arguments) as weights:
+            metrics = _metrics(arguments, weights)
     if "json" in arguments.given:
         write_json(metrics)
     else:
@@ -63,9 +65,8 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _metrics(arguments: Arguments) -> dict[str, dict[str, Any]]:
+def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, Any]]:
     """Evaluates the task; gives the metrics by data loader and name."""
-    weights = weights_path(arguments)
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.checkpoints.request import one_checkpoint
 from eventloop.cli.help import command_help, options_help
 from eventloop.cli.new_file import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
@@ -23,11 +25,12 @@ from eventloop.plugin.survey import survey
 from eventloop.seeding import seed_everything
 from eventloop.settings import setting_options
 from eventloop.task import Task
+from eventloop.urls import Url, place_of
 
 WEIGHTS = CommandOption(
     "weights",
     "PATH",
-    "load these: a safetensors file; a checkpoint, or a run's newest, with the averages that active "
+    "load these: a safetensors file; a checkpoint or its URL, or a run's newest, with the averages that active "
     "plugins kept there; else as the task builds them",
 )
 NOT_STRICT = CommandOption(
@@ -134,12 +137,21 @@ def job_help(arguments: Arguments, command: Command) -> str:
     return command_help(command, [(heading, text or "  no options") for heading, text in sections])
 
 
-def weights_path(arguments: Arguments) -> Path | None:
-    """Gives the file or folder of which `--weights` are to be loaded.
+@contextmanager
+def weights_path(arguments: Arguments) -> Iterator[Path | None]:
+    """Yields the file or folder of which `--weights` are to be loaded; of a URL a local copy.
 
     Raises:
         UsageError: there is none, or `--not-strict` is said of no weights.
     """
+    if isinstance(place_of(arguments.given.get("weights", "")), Url):
+        with one_checkpoint(arguments.given["weights"]) as (copy, _):
+            yield copy
+    else:
+        yield _local_weights(arguments)
+
+
+def _local_weights(arguments: Arguments) -> Path | None:
     path = arguments.path("weights")
     if path is None and NOT_STRICT.name.replace("-", "_") in arguments.given:
         raise UsageError(

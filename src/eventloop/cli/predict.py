@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eventloop.cli.arguments import Command, CommandOption, read_arguments
+from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
 from eventloop.cli.changes import CHANGES, allowed
 from eventloop.cli.crash import crash_report
 from eventloop.cli.eval import require_eval_data
@@ -46,7 +46,11 @@ def run(argv: Sequence[str]) -> int:
             f"`eventloop predict` runs in one process, not in {os.environ['WORLD_SIZE']}",
             fix="start it without torchrun",
         )
-    weights = weights_path(arguments)
+    with weights_path(arguments) as weights:
+        return _predict(arguments, weights)
+
+
+def _predict(arguments: Arguments, weights: Path | None) -> int:
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)
     with (
