@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
+
 
 class EventloopError(Exception):
     """The base of every error that eventloop itself raises.
@@ -20,10 +22,18 @@ class EventloopError(Exception):
         if fix:
             lines["fix"] = fix
         width = max((len(name) for name in lines), default=0)
-        super().__init__(
-            "\n".join([what, *(f"  {name:<{width}}  {text}" for name, text in lines.items())])
-        )
+        what, frames = _without_frames(what)
+        listed = (f"  {name:<{width}}  {text}" for name, text in lines.items())
+        super().__init__("\n".join([what, *listed, *frames]))
         self.what = what
+
+
+def _without_frames(text: str) -> tuple[str, list[str]]:
+    """Splits off what C++ says of its stack, which torch puts into the text of its errors."""
+    lines = text.split("\n")
+    starts = (idx for idx, line in enumerate(lines) if line.lstrip().startswith(_FRAMES))
+    start = next(starts, len(lines))
+    return "\n".join(lines[:start]), lines[start:]
 
 
 class UsageError(EventloopError):

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 def why_no_folder(path: Path) -> str:
     """Says why files can't be written into a folder of this name, or ""; makes nothing."""
     path = path.expanduser().absolute()
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # it is too long, or has a zero byte
+        return getattr(error, "strerror", None) or str(error)
     there = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not there.is_dir():
         return f"{there} is no folder"

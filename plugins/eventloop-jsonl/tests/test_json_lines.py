@@ -196,3 +196,14 @@ def test_long_names_are_written_and_forgotten():
         tracemalloc.stop()
 
     assert kept < 1_000_000
+
+
+def test_a_file_that_was_deleted_is_told_of(tmp_path):
+    """Lines would go to where no one finds them, and the run would end well."""
+    file = LineFile(tmp_path / "metrics.jsonl")
+    file.append("{}\n")
+    file.path.unlink()
+
+    with pytest.raises(FileNotFoundError, match="deleted while the run wrote into it"):
+        file.append("{}\n")
+    file.close()

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from filelock import FileLock, Timeout
 
-from eventloop.errors import ResumeError
+from eventloop.errors import ResumeError, SettingError
+from eventloop.failing.plain import one_line
 
 MAX_BYTES = 1_000
 
@@ -48,25 +49,46 @@ class RunLock:
         self._run_dir = run_dir
         self._lock = FileLock(run_dir / ".lock")
         self._holder = run_dir / ".lock.json"
+        self._held: tuple[int, int] | None = None  # the file, whatever its name leads to by now
 
     def acquire(self) -> None:
         """Takes the lock; again, where it is held already.
 
         Raises:
             ResumeError: another process has it; the message has its number and host.
+            SettingError: the folder can't be made, or has something else in the lock's place.
         """
         if self._lock.is_locked:
             return
-        self._run_dir.mkdir(parents=True, exist_ok=True)
         try:
+            self._run_dir.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
+            self._held = _file_at(self._run_dir / ".lock")
         except Timeout:
             raise self._taken() from None
+        except OSError as error:
+            raise SettingError(
+                f"run_dir: {one_line(repr(str(self._run_dir)))} can't be locked: "
+                f"{error.strerror or error}",
+                fix="see what is at `.lock` in it, or give another folder with `--run-dir FOLDER`",
+            ) from error
         who = {"process": os.getpid(), "host": platform.node()}
         self._holder.write_text(json.dumps(who), encoding="utf-8")
 
     def require(self) -> None:
-        """Does nothing: no other process can take over."""
+        """Makes sure that the run's folder is still there, with the lock in it.
+
+        Raises:
+            ResumeError: it was deleted, moved or replaced, so that nothing saved would be found,
+                and another process could train in its place.
+        """
+        if self._lock.is_locked and _file_at(self._run_dir / ".lock") != self._held:
+            raise ResumeError(
+                f"the run's folder {one_line(repr(str(self._run_dir)))} was deleted or replaced "
+                "while the run was under way",
+                fix="leave a run's folder alone until the run has ended; start it again with "
+                "another run_dir, or restore the folder from a copy",
+            )
 
     def release(self) -> None:
         """Gives the lock back."""
@@ -96,6 +118,14 @@ class RunLock:
                 return told(file.read(MAX_BYTES))
         except OSError:
             return told(b"")
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def told(data: bytes) -> str:

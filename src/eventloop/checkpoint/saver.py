@@ -16,6 +16,7 @@ from eventloop.checkpoint.storage import Storage
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
+from eventloop.failing.failures import failures_of
 from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
 from eventloop.urls import Place
@@ -181,8 +182,13 @@ class Saver:
         self._written = path
 
     def _settle(self, state: State) -> None:
-        """Waits until everything is written; raises on all ranks what rank 0 couldn't write."""
+        """Waits until everything is written; raises on all ranks what rank 0 couldn't write.
+
+        Likewise where the run's folder isn't there any more.
+        """
         self._writer.wait()
+        if self._lock is not None and state.rank == 0 and self._writer.failure is None:
+            (self._writer.failure,) = failures_of(self._lock.require) or (None,)
         failure = self._writer.failure
         if failure is not None and self._goes_on(failure):
             failure = None

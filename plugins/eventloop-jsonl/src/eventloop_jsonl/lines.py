@@ -7,10 +7,12 @@ infinite. Everything is ASCII.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -102,11 +104,15 @@ class LineFile:
         """Writes whole lines of ASCII text at the end of the file.
 
         Raises:
-            OSError: the file can't be opened or written; what was written of `text` is taken back.
+            OSError: the file can't be opened or written, or was deleted since it was opened; what
+                was written of `text` is taken back.
         """
         descriptor = self._open()
         rest = memoryview(text.encode("ascii"))
-        num_bytes_before = os.fstat(descriptor).st_size
+        there = os.fstat(descriptor)
+        if not there.st_nlink and stat.S_ISREG(there.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote into it")
+        num_bytes_before = there.st_size
         try:
             while rest:  # only a disk that is nearly full takes less than all at once
                 rest = rest[os.write(descriptor, rest) :]
