@@ -304,7 +304,9 @@ def test_a_run_of_which_none_verifies_has_exit_status_4(run, saved):
     ran = run("checkpoints", "diff", RUN, RUN)
 
     assert ran.status == 4
-    assert ran.err.startswith(f"CheckpointError: none of the 2 checkpoints in '{RUN}' verifies\n")
+    assert ran.err.startswith(
+        f"CheckpointError: none of the 2 checkpoints in '{RUN}' can be used\n"
+    )
     assert "ba00000003: model.safetensors" in ran.err
 
 

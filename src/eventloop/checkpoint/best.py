@@ -33,6 +33,7 @@ class Best:
         self._sign = 1.0 if is_higher else -1.0
         self._value = -math.inf
         self.batch: int | None = None
+        self._before: tuple[float, int | None] = (-math.inf, None)
 
     @classmethod
     def among(cls, metrics: Mapping[str, Mapping[str, Metric]], wanted: str) -> Best:
@@ -74,8 +75,18 @@ class Best:
         value = self._sign * float(results[self._dataset][self._metric])
         if not value > self._value:  # a NaN is never the best
             return False
+        self._before = (self._value, self.batch)
         self._value, self.batch = value, batch
         return True
+
+    def batch_without(self, batch: int) -> int | None:
+        """Returns the batch count of the best evaluation but that of one batch."""
+        return self._before[1] if self.batch == batch else self.batch
+
+    def withdraw(self, batch: int) -> None:
+        """Goes back to the best before, if that of a batch is the best: its weights aren't finite."""
+        if self.batch == batch:
+            self._value, self.batch = self._before
 
     def state_dict(self) -> dict[str, Any]:
         """Gives the best value so far, and when it came."""

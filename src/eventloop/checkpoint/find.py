@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.places import checkpoint_at
 from eventloop.checkpoint.storage import Storage, local_copy
+from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.manifest import FILE as MANIFEST
 from eventloop.starting.start import Allowed, Anew, FromCheckpoint, Start
@@ -28,7 +29,7 @@ def find_start(
 
     Raises:
         ResumeError: what is asked for can't be had.
-        CheckpointError: there are checkpoints, but none verifies.
+        CheckpointError: there are checkpoints, but none verifies and is finite.
     """
     mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
     if processes.rank == 0:
@@ -42,6 +43,8 @@ def find_start(
     if place is None:
         return Anew(_note_on(storage))
     checkpoint = read(local_copy(place, storage, processes))
+    if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
+        raise _not_finite(place)
     return FromCheckpoint(checkpoint, allowed, refused, place)
 
 
@@ -65,6 +68,12 @@ def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused
     named = wanted if isinstance(wanted, Url) else Path(wanted).expanduser()
     if isinstance(named, Path):
         named, _ = checkpoint_at(named)
+    for one, why in refused:
+        if place is not None and _resolved(one) == _resolved(named):
+            raise ResumeError(
+                f"{one.name} can't be gone on from: {why}",
+                fix=f"leave `--resume {wanted}` out: the run goes on from {place.name}",
+            )
     return _named(named, place), refused
 
 
@@ -92,12 +101,20 @@ def _resolved(place: Place) -> Place:
     return place.resolve() if isinstance(place, Path) else place
 
 
+def _not_finite(place: Place) -> ResumeError:
+    return ResumeError(
+        f"the weights of {place} aren't finite, so that nothing can be learned from there",
+        fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that is "
+        "finite; `--on-bad-loss ignore --allow-config-change` goes on from this one",
+    )
+
+
 def _none_verifies(refused: Refused) -> CheckpointError:
     listed = "\n    ".join(f"{path.name}: {why}" for path, why in refused)
     return CheckpointError(
-        f"none of {len(refused)} checkpoints verifies"
+        f"none of {len(refused)} checkpoints can be used"
         if len(refused) > 1
-        else "the only checkpoint doesn't verify",
+        else "the only checkpoint can't be used",
         reasons=f"\n    {listed}",
         fix=f"restore {refused[0][0].parent} from a copy, or begin a new run in another run_dir",
     )

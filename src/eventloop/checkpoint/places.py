@@ -34,14 +34,14 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 
 def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
-    """Gives the checkpoint that a path stands for: of a run the newest that verifies.
+    """Returns the checkpoint that a path stands for: of a run the newest that verifies and is finite.
 
     Returns:
         The checkpoint, and newer ones of the run that can't be used.
 
     Raises:
         UsageError: there is none.
-        CheckpointError: there are some, but none verifies.
+        CheckpointError: there are some, but none verifies and is finite.
     """
     paths = require_checkpoints(path)
     if len(paths) == 1:  # whoever reads it tells what is wrong with it
@@ -54,7 +54,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
         refused.append(found)
     listed = "\n    ".join(f"{one.path.name}: {one.reason}" for one in refused)
     raise CheckpointError(
-        f"none of the {len(refused)} checkpoints in {str(path)!r} verifies",
+        f"none of the {len(refused)} checkpoints in {str(path)!r} can be used",
         reasons=f"\n    {listed}",
         fix="restore one from a copy",
     )

@@ -18,7 +18,14 @@ from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manif
 from eventloop.checkpoint.nest import Nest
 from eventloop.checkpoint.remote_folder import RemoteFolder
 from eventloop.checkpoint.store import Found, Store, holds
-from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
+from eventloop.checkpoint.verifying import (
+    batch_of,
+    checked_manifest,
+    examine,
+    facts_in,
+    name_of,
+    why_passed_over,
+)
 from eventloop.errors import CheckpointError
 from eventloop.urls import Url
 
@@ -76,7 +83,7 @@ class RemoteCheckpoints:
         return [self._look_at(name, digests=digests) for name in self._remote.names()]
 
     def latest(self) -> tuple[Url | None, list[tuple[Url, str]]]:
-        """Returns the newest checkpoint that verifies, and newer ones with why they can't be used.
+        """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
 
         Raises:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
@@ -84,12 +91,13 @@ class RemoteCheckpoints:
         refused: list[tuple[Url, str]] = []
         for name in self._remote.names():
             try:
-                self._copied(name)
+                why = why_passed_over(facts_in(checked_manifest(self._copied(name))))
             except Damage as damage:
                 self._whole.discard(name)
-                refused.append((self.folder / name, str(damage)))
-            else:
+                why = str(damage)
+            if not why:
                 return self.folder / name, refused
+            refused.append((self.folder / name, why))
         return None, refused
 
     def download(self, url: Url) -> Path:
@@ -107,12 +115,12 @@ class RemoteCheckpoints:
             ) from damage
 
     def newest_after(self, batch: int) -> int | None:
-        """Returns the batch of the newest checkpoint that verifies and has more batches, if any."""
+        """Returns the batch of the newest usable checkpoint that has more batches, if any."""
         newer = (one for one in self.found() if one.batch > batch and not one.reason)
-        return next((one.batch for one in newer if self._verifies(one.path.name)), None)
+        return next((one.batch for one in newer if self._is_usable(one.path.name)), None)
 
     def prune(self, keep: Collection[int]) -> list[Url]:
-        """Removes all checkpoints but some and returns those removed; one that verifies stays.
+        """Removes all checkpoints but some and returns those removed; a usable one always stays.
 
         Args:
             keep: their batches.
@@ -126,7 +134,7 @@ class RemoteCheckpoints:
         if not surplus:
             return []
         # Found before anything is removed.
-        safe = next((name for name in [*kept, *surplus] if self._verifies(name)), None)
+        safe = next((name for name in [*kept, *surplus] if self._is_usable(name)), None)
         removed = [name for name in reversed(surplus) if safe not in (name, None)]
         for name in removed:
             self._remove(name)
@@ -155,6 +163,9 @@ class RemoteCheckpoints:
             return Found(url, batch_in(name) or 0, {}, 0, str(damage))
 
     def _verifies(self, name: str) -> bool:
+        return not self._look_at(name, digests=True).damage
+
+    def _is_usable(self, name: str) -> bool:
         return not self._look_at(name, digests=True).reason
 
     def _is_equal(self, name: str, manifest: Manifest) -> bool:

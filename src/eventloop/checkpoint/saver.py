@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
+from eventloop.checkpoint.finite import are_finite, trained_names
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.snapshot import Snapshot
 from eventloop.checkpoint.storage import Storage
@@ -25,6 +26,34 @@ if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
     from eventloop.settings import Settings
     from eventloop.state import State
+
+
+class Written(NamedTuple):
+    """A checkpoint that the writer's thread has written.
+
+    Attributes:
+        place: its folder or URL.
+        batch: how many batches the run had had.
+        is_usable: whether a run may start from it by itself.
+    """
+
+    place: Place
+    batch: int
+    is_usable: bool
+
+
+class Retention(NamedTuple):
+    """Which checkpoints stay when another has been written.
+
+    Attributes:
+        newest: how many of the newest that can be used; None: all.
+        best: the batch of the best evaluation; None before the first.
+        best_before: likewise, without that of this batch.
+    """
+
+    newest: int | None
+    best: int | None
+    best_before: int | None
 
 
 class Saver:
@@ -57,7 +86,7 @@ class Saver:
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
-        self._written: Place | None = None  # and nobody told yet
+        self._written: Written | None = None  # and no plugin told yet
         self._best: Best | None = None
         self._kept_best: dict[str, Any] = {}
 
@@ -115,10 +144,9 @@ class Saver:
         self._settle(state)
         (parts, facts), batch = state.capture(), state.clock.batch
         if state.rank == 0:
-            taken = self._snapshot.take(parts)
-            best = self._best.batch if self._best is not None else None
-            write = functools.partial(self._write, batch, taken, facts, best)
-            self._writer.start(functools.partial(write, state.settings.checkpoint_keep))
+            taken, names = self._snapshot.take(parts), trained_names(state.model)
+            kept = self._retention(state, batch)
+            self._writer.start(functools.partial(self._write, batch, taken, facts, names, kept))
         if not batch:
             self._settle(state)  # a run that can't save shows it before it trains
         return self._store.folder / name_of(batch)
@@ -163,23 +191,38 @@ class Saver:
                 fix="build the trainer again, or give another run_dir",
             )
 
+    def _retention(self, state: State, batch: int) -> Retention:
+        num_kept, best = state.settings.checkpoint_keep, self._best
+        if best is None:
+            return Retention(num_kept, None, None)
+        return Retention(num_kept, best.batch, best.batch_without(batch))
+
     def _write(
         self,
         batch: int,
         parts: Mapping[str, Any],
         facts: Mapping[str, Any],
-        best: int | None,
-        num_kept: int | None,
+        names: Collection[str],
+        kept: Retention,
     ) -> None:
-        """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread."""
+        """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread.
+
+        Args:
+            names: of the parameters that are trained, whose values are looked at here: on the host,
+                while training goes on.
+        """
         self._snapshot.wait()
         if self._lock is not None:
             self._lock.require()
-        path = self._store.save(batch, parts, facts)
-        if num_kept is not None:
-            newest = [one.batch for one in self._store.found() if not one.reason][:num_kept]
+        finite = are_finite(parts["model"], names)
+        path = self._store.save(batch, parts, {**facts, "finite": finite})
+        is_usable = finite is not False
+        if kept.newest is not None:
+            # One that isn't finite stays until the next, and takes the place of no other.
+            newest = [one.batch for one in self._store.found() if not one.reason][: kept.newest]
+            best = kept.best if is_usable else kept.best_before
             self._store.prune({*newest, batch, *([] if best is None else [best])})
-        self._written = path
+        self._written = Written(path, batch, is_usable)
 
     def _settle(self, state: State) -> None:
         """Waits until everything is written; raises on all ranks what rank 0 couldn't write.
@@ -202,9 +245,12 @@ class Saver:
 
     def _tell_of_written(self, state: State) -> None:
         """Tells plugins of a checkpoint that the writer's thread has done; on rank 0."""
-        path, self._written = self._written, None
-        if path is not None:
-            self._hooks.checkpoint_saved(state, path)
+        written, self._written = self._written, None
+        if written is None:
+            return
+        if self._best is not None and not written.is_usable:
+            self._best.withdraw(written.batch)
+        self._hooks.checkpoint_saved(state, written.place)
 
     def _tell(self, state: State, failure: BaseException) -> None:
         """Tells of a checkpoint that couldn't be written, soon after: by raising, or on all ranks."""

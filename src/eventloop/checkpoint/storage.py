@@ -37,13 +37,13 @@ class Checkpoints(Protocol):
         """Returns what looks like a checkpoint, the newest first."""
 
     def latest(self) -> tuple[Place | None, Sequence[tuple[Place, str]]]:
-        """Returns the newest that verifies, and newer ones with why they can't be used."""
+        """Returns the newest that verifies and is finite, and why newer ones can't be used."""
 
     def newest_after(self, batch: int) -> int | None:
-        """Returns the batch of the newest that verifies and has more batches; None without one."""
+        """Returns the batch of the newest usable one that has more batches; None without one."""
 
     def prune(self, keep: Collection[int]) -> Sequence[Place]:
-        """Removes all but those of some batches; one that verifies always stays."""
+        """Removes all but those of some batches; a usable one always stays."""
 
     def clear(self, *, alone: bool = False) -> None:
         """Removes what killed processes left; all of it, if no other process writes here."""

@@ -27,7 +27,13 @@ from eventloop.checkpoint.leftovers import (
 )
 from eventloop.checkpoint.manifest import Manifest
 from eventloop.checkpoint.nest import Nest
-from eventloop.checkpoint.verifying import batch_of, examine, facts_in, name_of
+from eventloop.checkpoint.verifying import (
+    batch_of,
+    examine,
+    facts_in,
+    name_of,
+    why_passed_over,
+)
 from eventloop.errors import CheckpointError
 from eventloop.urls import Url
 
@@ -43,14 +49,19 @@ class Found(Generic[AnyPlace]):
         batch: how many batches the run had had.
         facts: what is known of it; empty where it can't be used.
         num_bytes: its size.
-        reason: why it can't be used, or "".
+        damage: why it doesn't verify, or "".
     """
 
     path: AnyPlace
     batch: int
     facts: dict[str, Any]
     num_bytes: int
-    reason: str
+    damage: str
+
+    @property
+    def reason(self) -> str:
+        """Why no run starts from it by itself: it doesn't verify, or its weights aren't finite."""
+        return self.damage or why_passed_over(self.facts)
 
 
 class Store:
@@ -122,7 +133,7 @@ class Store:
         return [one for _, _, one in sorted(ordered, reverse=True)]
 
     def latest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
-        """Gives the newest checkpoint that verifies, and newer ones with why they can't be used.
+        """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
 
         Looks at each from the newest on; nothing points to it.
         """
@@ -135,14 +146,14 @@ class Store:
         return None, refused
 
     def newest_after(self, batch: int) -> int | None:
-        """Gives the batch of the newest checkpoint that verifies and has more batches, if any."""
+        """Returns the batch of the newest usable checkpoint that has more batches, if any."""
         newer = (one for one in self.found() if one.batch > batch and not one.reason)
-        return next((one.batch for one in newer if self._verifies(one.path)), None)
+        return next((one.batch for one in newer if self._is_usable(one.path)), None)
 
     def prune(self, keep: Collection[int]) -> list[Path]:
-        """Removes all checkpoints but some and gives those removed; one that verifies always stays.
+        """Removes all checkpoints but some and returns those removed; a usable one always stays.
 
-        Where none of those to keep verifies, the newest that does stays, too.
+        Where none of those to keep verifies and is finite, the newest that does stays, too.
 
         Args:
             keep: their batches.
@@ -157,7 +168,7 @@ class Store:
         if not surplus:
             return []
         # Found before anything is removed.
-        safe = next((path for path in [*kept, *surplus] if self._verifies(path)), None)
+        safe = next((path for path in [*kept, *surplus] if self._is_usable(path)), None)
         removed = [path for path in reversed(surplus) if safe not in (path, None)]
         for path in removed:
             self._remove(path)
@@ -250,6 +261,9 @@ class Store:
             ) from error
 
     def _verifies(self, path: Path) -> bool:
+        return not look_at(path, digests=True).damage
+
+    def _is_usable(self, path: Path) -> bool:
         return not look_at(path, digests=True).reason
 
 

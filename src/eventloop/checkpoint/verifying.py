@@ -96,6 +96,14 @@ def facts_in(manifest: Manifest) -> dict[str, Any]:
     return facts
 
 
+def why_passed_over(facts: Mapping[str, Any]) -> str:
+    """Says why no run starts by itself from a checkpoint that verifies, or "" where one may.
+
+    Checkpoints of versions that didn't look whether weights are finite may.
+    """
+    return "its weights aren't finite" if facts.get("finite") is False else ""
+
+
 @contextmanager
 def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile]:
     """Opens a file of the size that the manifest says; compares the digest of what was read."""

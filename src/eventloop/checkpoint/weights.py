@@ -12,7 +12,13 @@ from eventloop.checkpoint import disk
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.manifest import Manifest
 from eventloop.checkpoint.tensor_header import read_header
-from eventloop.checkpoint.verifying import checked_manifest, opened, put_together
+from eventloop.checkpoint.verifying import (
+    checked_manifest,
+    facts_in,
+    opened,
+    put_together,
+    why_passed_over,
+)
 from eventloop.errors import CheckpointError, EventloopError
 
 PART = "model"
@@ -28,12 +34,18 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
         The names of the tensors, and those of other values of the model, which are left out.
 
     Raises:
-        CheckpointError: they aren't as they were written.
+        CheckpointError: they aren't as they were written, or aren't finite.
         EventloopError: the file can't be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         manifest = checked_manifest(checkpoint)
+        if reason := why_passed_over(facts_in(manifest)):
+            raise CheckpointError(
+                f"{checkpoint.name} isn't exported: {reason}",
+                fix="export an earlier checkpoint; to look at these weights, open "
+                f"{str(checkpoint / f'{PART}.safetensors')!r}",
+            )
         names = _copy(checkpoint, manifest, temporary)
         others = _others(checkpoint, manifest, names)
         temporary.replace(path)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from torch.optim import Optimizer
 
 from eventloop import data
 from eventloop.checkpoint.alike import require_optimizer
+from eventloop.checkpoint.finite import first_not_finite, trained_names
 from eventloop.data import Count
-from eventloop.errors import TaskError, a
+from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files import save_tensors
 from eventloop.hooks import hookimpl
 from eventloop.metrics import predictions
@@ -241,7 +243,29 @@ class Defaults:
     @hookimpl
     def export(self, state: State, path: Path) -> Path:
         weights = self._plans.capture_model(state)
+        _require_finite(state, weights)
         return save_tensors(weights, path) if state.rank == 0 else path
+
+
+def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
+    """Refuses to export what isn't finite; collective: every rank must call it.
+
+    Raises:
+        NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
+    """
+    mine = first_not_finite(weights, trained_names(state.model)) if state.rank == 0 else None
+    (name, *_) = state.gathered(mine)
+    if name is None:
+        return
+    error = NonFiniteError(
+        f"the weights aren't exported: {name!r} isn't finite",
+        fix="export an earlier checkpoint, `eventloop export CHECKPOINT FILE.safetensors`; with "
+        'on_bad_loss="ignore" they are written all the same',
+    )
+    if state.settings.on_bad_loss == "raise":
+        raise error
+    if state.rank == 0:
+        warnings.warn(f"the exported weights aren't finite: {name!r} is the first", stacklevel=2)
 
 
 def _no_scalar(loss: object) -> TaskError:

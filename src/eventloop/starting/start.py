@@ -14,6 +14,7 @@ from eventloop.checkpoint.differences import (
     plugin_differences,
     task_differences,
 )
+from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.clock import Time
 from eventloop.errors import ResumeError
 from eventloop.failing.signals import is_interruption
@@ -168,6 +169,7 @@ class FromCheckpoint:
         return (
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
             f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
+            *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
             *(f"changed since the run began: {one}" for one in self.changes),
             *(
                 f"{one['name']} isn't here; what it kept stays in the checkpoints"

@@ -73,12 +73,12 @@ def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
         _tell_of_wait(looks)
     whole: set[int] = set()
     for look in looks:
-        found = look if is_quick or look.reason else look_at(look.path, digests=True)
+        found = look if is_quick or look.damage else look_at(look.path, digests=True)
         if is_replaced(found.path) and found.batch in whole:
             continue  # its successor is there
-        if not found.reason:
+        if not found.damage:
             whole.add(found.batch)
-        verified = False if found.reason else None if is_quick else True
+        verified = False if found.damage else None if is_quick else True
         yield found, content(found, verified=verified)
 
 
@@ -86,7 +86,7 @@ def _remote_rows(url: Url, *, is_quick: bool) -> Iterator[Row]:
     from eventloop.cli.checkpoints.remote import uploaded_at
 
     for found in uploaded_at(url, digests=not is_quick):
-        verified = False if found.reason else None if is_quick else True
+        verified = False if found.damage else None if is_quick else True
         yield found, content(found, verified=verified)
 
 

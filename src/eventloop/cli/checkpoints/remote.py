@@ -53,7 +53,7 @@ def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
         if place is None:
             listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
             raise CheckpointError(
-                f"none of the {len(refused)} checkpoints at {url} verifies",
+                f"none of the {len(refused)} checkpoints at {url} can be used",
                 reasons=f"\n    {listed}",
                 fix="restore one from a copy",
             )

@@ -30,6 +30,7 @@ def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
         "saved": saved_at.isoformat(timespec="seconds") if saved_at else None,
         "bytes": found.num_bytes,
         "verified": verified,
+        "finite": finite if isinstance(finite := found.facts.get("finite"), bool) else None,
         "reason": found.reason,
         "metrics": dict(_metrics(found.facts)),
         "plugins": list(_plugins(found.facts)),

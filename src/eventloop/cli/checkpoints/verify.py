@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.places import require_checkpoints
+from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.request import JSON, words
@@ -37,11 +38,19 @@ def run(argv: Sequence[str]) -> int:
     (word,) = words(arguments, COMMAND)
     as_json = "json" in arguments.given
     rows = []
-    for path, problems in _problems(word):
-        rows.append({"checkpoint": str(path), "verified": not problems, "problems": problems})
+    for path, problems, passed_over in _problems(word):
+        rows.append(
+            {
+                "checkpoint": str(path),
+                "verified": not problems,
+                "problems": problems,
+                "passed_over": passed_over,
+            }
+        )
         if not as_json:
             verdict = "doesn't verify" if problems else "verified"
-            write_text(one_line(f"{path}: {verdict}"))
+            but = f", but no run starts from it by itself: {passed_over}" if passed_over else ""
+            write_text(one_line(f"{path}: {verdict}{but}"))
             for problem in problems:
                 write_text(f"  {one_line(problem)}")
     if as_json:
@@ -52,16 +61,18 @@ def run(argv: Sequence[str]) -> int:
     return NO_CHECKPOINT if num_wrong else 0
 
 
-def _problems(word: str) -> Iterator[tuple[Place, list[str]]]:
-    """Gives the checkpoints that are meant, each with what is wrong."""
+def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
+    """Returns the checkpoints that are meant, each with what is wrong and why it is passed over."""
     place = place_of(word)
     if isinstance(place, Path):
-        yield from ((path, _problems_in(path)) for path in require_checkpoints(place))
+        for path in require_checkpoints(place):
+            problems = _problems_in(path)
+            yield path, problems, "" if problems else look_at(path, digests=False).reason
         return
     from eventloop.cli.checkpoints.remote import uploaded_at
 
     for one in uploaded_at(place, digests=True):
-        yield one.path, [one.reason] if one.reason else []
+        yield one.path, [one.damage] if one.damage else [], "" if one.damage else one.reason
 
 
 def _problems_in(path: Path) -> list[str]:
