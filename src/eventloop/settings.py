@@ -57,7 +57,7 @@ class Settings:
             options, {"mode": "max-autotune"}, is a yes too.
         run_dir: where the run's files go; one that was begun there goes on. A folder, or the URL of
             one, s3://bucket/run, for its checkpoints. Not set: a new folder runs/TASK/TIME-ID.
-        resume: what a run in run_dir goes on from. auto: its newest checkpoint that verifies, if
+        resume: what a run in run_dir goes on from. auto: its newest usable checkpoint, if
             there is one; never: nothing, and there may be none; or the path or URL of a
             checkpoint to begin another run with.
         checkpoint_interval: how often to save a checkpoint, as a time; once more at the start and
@@ -69,8 +69,9 @@ class Settings:
             what is better.
         on_save_error: what becomes of a run of which a checkpoint can't be written. raise: it
             fails; continue: it goes on with a warning.
-        on_bad_loss: what becomes of a run whose loss, before it is scaled, is NaN or infinite.
-            raise: it stops, ten batches later at most; ignore: it goes on.
+        on_bad_loss: what becomes of a run whose loss, before it is scaled, or whose weights are NaN
+            or infinite. raise: it stops, ten batches after a loss at most; ignore: it goes on, and
+            warns where the weights aren't finite.
         on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
             disable: the callback is switched off with a warning, and the run goes on without it.
         autoload: whether installed plugins take part without being named.

@@ -356,9 +356,12 @@ def test_what_one_rank_asks_for_all_do_a_batch_later(tmp_path):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("settings", r"their settings differ[\s\S]*clip_norm: 1\.0 / 2\.0"),
+        ("settings", r"their settings differ[\s\S]*clip_norm: 1\.0 on rank 0, 2\.0 on rank 1"),
         ("plugins", r"their plugins differ[\s\S]*saves"),
-        ("model", r"their models differ[\s\S]*weight float32\[3, 3\] / weight float32\[4, 3\]"),
+        (
+            "model",
+            r"their models differ[\s\S]*weight float32\[3, 3\] on rank 0, weight float32\[4, 3\]",
+        ),
     ],
 )
 def test_ranks_that_would_train_different_things_stop(tmp_path, what, message):

@@ -14,7 +14,7 @@ from eventloop.core.bookkeeping import Bookkeeping
 from eventloop.core.compiling import Compiled, compiled_of
 from eventloop.core.defaults import Defaults
 from eventloop.core.features import features_of
-from eventloop.core.nonfinite import LossWatch
+from eventloop.core.nonfinite import watches_of
 from eventloop.data.prefetch import mover_to
 from eventloop.fitting import FittingMicrobatches
 from eventloop.loop import Loop
@@ -74,9 +74,7 @@ class Core:
         self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, self._accumulate)
         self.bookkeeping = Bookkeeping(self.hooks, processes)
         self._features = tuple(features_of(settings, device, precision))
-        self._watches = (
-            [LossWatch(self.bookkeeping.latest_loss)] if settings.on_bad_loss == "raise" else []
-        )
+        self._watches = watches_of(settings, self.bookkeeping.latest_loss, processes, precision)
         self._rank_hooks = processes.hooks(settings)
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()

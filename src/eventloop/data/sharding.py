@@ -83,6 +83,11 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
     return _with_sampler(dataloader, RankPart(dataloader.sampler, *_ranks(state)))
 
 
+def is_split_here(dataloader: Any) -> bool:
+    """Whether the samples are shared out here, so that all ranks must have the same ones."""
+    return _is_list(dataloader) or (is_map_style(dataloader) and not _knows_ranks(dataloader))
+
+
 def splits_itself(dataloader: Any) -> bool:
     """Tells whether nobody but the data itself can split it, of which nobody knows whether it does."""
     return not _is_list(dataloader) and not is_map_style(dataloader)

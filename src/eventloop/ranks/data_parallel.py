@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import hashlib
+import json
 import os
 import sys
 import time
@@ -32,6 +34,7 @@ from eventloop.errors import EventloopError, SettingError
 from eventloop.failing.timeout import timeout_s
 from eventloop.failing.watchdog import watched
 from eventloop.ranks.averaging import average_gradients, take_from_first
+from eventloop.ranks.drift import require_same_weights
 from eventloop.ranks.exchange import Agreed, Exchange
 from eventloop.ranks.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.ranks.rank_hooks import RankHooks
@@ -139,6 +142,21 @@ class DataParallel:
         answers = array("d", [float(answer)])
         dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
         return int(answers[0])
+
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Whether all ranks have the same values; a digest is exchanged, whatever their size."""
+        text = json.dumps(value, sort_keys=True, default=repr)
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+        ends = array("q", (digest, -digest))
+        dist.all_reduce(
+            torch.frombuffer(ends, dtype=torch.int64), op=dist.ReduceOp.MIN, group=self.host
+        )
+        return ends[0] == -ends[1]
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Compares weights that DistributedDataParallel holds alike; another strategy's are its own."""
+        if self._is_strategy:
+            require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives what reduces logged numbers over the ranks, in one sum a log interval."""

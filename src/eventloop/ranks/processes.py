@@ -70,6 +70,20 @@ class Processes(Protocol):
     def num_yes(self, answer: bool) -> int:
         """Gives how many ranks say yes; every rank waits for the others."""
 
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Whether all ranks have the same values; of constant size, every rank waits for the others."""
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Makes sure that ranks which should have the same weights have them.
+
+        Args:
+            sums: of each parameter that is trained, by name.
+            when: since when something may differ, for the message.
+
+        Raises:
+            EventloopError: they have drifted apart.
+        """
+
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives what reduces logged numbers over the ranks; None where there is one."""
 
@@ -117,6 +131,13 @@ class SingleProcess:
     def num_yes(self, answer: bool) -> int:
         """Gives 1 for yes."""
         return int(answer)
+
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Returns True."""
+        return True
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Finds nothing to compare."""
 
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Gives None: each number stays what it is."""

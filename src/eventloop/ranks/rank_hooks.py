@@ -19,7 +19,7 @@ from eventloop.data.sharding import (
 from eventloop.errors import TaskError
 from eventloop.hooks import hookimpl
 from eventloop.ranks.averaging import take_from_first
-from eventloop.ranks.same import require_same
+from eventloop.ranks.same import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.ranks.sync_batch_norm import with_shared_batch_norm
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class RankHooks:
         self._processes = processes
         self._seen_whole: set[str] = set()
         self._split_themselves: dict[str, bool] = {}
+        self._lengths: dict[str, Any] = {}
 
     @property
     def note(self) -> str:
@@ -60,7 +61,7 @@ class RankHooks:
             f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
             for name, one in state.model.state_dict().items()
         ]
-        require_same(self._processes, "models", dict(enumerate(shapes)))
+        require_same(self._processes, "models", {str(idx): one for idx, one in enumerate(shapes)})
         if state.settings.sync_batch_norm:
             state.model = with_shared_batch_norm(state.model)
         return (yield)
@@ -69,6 +70,7 @@ class RankHooks:
     def build_train_dataloader(self, state: State) -> Any:
         dataloader = yield
         self._split_themselves["train"] = splits_itself(dataloader)
+        self._lengths |= lengths_of("train", dataloader)
         return sharded_for_training(dataloader, state)
 
     @hookimpl(wrapper=True)
@@ -78,6 +80,7 @@ class RankHooks:
         small = (name for name, one in dataloaders.items() if is_too_small(one, state))
         for name, one in dataloaders.items():
             self._split_themselves[f"eval/{name}"] = splits_itself(one)
+            self._lengths |= lengths_of(f"eval/{name}", one)
         self._seen_whole = {f"eval/{name}" for name in small}
         return parts
 
@@ -90,6 +93,15 @@ class RankHooks:
             elif not any(isinstance(one, list) for one in metric.metric_state.values()):
                 metric.dist_sync_fn = _gathered_alike
         return metrics
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        # All is built and loaded, and no step has been made.
+        modes = {"precision": state.precision.name, "device": state.device.type}
+        require_same(self._processes, "precisions or devices", modes)
+        require_same(self._processes, "optimizers", optimizers_of(state))
+        require_same(self._processes, "schedules", schedules_of(state))
+        require_same(self._processes, "data", self._lengths)
 
     @hookimpl
     def before_forward(self, state: State) -> None:
