@@ -256,7 +256,7 @@ def test_a_rank_that_left_in_order_ends_nobody(end_ranks, monkeypatch, leaves, s
         board = bulletin()
         with watched():
             if board.rank == 0:
-                assert wait_until(lambda: board.process_of(1) is not None, 5)
+                assert wait_until(lambda: board.member(1) is not None, 5)
                 wait_until(lambda: False, 1)
             elif not leaves:
                 os._exit(0)
@@ -323,9 +323,9 @@ def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
 
     first, *_ = err.splitlines()
     assert statuses == [1, 1]
-    assert re.match(r"rank 0: RuntimeError: .*Timed out waiting 4000ms", first)
-    hangs = r"rank 1 in batch_end of callback hangs \(Task\(callbacks=...\)\), at work/hangs.py:\d+"
-    assert re.search(rf"; {hangs}; rank 0 in evaluate, at eventloop/[\w/]+.py:\d+$", first)
+    hangs = r"rank 1: hangs in batch_end of callback hangs \(Task\(callbacks=...\)\), at work/hangs.py:\d+"
+    waits = r"rank 0 waits in evaluate, at eventloop/[\w/]+.py:\d+"
+    assert re.match(rf"{hangs}; {waits}: RuntimeError: .*Timed out waiting 4000ms", first)
 
 
 def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeypatch):
@@ -340,6 +340,30 @@ def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeyp
     assert statuses == [6, 1]
     assert re.match(r"rank 0: its process \d+ is gone without a word; before that: rank 0 ", first)
     assert "rank 1 in batch_end of callback hangs" in first
+
+
+@pytest.mark.parametrize("closing", ["time.sleep(1000)", "torch.distributed.barrier()"])
+def test_a_rank_that_has_failed_waits_for_none_while_it_closes(end_ranks, clean, closing):
+    """Its own watchdog ends it, with the status of the failure; no signal is taken for its end."""
+    (clean / "closes.py").write_text(
+        HANGS.replace("import threading", "import time\n\nimport torch")
+        .replace("threading.Event().wait()", "raise LookupError('on purpose')")
+        .replace(
+            "\ndef task",
+            f"""
+    @hookimpl
+    def close(self):
+        {closing}
+
+
+def task""",
+        )
+    )
+
+    statuses, err, _ = end_ranks(main, ["fit", "closes.py", "--no-plugins"])
+
+    assert statuses == [1, 1]
+    assert err.startswith("rank 1: LookupError: on purpose; raised by plugin hangs")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -6,13 +6,15 @@ import importlib
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import eventloop
 from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
 from eventloop.cli.registry import COMMANDS, help_lines, run_added
 from eventloop.failing.ending import end_process
+from eventloop.failing.orphans import end_with_launcher, has_launcher
 from eventloop.failing.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.failing.signals import Interrupted, told_from_a_key
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         or written, 130 when interrupted, 143 when terminated, 141 when nobody reads the output.
     """
     try:
-        with short_warnings(), told_from_a_key():
+        with short_warnings(), told_from_a_key(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     # A plugin or task that calls sys.exit has failed, whatever status it gives.
@@ -44,6 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         report(error)
         return _end(exit_status(error))
     return status
+
+
+@contextmanager
+def _among_ranks() -> Iterator[None]:
+    """Watches over the other ranks, where a launcher has started this one; ends with all."""
+    if not (in_ranks() and has_launcher()):
+        yield
+        return
+    end_with_launcher()
+    from eventloop.failing.watchdog import watched_command  # one process needs nothing of it
+
+    with watched_command():
+        yield
 
 
 def _end(status: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from eventloop.failing.reports import details, first_line, in_ranks
+from eventloop.failing.signals import is_agreed
 
 
 def report(error: BaseException) -> None:
@@ -26,9 +27,10 @@ def _report_once(error: BaseException, text: str) -> None:
     board = bulletin()
     try:
         if board is not None:
-            first = post(board, error)
-            if first.rank != board.rank:
+            first = None if is_agreed(error) else post(board, error)
+            if first is not None:
                 text = first.report
+            if first is not None and first.told_by != board.rank:
                 # Whoever ends now is taken for the culprit, and the others are stopped.
                 wait_until(board.is_told, GRACE_S)
             if not board.claim():

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import CommandOption
 from eventloop.errors import UsageError, counted
+from eventloop.failing.ending import kill_group
+from eventloop.failing.reports import FAILURE
 from eventloop.plugin.records import fold
 
 if TYPE_CHECKING:
@@ -28,8 +30,7 @@ _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PASSED = (*_STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _STOPPED = (130, 143)
-# Seconds after a failure, and what is sent then to ranks that are still there.
-_DUE = ((4.5, signal.SIGTERM), (8.0, signal.SIGKILL))
+_KILLED_S = 8.0  # after a failure: more than a rank takes to end by itself
 OPTION = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
 
 
@@ -91,12 +92,13 @@ def _run(num: int, arguments: list[str]) -> int:
     # Held by this process, so that no rank takes it away from the others.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, *arguments]
-    ranks = _Ranks()
+    bulletin = Bulletin(store, -1, num, "0")
+    ranks = _Ranks(bulletin)
     with ranks.passing_signals_on():
         for rank in range(num):
             ranks.start(command, rank_variables(rank, num, store.port))
         ranks.wait()
-    return _told_status(ranks, Bulletin(store, -1, num, "0"))
+    return _told_status(ranks, bulletin)
 
 
 def _told_status(ranks: _Ranks, bulletin: Bulletin) -> int:
@@ -109,11 +111,15 @@ def _told_status(ranks: _Ranks, bulletin: Bulletin) -> int:
     rank = ranks.first if failure is None else failure.rank
     process = ranks.processes[rank]
     status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    if status == 0 or rank in ranks.killed:
+        status = failure.status if failure is not None else FAILURE
     if ranks.asked_to_stop:
         return status if status in _STOPPED else 128 + ranks.received[0]
     if status in _STOPPED:
         return status
-    how = f"ended with status {status}"
+    how = f"ended with status {process.returncode}"
+    if not process.returncode:
+        how = "ended with status 0, but wasn't done"
     if process.returncode < 0:
         how = f"was ended by {signal.Signals(-process.returncode).name}"
     others = "; the others were stopped" if len(ranks.processes) > 1 else ""
@@ -127,10 +133,13 @@ class _Ranks:
     Attributes:
         processes: in order of rank.
         received: the signals that came, in order.
-        first: the rank that ended first with another status than 0.
+        first: the rank that failed first.
+        killed: the ranks that didn't end by themselves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bulletin: Bulletin) -> None:
+        self._bulletin = bulletin
+        self.killed: set[int] = set()
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: list[int] = []
         self.first: int | None = None
@@ -159,24 +168,23 @@ class _Ranks:
     def wait(self) -> None:
         """Waits for all.
 
-        When one has failed, those that train end by themselves; the others are told to, and what
-        is left is killed. Who was asked to stop has all the time that a checkpoint takes.
+        When one has failed, the others end by themselves, and what is left is killed, workers of
+        ranks included. Who was asked to stop has all the time that a checkpoint takes.
         """
-        due = [*_DUE]
         hurries_since = math.inf
         while any(process.poll() is None for process in self.processes):
             time.sleep(_POLL_S)
             now = time.monotonic()
             if self._has_failed() or self.received.count(signal.SIGINT) > 1:
                 hurries_since = min(hurries_since, now)
-            while due and now - hurries_since > due[0][0]:
-                _, number = due.pop(0)
-                self._end(number)
-        self._has_failed()
+            if now - hurries_since > _KILLED_S:
+                self._kill()
+        if self._has_failed():
+            self._kill()
 
     def _has_failed(self) -> bool:
-        """Tells whether a rank ended with a failure; notes the first."""
-        failed = [idx for idx, one in enumerate(self.processes) if one.poll()]
+        """Returns whether a rank ended with a failure; notes the first."""
+        failed = [idx for idx, one in enumerate(self.processes) if self._is_failed(idx, one.poll())]
         if failed and self.first is None:
             self.first = failed[0]
         is_wanted = self.asked_to_stop or all(
@@ -184,13 +192,24 @@ class _Ranks:
         )
         return bool(failed) and not is_wanted
 
+    def _is_failed(self, rank: int, status: int | None) -> bool:
+        """Returns whether a rank has failed: also with status 0, if it never said that it is done.
+
+        One process alone says nothing.
+        """
+        if status == 0 and len(self.processes) > 1:
+            member = self._bulletin.member(rank)
+            return member is None or member.is_inside
+        return bool(status)
+
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
         # One rank's wish for a checkpoint is everybody's.
         for process in self.processes if number in _STOPPING else self.processes[:1]:
             process.send_signal(number)
 
-    def _end(self, number: int) -> None:
-        for process in self.processes:
+    def _kill(self) -> None:
+        for rank, process in enumerate(self.processes):
             if process.poll() is None:
-                os.killpg(process.pid, number)
+                self.killed.add(rank)
+            kill_group(process.pid)

@@ -10,9 +10,10 @@ import functools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -33,12 +34,14 @@ class Failure:
         line: what happened, and who did it.
         details: what else there is to say, in lines.
         status: which exit status it makes.
+        told_by: the rank that posted it: another one where `rank` can't.
     """
 
     rank: int
     line: str
     details: str = ""
     status: int = 1
+    told_by: int = -1
 
     @property
     def report(self) -> str:
@@ -47,15 +50,26 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Process:
-    """A rank's process.
+class Member:
+    """A rank, as it last described itself; what it writes again and again is its heartbeat.
 
     Args:
+        machine: where its process id means something.
         is_inside: whether it does what takes all ranks, and mustn't end meanwhile.
+        num_beats: grows while its watchdog runs, that is, while its process runs Python.
+        place: where it is, if it hasn't moved for long or was asked; else "".
     """
 
+    machine: str
     pid: int
     is_inside: bool
+    num_beats: int = 0
+    place: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine."""
+        return self.machine == _machine()
 
 
 class Bulletin:
@@ -72,6 +86,7 @@ class Bulletin:
 
     Attributes:
         is_inside: whether this process does what takes all ranks.
+        has_failed: whether an exception has ended what this process did inside.
     """
 
     def __init__(self, store: TCPStore, rank: int, world_size: int, attempt: str) -> None:
@@ -80,12 +95,13 @@ class Bulletin:
         self._store = store
         self._attempt = f"eventloop/{attempt}"
         self._num_failures = 0
-        self._has_failed = False
+        self._num_beats = 0
+        self._beating = threading.Lock()
+        self.has_failed = False
         self.is_inside = False
 
     def post(self, failure: Failure) -> Failure:
-        """Tells of a failure; gives the one that was told first, which may be another's."""
-        self._has_failed = True
+        """Posts a failure; returns the one that was posted first, which may be another's."""
         return _failure(self._store.compare_set(self._key("failure"), "", _text(failure)))
 
     def first_failure(self) -> Failure | None:
@@ -110,38 +126,46 @@ class Bulletin:
         """Tells more of a failure that this rank told first."""
         self._store.set(self._key("failure"), _text(failure))
 
-    def put_place(self, place: str) -> None:
-        """Tells where this rank is."""
-        self._store.set(self._key(f"place/{self.rank}"), place)
-
-    def places(self) -> dict[int, str]:
-        """Gives where the ranks are that have told."""
-        found = {rank: self._read(self._key(f"place/{rank}")) for rank in range(self.world_size)}
-        return {rank: text.decode() for rank, text in found.items() if text}
-
     def enter(self) -> None:
-        """Tells that this process does now what takes all ranks."""
-        if self._has_failed:
-            self._has_failed = False
+        """Announces that this process now does what takes all ranks."""
+        if self.has_failed:
+            self.has_failed = False
             self._num_failures += 1
-        self._put_process(is_inside=True)
+        self.is_inside = True
+        self.beat()
 
     def leave(self) -> None:
-        """Tells that this process may end."""
-        self._put_process(is_inside=False)
+        """Announces that this process is done with that, and may end."""
+        self.is_inside = False
+        self.beat()
 
-    def process_of(self, rank: int) -> Process | None:
-        """Gives what is known of a rank's process; None where it isn't on this machine."""
-        text = self._read(f"{self._attempt}/process/{rank}")
-        if text is None:
-            return None
-        machine, pid, is_inside = json.loads(text)
-        return Process(pid, is_inside) if machine == _machine() else None
+    def beat(self, place: str = "") -> None:
+        """Writes this rank's record anew, which shows the others that it runs."""
+        with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
+            self._num_beats += 1
+            member = Member(_machine(), os.getpid(), self.is_inside, self._num_beats, place)
+            self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
 
-    def _put_process(self, *, is_inside: bool) -> None:
-        text = json.dumps([_machine(), os.getpid(), is_inside])
-        self._store.set(f"{self._attempt}/process/{self.rank}", text)
-        self.is_inside = is_inside
+    def member(self, rank: int) -> Member | None:
+        """Returns a rank's record; None where it has never been inside."""
+        text = self._read(self._member_key(rank))
+        return None if text is None else Member(*json.loads(text))
+
+    def members(self) -> dict[int, Member | None]:
+        """Returns the records of all ranks."""
+        return {rank: self.member(rank) for rank in range(self.world_size)}
+
+    def finish(self) -> None:
+        """Leaves for good, and counts this rank among those that are done."""
+        self.leave()
+        self._store.add(f"{self._attempt}/num_done", 1)
+
+    def all_are_done(self) -> bool:
+        """Returns whether every rank has finished."""
+        return self._store.add(f"{self._attempt}/num_done", 0) == self.world_size
+
+    def _member_key(self, rank: int) -> str:
+        return f"{self._attempt}/member/{rank}"
 
     def _key(self, name: str) -> str:
         return f"{self._attempt}/{self._num_failures}/{name}"
@@ -159,11 +183,11 @@ def bulletin() -> Bulletin | None:
     return _connected(os.getpid()) if in_ranks() else None
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Asks every now and then; gives whether it came true in time."""
+def wait_until(condition: Callable[[], bool], seconds: float, *, poll_s: float = 0.02) -> bool:
+    """Asks every now and then; returns whether it came true in time."""
     end = time.monotonic() + seconds
     while not (is_true := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
+        time.sleep(poll_s)
     return is_true
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 
@@ -24,6 +25,22 @@ def end_process(status: int) -> None:
     flushing.start()
     flushing.join(_FLUSH_S)
     os._exit(status)
+
+
+def kill_rank(pid: int) -> None:
+    """Kills a rank of this machine with the processes that it started, stopped ones too."""
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """Kills what is left of a rank that a launcher started, in a session of its own.
+
+    Its number is the rank's process id, which no other process has while one of them is left.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _flush() -> None:

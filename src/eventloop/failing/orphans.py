@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -27,3 +28,25 @@ def ending_with_parent() -> Callable[[], None] | None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     return ask
+
+
+def has_launcher() -> bool:
+    """Returns whether a launcher started this rank that holds the ranks' store: torchrun or ours.
+
+    What else may have set RANK, a shell script say, is free to end before the ranks do.
+    """
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def end_with_launcher() -> None:
+    """Has the kernel kill this rank when its launcher is gone, even if it can't run Python.
+
+    SIGKILL, since a rank that is stopped or holds the GIL heeds nothing else; it may hit a
+    checkpoint that is being written, as any kill may. The signal comes when the thread ends that
+    started this process: both launchers start ranks in the thread that waits for them. A launcher
+    that is gone already is noticed when its store is asked for.
+
+    Elsewhere than on Linux the watchdog notices that the store is gone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -26,7 +26,15 @@ _REASON = re.compile(r"rank [0-9]+ received SIG[A-Z]+")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is no person."""
+    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is no person.
+
+    Args:
+        is_agreed: whether all ranks raise it after the same batch.
+    """
+
+    def __init__(self, what: str, *, is_agreed: bool = False) -> None:
+        super().__init__(what)
+        self.is_agreed = is_agreed
 
 
 class Terminated(SystemExit):
@@ -99,7 +107,7 @@ class Signals:
             handler(self._agreed, None)
         after = f"after batch {self._state.clock.batch}"
         if self._agreed == signal.SIGINT:
-            raise Interrupted(f"interrupted {after}")
+            raise Interrupted(f"interrupted {after}", is_agreed=True)
         raise Terminated(f"terminated {after}")
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -119,6 +127,11 @@ class Signals:
             if _is_a_user_s(handler):
                 handler(number, frame)
             raise Interrupted("interrupted at once")
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Returns whether all ranks raise an exception, each in its own time, so that none has failed."""
+    return isinstance(error, Terminated) or (isinstance(error, Interrupted) and error.is_agreed)
 
 
 def is_interruption(stop_reason: str | None) -> bool:
