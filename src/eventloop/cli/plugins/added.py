@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eventloop.checkpoint.schemes import imported_storage
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.errors import EventloopError
@@ -17,10 +16,6 @@ from eventloop.plugin.records import Found, fold
 
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}
-_IMPORTED: dict[str, Callable[[Found], object]] = {
-    "command": imported_callable,
-    "storage": imported_storage,
-}
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,18 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
         if one not in problems:
             try:
                 with stdout_to_stderr():
-                    _IMPORTED[one.role](one)
+                    _import(one)
             except EventloopError as error:
                 problems[one] = error
         problem = problems.get(one)
         yield Extension(one, problem.what if problem else "", problem)
+
+
+def _import(found: Found) -> None:
+    if found.role == "storage":
+        # A list, which imports no extension, does without all that checkpoints need.
+        from eventloop.checkpoint.schemes import imported_storage
+
+        imported_storage(found)
+    else:
+        imported_callable(found)
