@@ -64,6 +64,10 @@ class ResumeError(UsageError):
     """A run can't go on as it is started: something differs from how it was begun."""
 
 
+class RunFolderError(UsageError):
+    """Something else than a file is where a run opens one: a link, a pipe, a device, say."""
+
+
 class PluginError(EventloopError):
     """A plugin can't take part, or broke the contract of a hook."""
 

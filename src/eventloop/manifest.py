@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import platform
@@ -17,12 +16,12 @@ from typing import Any
 import torch
 
 import eventloop
-from eventloop.checkpoint import disk
 from eventloop.checkpoint.bounded_json import MAX_BYTES, from_bytes
 from eventloop.checkpoint.damage import Damage
 from eventloop.errors import EventloopError
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.lock import order_digest
+from eventloop.run_folder import RunFolder
 from eventloop.settings import Settings
 from eventloop.urls import hidden
 
@@ -88,17 +87,16 @@ def write_manifest(
     Raises:
         EventloopError: it can't be written.
     """
-    path = run_dir / FILE
+    path, files = run_dir / FILE, RunFolder(run_dir)
     now = {
         **manifest,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed": resumed,
         "changes": list(changes),
-        "earlier_starts": _earlier_starts(path),
+        "earlier_starts": _earlier_starts(files),
     }
     try:
-        disk.make_folders(run_dir)
-        _replace(path, json.dumps(now, indent=2).encode("ascii") + b"\n")
+        files.write(FILE, json.dumps(now, indent=2).encode("ascii") + b"\n")
     except OSError as error:
         raise EventloopError(
             f"the manifest of the run can't be written to {path}: {error.strerror or error}",
@@ -107,29 +105,19 @@ def write_manifest(
     return path
 
 
-def _earlier_starts(path: Path) -> list[Any]:
+def _earlier_starts(files: RunFolder) -> list[Any]:
     """Gives what a manifest tells of its start and of those before; [] where it can't be read."""
     try:
-        with disk.OldFile(path) as file:
-            found = from_bytes(file.read(min(file.num_bytes, MAX_BYTES)))
-    except Damage:
+        found = from_bytes(files.read(FILE, MAX_BYTES + 1))
+        json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
+    except (OSError, Damage, RecursionError):
         return []
     if not isinstance(found, dict) or "started" not in found:
         return []
     before = found.get("earlier_starts")
+    known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     one = {key: found.get(key) for key in _OF_A_START}
-    return [*(before if isinstance(before, list) else ()), one]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file that takes the place of another at once."""
-    new = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        disk.remove_file(new)  # of a process that was killed
-    with disk.NewFile(new) as file:
-        file.write(data)
-    disk.replace(new, path)
-    disk.sync_folder(path.parent)
+    return [*known, one]
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from eventloop.checkpoint.run_lock import RunLock
-from eventloop.errors import EventloopError, ResumeError, SettingError
+from eventloop.errors import EventloopError, ResumeError, RunFolderError
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_a_folder_in_the_place_of_the_lock_is_an_error(tmp_path):
     """With the reason and a way out, not a traceback of the operating system's."""
     (tmp_path / ".lock").mkdir()
 
-    with pytest.raises(SettingError, match=r"can't be locked: Is a directory[^$]*--run-dir"):
+    with pytest.raises(
+        RunFolderError, match=r"lock' is a folder, where a run expects[^$]*--run-dir"
+    ):
         RunLock(tmp_path).acquire()
 
 

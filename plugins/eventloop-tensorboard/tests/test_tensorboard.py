@@ -1,5 +1,6 @@
 """The plugin in a training, read back by TensorBoard itself."""
 
+import errno
 import math
 import os
 
@@ -11,7 +12,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.errors import SettingError
+from eventloop.checkpoint import disk
+from eventloop.errors import RunFolderError, SettingError
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_tensorboard import Tensorboard
 from eventloop_tensorboard.hyperparameters import hyperparameters
@@ -317,13 +319,29 @@ def test_two_ranks_write_once(tmp_path):
 
 
 def test_a_folder_that_takes_no_events_is_named(tmp_path):
-    """A full disk, a file in the place of the folder."""
+    """A file in the place of the folder, before anything is trained."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensorboard").touch()
 
-    with pytest.raises(PluginError, match="can't be written") as raised:
+    with pytest.raises(
+        RunFolderError, match="tensorboard' is a file, where a run expects a folder"
+    ):
         fit(tmp_path)
 
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """With the folder, and the way to go on without the plugin."""
+    create = disk.create
+
+    def full(name, at=None):
+        if str(name).startswith("events."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(name, at)
+
+    monkeypatch.setattr(disk, "create", full)
+
+    with pytest.raises(PluginError, match=r"can't be written to .*No space left") as raised:
+        fit(tmp_path)
     assert str(tmp_path / "run" / "tensorboard") in str(raised.value)
     assert "-p no:tensorboard" in str(raised.value)
 

@@ -22,19 +22,23 @@ from typing import Self
 from eventloop.checkpoint.damage import Damage
 
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
+# Windows has neither, nor files that wait when they are opened.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+CAREFUL: int = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
-# What changes the file system; OSError is the caller's.
+# What changes the file system; OSError is the caller's. A name is relative to the folder `at`, a
+# descriptor, where that is given.
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path | str, at: int | None = None) -> None:
     """Makes a folder that isn't there yet."""
-    path.mkdir()
+    os.mkdir(path, dir_fd=at)
 
 
-def create(path: Path) -> int:
+def create(path: Path | str, at: int | None = None) -> int:
     """Opens a new file for writing and gives its descriptor; never one that is there."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFUL
+    return os.open(path, flags, 0o666, dir_fd=at)
 
 
 def write(descriptor: int, data: memoryview) -> None:
@@ -48,9 +52,9 @@ def sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def sync_folder(path: Path) -> None:
+def sync_folder(path: Path | str, at: int | None = None) -> None:
     """Waits until the names in a folder would outlive a power failure, where that can be asked."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -65,14 +69,14 @@ def rename(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def replace(source: Path, target: Path) -> None:
+def replace(source: Path | str, target: Path | str, at: int | None = None) -> None:
     """Renames a file, at once, to a name that another may have, which is gone then."""
-    source.replace(target)
+    os.replace(source, target, src_dir_fd=at, dst_dir_fd=at)
 
 
-def remove_file(path: Path) -> None:
+def remove_file(path: Path | str, at: int | None = None) -> None:
     """Removes a file or a link, not what it leads to."""
-    path.unlink()
+    os.unlink(path, dir_fd=at)
 
 
 def remove_empty(path: Path) -> None:
@@ -81,6 +85,29 @@ def remove_empty(path: Path) -> None:
 
 
 # Made of these
+
+
+def open_folder(path: Path | str, at: int | None = None) -> int:
+    """Opens a folder and returns its descriptor; with `at`, not through a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return os.open(path, flags if at is None else flags | NO_FOLLOW, dir_fd=at)
+
+
+def name_under_way(name: str) -> str:
+    """Returns the name under which `replace_file` writes a file."""
+    return f".{name}.new"
+
+
+def replace_file(path: Path | str, data: bytes, at: int | None = None) -> None:
+    """Writes a file that takes the place of another at once; follows no link."""
+    path = Path(path)
+    new = path.with_name(name_under_way(path.name))
+    with contextlib.suppress(FileNotFoundError):
+        remove_file(new, at)  # of a process that was killed
+    with NewFile(new, at) as file:
+        file.write(data)
+    replace(new, path, at)
+    sync_folder(path.parent, at)
 
 
 def make_folders(path: Path) -> None:
@@ -109,10 +136,10 @@ def remove_tree(path: Path) -> None:
 class NewFile:
     """A file under way: counts and digests what goes into it; on the disk when its `with` ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, at: int | None = None) -> None:
         self.num_bytes = 0
         self._sha256 = hashlib.sha256()
-        self._descriptor = create(path)
+        self._descriptor = create(path, at)
 
     def __enter__(self) -> Self:
         return self

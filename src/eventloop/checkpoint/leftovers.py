@@ -86,7 +86,8 @@ def is_alive(pid: int) -> bool:
 def _changed_at(folder: Path) -> float:
     """Gives the newest time of change in a folder, in seconds; now, if it is just going away."""
     try:
-        paths = [folder, *(Path(one) for one in os.scandir(folder))]
+        inside = () if folder.is_symlink() else os.scandir(folder)
+        paths = [folder, *(Path(one) for one in inside)]
         return max(path.lstat().st_mtime for path in paths)
     except OSError:
         return time.time()

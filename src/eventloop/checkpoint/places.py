@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from eventloop.checkpoint.damage import Damage
@@ -27,10 +28,11 @@ def checkpoints_at(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         raise _no_folder(path)
+    # The path is the user's and may be a link; what is in a run's folder may be a stranger's.
+    own, inside = path.resolve() if path.is_symlink() else path, path / FOLDER
     if _is_checkpoint(path):
-        return [path.resolve() if path.is_symlink() else path]
-    inside = path / FOLDER
-    return Store(inside if inside.is_dir() else path).paths()
+        return [own]
+    return Store(inside if os.path.lexists(inside) else own).paths()
 
 
 def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:

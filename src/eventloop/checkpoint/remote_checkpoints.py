@@ -27,6 +27,7 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError
+from eventloop.run_folder import check_folder
 from eventloop.urls import Url
 
 
@@ -222,6 +223,7 @@ class RemoteCheckpoints:
             Damage: what the storage has doesn't verify.
         """
         manifest, _ = self._manifest(name)
+        check_folder(self._copies.folder)
         copy = self._copies.folder / name_of(manifest.batch or 0)
         if not holds(copy, manifest):
             self._verified(name)

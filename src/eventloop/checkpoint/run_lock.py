@@ -13,8 +13,11 @@ from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError, SettingError
 from eventloop.failing.plain import one_line
+from eventloop.run_folder import RunFolder
 
 MAX_BYTES = 1_000
+_LOCK = ".lock"
+_HOLDER = ".lock.json"
 
 
 class Lock(Protocol):
@@ -47,8 +50,8 @@ class RunLock:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._lock = FileLock(run_dir / ".lock")
-        self._holder = run_dir / ".lock.json"
+        self._files = RunFolder(run_dir)
+        self._lock = FileLock(run_dir / _LOCK)
         self._held: tuple[int, int] | None = None  # the file, whatever its name leads to by now
 
     def acquire(self) -> None:
@@ -56,14 +59,20 @@ class RunLock:
 
         Raises:
             ResumeError: another process has it; the message has its number and host.
-            SettingError: the folder can't be made, or has something else in the lock's place.
+            RunFolderError: something that isn't a file has its name, or that of who holds it.
+            SettingError: the folder can't be made, or locked.
         """
         if self._lock.is_locked:
             return
+        who = {"process": os.getpid(), "host": platform.node()}
         try:
             self._run_dir.mkdir(parents=True, exist_ok=True)
+            # `FileLock` opens it by itself: without following a link, and without emptying it.
+            self._files.check(_LOCK, in_place=True)
+            self._files.check(_HOLDER)
             self._lock.acquire(timeout=0)
-            self._held = _file_at(self._run_dir / ".lock")
+            self._held = _file_at(self._run_dir / _LOCK)
+            self._files.write(_HOLDER, json.dumps(who).encode("ascii"))
         except Timeout:
             raise self._taken() from None
         except OSError as error:
@@ -72,8 +81,6 @@ class RunLock:
                 f"{error.strerror or error}",
                 fix="see what is at `.lock` in it, or give another folder with `--run-dir FOLDER`",
             ) from error
-        who = {"process": os.getpid(), "host": platform.node()}
-        self._holder.write_text(json.dumps(who), encoding="utf-8")
 
     def require(self) -> None:
         """Makes sure that the run's folder is still there, with the lock in it.
@@ -82,7 +89,7 @@ class RunLock:
             ResumeError: it was deleted, moved or replaced, so that nothing saved would be found,
                 and another process could train in its place.
         """
-        if self._lock.is_locked and _file_at(self._run_dir / ".lock") != self._held:
+        if self._lock.is_locked and _file_at(self._run_dir / _LOCK) != self._held:
             raise ResumeError(
                 f"the run's folder {one_line(repr(str(self._run_dir)))} was deleted or replaced "
                 "while the run was under way",
@@ -94,7 +101,7 @@ class RunLock:
         """Gives the lock back."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
-                self._holder.unlink()
+                self._files.remove(_HOLDER)
             self._lock.release()
 
     def _taken(self) -> ResumeError:
@@ -114,8 +121,7 @@ class RunLock:
     def _who(self) -> str:
         """Says who holds the lock, as far as can be read."""
         try:
-            with self._holder.open("rb") as file:
-                return told(file.read(MAX_BYTES))
+            return told(self._files.read(_HOLDER, MAX_BYTES))
         except OSError:
             return told(b"")
 

@@ -35,6 +35,7 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError
+from eventloop.run_folder import check_folder
 from eventloop.urls import Url
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
@@ -68,7 +69,8 @@ class Store:
     """The checkpoints in one folder.
 
     Args:
-        folder: `RUN/checkpoints`; made by the first save.
+        folder: `RUN/checkpoints`; made by the first save. Where it isn't a folder, or is a link to one,
+            every method raises `RunFolderError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,6 +103,7 @@ class Store:
         Args:
             write: writes it into an empty folder and gives its manifest.
         """
+        check_folder(self.folder)
         target = self.folder / name_of(batch)
         with new_id() as one:
             disk.make_folders(self.folder)
@@ -250,9 +253,10 @@ class Store:
                 ) from error
 
     def _listed(self) -> list[Path]:
+        check_folder(self.folder)
         try:
             return sorted(Path(one) for one in os.scandir(self.folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(
@@ -296,11 +300,10 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 def holds(folder: Path, manifest: Manifest) -> bool:
     """Says whether a folder has a whole checkpoint with the files and facts of a manifest."""
+    if folder.is_symlink():
+        return False
     try:
         there = examine(folder)
     except Damage:
         return False
-    return not folder.is_symlink() and (there.files, there.facts) == (
-        manifest.files,
-        manifest.facts,
-    )
+    return (there.files, there.facts) == (manifest.files, manifest.facts)

@@ -42,10 +42,9 @@ class ResultFile:
         if path is None or trainer.state.rank != 0:
             return
         content = _content(trainer, result, self._cost)
-        new = path.with_name(f".{path.name}.new")
+        text = json.dumps(content, indent=2, allow_nan=False)
         try:
-            new.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", "utf-8")
-            disk.replace(new, path)
+            disk.replace_file(path, f"{text}\n".encode("ascii"))
         except OSError as error:
             raise EventloopError(
                 f"the result can't be written to {path}: {error.strerror or error}",

@@ -19,6 +19,7 @@ from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
 from eventloop.failing.orphans import ending_with_parent
 from eventloop.failing.plain import one_line
 from eventloop.failing.signals import Interrupted, Terminated
+from eventloop.run_folder import RunFolder
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -53,7 +54,7 @@ def try_run(argv: Iterable[str], threads: int | None = None) -> Tried:
         done = subprocess.run(
             command, env=_environment(threads), capture_output=True, text=True, check=False
         )
-        return Tried(done.returncode, done.stderr, read_json(path))
+        return Tried(done.returncode, done.stderr, read_json(RunFolder(path.parent), path.name))
 
 
 class RunProcesses(Generic[R]):
@@ -129,10 +130,8 @@ class RunProcesses(Generic[R]):
 
         It ends when this process is killed: otherwise it would be in the way of one that goes on.
         """
-        path = self._folder.log(run)
-        path.parent.mkdir(parents=True, exist_ok=True)
         own = [f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}"]
-        with path.open("ab") as log:
+        with os.fdopen(self._folder.open_log(run), "ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(
                 [*_command(run.argv), *own],
@@ -176,7 +175,7 @@ class _Process(Generic[R]):
     def outcome(self, folder: RunsFolder) -> Outcome[R]:
         """Returns what came of it, once it has ended."""
         seconds = time.monotonic() - self.began_at
-        content = read_json(folder.result(self.run))
+        content = folder.content(self.run)
         log = folder.log(self.run)
         if content is not None and self.process.returncode == 0:
             return Outcome(self.run, content, "", log, seconds)

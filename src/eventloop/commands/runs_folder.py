@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from eventloop.checkpoint.bounded_json import MAX_BYTES, from_bytes
+from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.differences import (
     config_differences,
     plugin_differences,
@@ -16,6 +18,7 @@ from eventloop.checkpoint.differences import (
 )
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import EventloopError, ResumeError, UsageError, a
+from eventloop.run_folder import RunFolder
 
 _OF_JOB = ("task", "settings", "command", "plugins")
 
@@ -64,6 +67,7 @@ class RunsFolder:
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         self._what = what
+        self._files = RunFolder(path)
 
     def begin(self, description: Mapping[str, Any]) -> None:
         """Writes what the runs are of, or compares, where they go on.
@@ -74,11 +78,11 @@ class RunsFolder:
 
         Raises:
             ResumeError: they were begun as others; with what differs.
-            UsageError: something else is in the folder.
+            UsageError: something else is in the folder, or a link in the place of a file.
             EventloopError: it can't be written.
         """
         file = self.path / f"{self._what}.json"
-        then = read_json(file)
+        then = read_json(self._files, file.name)
         if then is not None:
             self._compare(then, description)
             return
@@ -88,10 +92,8 @@ class RunsFolder:
                 fix="name a new folder, or leave --run-dir out",
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            new = file.with_name(f".{file.name}.new")
-            new.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-            new.replace(file)
+            text = json.dumps(description, indent=2)
+            self._files.write(file.name, f"{text}\n".encode("ascii"))
         except OSError as error:
             raise EventloopError(
                 f"{file} can't be written: {error.strerror or error}",
@@ -124,9 +126,22 @@ class RunsFolder:
         """Returns the file with what a run writes to the terminal."""
         return self._beside(run, ".log")
 
+    def open_log(self, run: Run) -> int:
+        """Opens the log of a run to be appended to; refuses a link in the place of the run's folder.
+
+        Returns:
+            A descriptor, which the caller closes.
+        """
+        self._files.names(run.place.as_posix())
+        return self._files.append_to(self.log(run).relative_to(self.path).as_posix())
+
+    def content(self, run: Run) -> dict[str, Any] | None:
+        """Returns the result of a run; None where it isn't done."""
+        return read_json(self._files, self.result(run).relative_to(self.path).as_posix())
+
     def outcome(self, run: R) -> Outcome[R] | None:
         """Returns what came of a run that is done; None where it isn't."""
-        content = read_json(self.result(run))
+        content = self.content(run)
         return None if content is None else Outcome(run, content, "", self.log(run))
 
     def _beside(self, run: Run, suffix: str) -> Path:
@@ -159,9 +174,9 @@ def _shown(value: object) -> str:
     return (", ".join(map(str, value)) if isinstance(value, list) else str(value or "")) or "none"
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(files: RunFolder, name: str) -> dict[str, Any] | None:
     """Returns the content of a file; None where it isn't there, or isn't whole."""
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, Damage):
+        content = from_bytes(files.read(name, MAX_BYTES + 1))
         return content if isinstance(content, dict) else None
     return None

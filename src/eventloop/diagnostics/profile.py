@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from eventloop.hooks import hookimpl
+from eventloop.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from eventloop.view import StateView
@@ -55,6 +56,7 @@ class Profile:
             activities.append(ProfilerActivity.CUDA)
             self._sort_by = "self_cuda_time_total"
         self._folder = state.run_dir
+        RunFolder(self._folder).check(FILE)
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
@@ -97,9 +99,9 @@ class Profile:
         ).strip()
 
     def _keep(self, profiler: profile) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with RunFolder(self._folder).replacing(FILE) as path:
+            profiler.export_chrome_trace(str(path))
         self.path = self._folder / FILE
-        profiler.export_chrome_trace(str(self.path))
         self._averages = profiler.key_averages()
 
     def _stop(self) -> None:

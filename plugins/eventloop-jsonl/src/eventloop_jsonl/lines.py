@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventloop import Moment
+from eventloop.run_folder import RunFolder
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '
@@ -93,12 +94,26 @@ class LineFile:
     The first use makes the folder, opens the file, and cuts off half a line that a killed process
     left. Nothing is held back: what `append` was given is in the operating system's hands when it
     returns, so that whoever watches sees it, and a forked worker has nothing to write twice.
+
+    Args:
+        path: of the file.
+        folder: of the run, where the file lies in it and may be a stranger's.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: RunFolder | None = None) -> None:
         self.path = path
+        self._folder = folder
         self._descriptor: int | None = None
         self._counted = (0, 0)  # so many bytes have so many lines
+
+    def check(self) -> None:
+        """Refuses what is in the run's folder in the place of the file, before there is a line.
+
+        Raises:
+            RunFolderError: it is a link, say.
+        """
+        if self._folder is not None:
+            self._folder.check(self.path.name, in_place=True)
 
     def append(self, text: str) -> None:
         """Writes whole lines of ASCII text at the end of the file.
@@ -169,9 +184,12 @@ class LineFile:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            self._descriptor = os.open(self.path, flags, 0o666)
+            if self._folder is not None:
+                self._descriptor = self._folder.append_to(self.path.name)
+            else:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+                self._descriptor = os.open(self.path, flags, 0o666)
             _mend(self._descriptor)
         return self._descriptor
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
+from eventloop.run_folder import RunFolder
 from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines
 
 if TYPE_CHECKING:
     from eventloop import StateView
 
 Result = TypeVar("Result")
+_NAME = "metrics.jsonl"
 
 
 class Jsonl:
@@ -42,6 +44,8 @@ class Jsonl:
         """Takes back what the run wrote after the checkpoint that it goes on from."""
         yield
         # The run's lock is taken by now: no other process is about to write.
+        if self._file is not None:
+            self._file.check()
         if self._file is not None and self._resumed_at is not None:
             place, self._resumed_at = self._resumed_at, None
             if self._tried(functools.partial(self._file.cut_after, place, self._is_surplus)):
@@ -88,5 +92,7 @@ class Jsonl:
             ) from error
 
     def _file_in(self, run_dir: Path) -> LineFile:
-        path = run_dir / "metrics.jsonl" if self.path is None else self.path.expanduser()
-        return LineFile(path.absolute())
+        if self.path is not None:  # the user's own choice, a pipe perhaps
+            return LineFile(self.path.expanduser().absolute())
+        run_dir = run_dir.absolute()
+        return LineFile(run_dir / _NAME, RunFolder(run_dir))

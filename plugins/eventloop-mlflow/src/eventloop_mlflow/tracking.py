@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from eventloop.run_folder import RunFolder
 from eventloop_mlflow.names import parameters, tags
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -115,7 +116,10 @@ class TrackedRun:
         self._client.log_batch(self.run_id, metrics=metrics)
 
     def add_files(self, path: Path, folder: str) -> None:
-        """Copies a folder with its files."""
+        """Copies a folder with its files; MLflow follows links, so that none may be in it."""
+        files = RunFolder(path)
+        for name in files.names():
+            files.check(name)
         self._client.log_artifacts(self.run_id, str(path), f"{folder}/{path.name}")
 
     def tag(self, name: str, value: str) -> None:

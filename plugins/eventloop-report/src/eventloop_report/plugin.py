@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
 from eventloop.files import why_no_file
+from eventloop.run_folder import RunFolder
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers
@@ -44,6 +45,7 @@ class Report:
         self._seconds = dict.fromkeys(_PHASES, 0.0)
         self._previous: Moment | None = None
         self._page: Path | None = None
+        self._folder: RunFolder | None = None
         self._phase = _PHASES[-1]
         self._since: float | None = None
 
@@ -52,6 +54,7 @@ class Report:
         """Settles where the page goes, for a task may change the working directory."""
         path = state.run_dir / "report.html" if self.path is None else self.path.expanduser()
         self._page = path.absolute()
+        self._folder = RunFolder(self._page.parent) if self.path is None else None
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
@@ -61,6 +64,9 @@ class Report:
             PluginError: nothing can be written there, which a run shouldn't learn at its end.
         """
         assert self._page is not None
+        if self._folder is not None:  # it may be a stranger's
+            self._folder.check(self._page.name)
+            self._folder.names(self._page.stem)
         if reason := why_no_file(self._page):
             raise self._unwritable(reason)
         self._since = time.perf_counter()
@@ -161,15 +167,22 @@ class Report:
             note=note,
         )
         try:
-            self._page.parent.mkdir(parents=True, exist_ok=True)
-            self._page.write_text(page.html(), encoding="utf-8")
+            self._put(self._page.name, page.html().encode("utf-8"))
             if self.pngs:
-                folder = self._page.with_suffix("")
-                folder.mkdir(exist_ok=True)
                 for name, plot in zip(names, plots, strict=True):
-                    (folder / f"{name}.png").write_bytes(png(plot))
+                    self._put(f"{self._page.stem}/{name}.png", png(plot))
         except OSError as error:
             raise self._unwritable(error.strerror or str(error)) from error
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Writes the page, or a file beside it."""
+        assert self._page is not None
+        if self._folder is not None:
+            self._folder.write(name, data)
+            return
+        path = self._page.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
     def _unwritable(self, reason: str) -> PluginError:
         return PluginError(

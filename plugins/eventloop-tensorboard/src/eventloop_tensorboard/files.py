@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from pathlib import Path
 from typing import BinaryIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -15,17 +14,24 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 # quick restart could come before what it goes on from.
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from eventloop.run_folder import RunFolder
+
 
 class EventFile:
-    """The events of one process, in a folder that belongs to one run.
+    """The events of one process, in a folder of its run's.
 
     TensorBoard reads the files of a folder one after the other, in the order of their names.
     Nothing is held back: what `append` was given is in the operating system's hands when it
     returns. Folder and file are made when the first event comes.
+
+    Args:
+        run: the run's folder.
+        name: of the folder in it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, run: RunFolder, name: str) -> None:
+        self.folder = run.path / name
+        self._run = run
         self._file: BinaryIO | None = None
 
     def append(self, *events: bytes) -> None:
@@ -52,20 +58,20 @@ class EventFile:
             file.close()
 
     def _open(self) -> BinaryIO:
-        self.folder.mkdir(parents=True, exist_ok=True)
         number = time.time_ns()
         # The clock of the machine that wrote the last one may have been ahead.
         for name in self._names():
             digits = name.split(".")[3]
             number = max(number, int(digits) + 1 if digits.isdigit() else 0)
         name = f"events.out.tfevents.{number:020}.{socket.gethostname()}.{os.getpid()}"
-        file = (self.folder / name).open("xb")
+        file = os.fdopen(self._run.create(f"{self.folder.name}/{name}"), "wb")
         version = Event(wall_time=time.time(), file_version="brain.Event:2")
         RecordWriter(file).write(version.SerializeToString())
         return file
 
     def _names(self) -> list[str]:
-        return [path.name for path in self.folder.glob("events.out.tfevents.*")]
+        names = self._run.names(self.folder.name)
+        return [one for one in names if one.startswith("events.out.tfevents.")]
 
 
 def start_of_process(step: int) -> bytes:

@@ -17,6 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, Time, hookimpl
 from eventloop.errors import SettingError
+from eventloop.run_folder import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters
@@ -53,7 +54,7 @@ class Tensorboard:
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
         """Settles where the events go, for a task may change the working directory."""
-        self._file = EventFile((state.run_dir / "tensorboard").absolute())
+        self._file = EventFile(RunFolder(state.run_dir.absolute()), "tensorboard")
 
     @hookimpl(wrapper=True)
     def fit_start(self, state: StateView) -> Generator[None, None, None]:
