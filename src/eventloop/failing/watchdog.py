@@ -23,11 +23,13 @@ from eventloop.failing.neighbours import POLL_S, neighbours
 from eventloop.failing.reports import details, exit_status, first_line
 from eventloop.failing.signals import is_agreed
 from eventloop.failing.timeout import timeout_s
-from eventloop.failing.whereabouts import place_of_error, place_of_thread
+from eventloop.failing.whereabouts import held_up_in_finally, place_of_error, place_of_thread
 from eventloop.layers import TIMEOUT_VARIABLE
 
 # How long a rank that has failed may take to close, before it is ended.
 CLOSING_S = 6.0
+# How long a `finally` may wait for other ranks.
+_HELD_UP_S = 4.0
 # Long enough for a rank with the same error to leave by itself, and for a report to be written;
 # with a poll by the rank that notices and one by the others, all are gone within 5 s.
 GRACE_S = 2.5
@@ -236,6 +238,7 @@ class _Watchdog:
     def _look(self) -> None:
         board = self._board
         board.beat(self._place())
+        self._post_what_is_held_up()
         lost = [found for one in self._neighbours if (found := one.look())]
         if self._failure is None:
             if lost:  # before it is posted: the watched thread may then end this process
@@ -247,6 +250,15 @@ class _Watchdog:
                 self._ends_at = time.monotonic() + grace_s
         elif time.monotonic() > self._ends_at:
             self._end(self._failure)
+
+    def _post_what_is_held_up(self) -> None:
+        """Posts an exception that can't come out of a `finally`, which waits for other ranks."""
+        if self._board.has_failed or time.monotonic() - self._moved_at < _HELD_UP_S:
+            return
+        error = held_up_in_finally(self._watched)
+        if error is not None:
+            self._failure = post(self._board, error)
+            self._ends_at = time.monotonic()
 
     def _place(self) -> str:
         """Returns where the watched thread is, if it has been there for long or a rank has failed.

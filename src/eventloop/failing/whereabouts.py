@@ -5,6 +5,9 @@ Read from its frames when somebody wants to know, so that the loop keeps no acco
 
 from __future__ import annotations
 
+import ast
+import itertools
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -18,6 +21,7 @@ from eventloop.plugin.order import Implementation
 
 _PACKAGE = str(Path(freeze.__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
+_COLLECTIVES = str(Path(torch.__file__).parent / "distributed")
 _PYTHON = str(Path(os.__file__).parent)
 
 
@@ -34,6 +38,38 @@ def place_of_thread(ident: int) -> str:
 def place_of_error(error: BaseException) -> str:
     """Says where an exception was raised."""
     return _place(_inwards(error.__traceback__)[::-1])
+
+
+def held_up_in_finally(ident: int) -> BaseException | None:
+    """Returns the exception that a thread would raise, did a `finally` not wait in a collective.
+
+    An `except` that waits is none: it may be about to go on, as the other ranks do.
+
+    Args:
+        ident: what `threading.get_ident` gives in it.
+    """
+    # Private as `sys._current_frames` is; a tuple until Python 3.12.
+    found = sys._current_exceptions().get(ident)
+    error = found[1] if isinstance(found, tuple) else found
+    frames = _outwards(sys._current_frames().get(ident))
+    waiting = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
+    if error is None or not any(
+        one.f_code.co_filename.startswith(_COLLECTIVES) for one, _ in waiting
+    ):
+        return None
+    passed = {frame for frame, _ in _inwards(error.__traceback__)}
+    return (
+        error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
+    )
+
+
+def _is_in_finally(frame: FrameType, line: int) -> bool:
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except SyntaxError:  # a file that has changed, say
+        return False
+    bodies = [one.finalbody for one in ast.walk(tree) if isinstance(one, ast.Try) and one.finalbody]
+    return any(body[0].lineno <= line <= (body[-1].end_lineno or line) for body in bodies)
 
 
 def _place(frames: list[tuple[FrameType, int]]) -> str:
