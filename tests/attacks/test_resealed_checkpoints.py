@@ -31,8 +31,15 @@ GONE = object()
 
 Path_ = tuple[Any, ...]
 
-# What goes on as a schedule of its own would that grows beyond every float.
-DIVERGES = (("training", "schedulers", "ba", 0, "state", "gamma"), "huge float")
+# What torch alone can judge, and does with the first step: rates that grow beyond every float, and
+# flags of an optimizer that its state wasn't made with.
+OPTIONS = ("optimizers", "adamw", "param_groups", 0)
+LEFT_TO_TORCH = (
+    (("training", "schedulers", "ba", 0, "state", "gamma"), "huge float"),
+    ((*OPTIONS, "lr"), "huge float"),
+    ((*OPTIONS, "amsgrad"), "yes"),
+    ((*OPTIONS, "capturable"), "yes"),
+)
 
 
 class Rounds(RandomSampler):
@@ -178,7 +185,7 @@ def rows_of(written: format.Checkpoint) -> list[Row]:
     """Returns every key with every change."""
     paths = list(walked({**written.parts, "facts": written.facts}))
     rows = [Row(path, change) for path in paths for change in CHANGES]
-    return [row for row in rows if (row.path, row.change.name) != DIVERGES]
+    return [row for row in rows if (row.path, row.change.name) not in LEFT_TO_TORCH]
 
 
 def failures(rows: list[Row], outcome: Callable[[Row], str]) -> list[str]:

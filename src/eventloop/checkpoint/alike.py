@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,8 @@ def is_alike(one: Any, other: Any) -> bool:
     if isinstance(other, list | tuple):
         if not isinstance(one, list | tuple):
             return False
+        if isinstance(other, tuple) and len(one) != len(other):
+            return False
         return not other or (bool(one) and all(is_alike(entry, other[0]) for entry in one))
     if isinstance(other, Mapping):
         return isinstance(one, Mapping)
@@ -55,6 +58,10 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     if not isinstance(state["state"], Mapping):
         raise TypeError(f"state is {a(type(state['state']).__name__)}")
     if type(optimizer).__module__.startswith("torch.optim"):
+        options = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
+        for then in state["param_groups"]:
+            # Its constructor knows the ranges of its options.
+            type(optimizer)([torch.zeros(1)], **{name: then[name] for name in options})
         _require_tensors(optimizer, state)
 
 
