@@ -26,6 +26,7 @@ from eventloop.plugin.records import Found, fold
 from eventloop.plugin.rules import KEYS, Rules
 from eventloop.plugin.select import Choice
 from eventloop.settings import SETTING_NAMES, Settings, convert_setting, setting_options
+from eventloop.shell import shell
 
 _HOW_TO_FIX: dict[Kind, str] = {
     "flag": "list the options with `eventloop fit TASK --help`",
@@ -286,7 +287,7 @@ def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
 def _switched_off(key: str, section: str) -> SettingError:
     return SettingError(
         f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
-        fix=f"leave it out, or switch the plugin on with `-p {section}`",
+        fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
     )
 
 

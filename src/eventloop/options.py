@@ -14,6 +14,7 @@ from typing import Any, Literal, Union
 from eventloop.clock import Time
 from eventloop.errors import SettingError, closest
 from eventloop.plugin.records import fold
+from eventloop.shell import shell
 from eventloop.urls import Url
 
 REQUIRED = inspect.Parameter.empty
@@ -131,7 +132,7 @@ def typed(
             f"{section}{'.' if section else ''}{option.name}: {error}",
             **facts,
             source=value.source,
-            fix=f"give it as {option.type_name}: `{flag(option.name, section)} {_example(option)}`",
+            fix=f"give it as {option.type_name}: {shell(flag(option.name, section), _example(option))}",
         ) from error
 
 

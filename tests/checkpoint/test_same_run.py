@@ -119,7 +119,7 @@ def test_a_missing_algorithm_stops_with_the_command_that_brings_it(run, install,
     with pytest.raises(ResumeError, match="was begun with doubles, which isn't here") as caught:
         run()
 
-    assert 'pip install "eventloop-doubles==1.0"' in str(caught.value)
+    assert "pip install eventloop-doubles==1.0" in str(caught.value)
     assert "--allow-missing-plugin doubles" in str(caught.value)
 
 

@@ -119,8 +119,8 @@ def test_a_rule_for_a_name_that_matches_nothing_is_refused(statuses, key):
     assert "pyproject.toml" in message
 
 
-MISSING = 'required = ["cutmix>=0.2"]', 'pip install "eventloop-cutmix>=0.2"'
-WRONG = 'required = ["ema>=0.2"]', 'pip install "eventloop-ema>=0.2"'
+MISSING = 'required = ["cutmix>=0.2"]', "pip install 'eventloop-cutmix>=0.2'"
+WRONG = 'required = ["ema>=0.2"]', "pip install 'eventloop-ema>=0.2'"
 
 
 @pytest.mark.parametrize(("rule", "line"), [MISSING, WRONG])

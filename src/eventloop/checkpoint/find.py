@@ -12,6 +12,7 @@ from eventloop.checkpoint.storage import Storage, local_copy
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.manifest import FILE as MANIFEST
+from eventloop.shell import shell
 from eventloop.starting.start import Allowed, Anew, FromCheckpoint, Start
 from eventloop.urls import Place, Url
 
@@ -72,7 +73,7 @@ def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused
         if place is not None and _resolved(one) == _resolved(named):
             raise ResumeError(
                 f"{one.name} can't be gone on from: {why}",
-                fix=f"leave `--resume {wanted}` out: the run goes on from {place.name}",
+                fix=f"leave {shell('--resume', str(wanted))} out: the run goes on from {place.name}",
             )
     return _named(named, place), refused
 
@@ -93,7 +94,7 @@ def _named(wanted: Place, newest: Place | None) -> Place:
         return newest
     raise ResumeError(
         f"the run has gone on to {newest.name} since {wanted.name}",
-        fix=f"begin another run with it: `--run-dir ANOTHER --resume {wanted}`",
+        fix=f"begin another run with it: {shell('--run-dir', 'ANOTHER', '--resume', str(wanted))}",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import select
@@ -13,8 +14,10 @@ import eventloop
 from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
 from eventloop.cli.registry import COMMANDS, help_lines, run_added
+from eventloop.errors import UsageError
 from eventloop.failing.ending import end_process
 from eventloop.failing.orphans import end_with_launcher, has_launcher
+from eventloop.failing.plain import one_line
 from eventloop.failing.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.failing.signals import Interrupted, told_from_a_key
 
@@ -43,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _end(BROKEN_PIPE)
         if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
             error = Interrupted("interrupted")  # nobody is blamed for it: a person's
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = _too_long(error)
         report(error)
         return _end(exit_status(error))
     return status
@@ -59,6 +64,13 @@ def _among_ranks() -> Iterator[None]:
 
     with watched_command():
         yield
+
+
+def _too_long(error: OSError) -> UsageError:
+    return UsageError(
+        f"a path is too long: {one_line(str(error.filename), 100)}",
+        fix="give a shorter one: 255 bytes a name, 4,095 in all on most systems",
+    )
 
 
 def _end(status: int) -> int:

@@ -23,6 +23,7 @@ from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
+from eventloop.shell import shell
 from eventloop.source_files import spec_of_file
 from eventloop.task import Task
 
@@ -77,7 +78,7 @@ class TaskFile:
                 raise SettingError(
                     f"{self.label} has no option {key!r}{closest(key, self.options)}",
                     source=value.source,
-                    fix=f"list its options with `eventloop fit {self.label} --help`",
+                    fix=f"list its options with {shell('eventloop', 'fit', self.label, '--help')}",
                 )
         for key, option in self.options.items():
             if option.required and key not in values:
@@ -193,7 +194,8 @@ def _come_first(folder: Path) -> None:
 def _no_file(label: str, path: Path) -> TaskFileError:
     if path.is_dir():
         return TaskFileError(
-            f"{label} is a folder", fix=f"name the file in it: `{Path(label) / 'task.py'}`"
+            f"{label} is a folder",
+            fix=f"name the file in it: {shell(str(Path(label) / 'task.py'))}",
         )
     if Path(label).is_file() and not label.endswith(".py"):
         return TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")

@@ -19,6 +19,7 @@ from eventloop.plugin.validate import (
     implementations,
     unknown_names,
 )
+from eventloop.shell import pip, switch_off
 
 HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
 
@@ -215,20 +216,20 @@ def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[P
         for name in _names(plugin, "requires"):
             if fold(name) not in active:
                 reason = reasons.get(fold(name))
-                fix = f"`pip install eventloop-{fold(name).replace('_', '-')}`"
+                fix = pip("install", f"eventloop-{fold(name).replace('_', '-')}")
                 yield PluginError(
                     f"{plugin.name} requires {name}, which "
                     + (f"is off: {reason}" if reason is not None else "isn't installed"),
                     plugin=plugin.origin,
                     fix=f"{'switch it on' if reason is not None else fix}, or switch "
-                    f"{plugin.name} off with `-p no:{plugin.name}`",
+                    f"{plugin.name} off with {switch_off(plugin.name)}",
                 )
         for name in _names(plugin, "conflicts"):
             if other := active.get(fold(name)):
                 yield PluginError(
                     f"{plugin.name} and {other.name} can't work together, says {plugin.name}",
                     plugins=f"{plugin.origin}, {other.origin}",
-                    fix=f"switch one off: `-p no:{plugin.name}` or `-p no:{other.name}`",
+                    fix=f"switch one off: {switch_off(plugin.name)} or {switch_off(other.name)}",
                 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
+from eventloop.shell import shell, switch_off
 
 
 def plugin_options(target: object) -> dict[str, Option]:
@@ -90,8 +91,8 @@ def _missing(found: Found, option: Option) -> PluginError:
     return PluginError(
         f"{found.name} needs its option {option.name!r}, which has no default",
         plugin=found.origin,
-        fix=f"give it with `{flag(option.name, found.name)} {option.type_name.upper()}`, or switch the "
-        f"plugin off with `-p no:{found.name}`",
+        fix=f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
+        f"plugin off with {switch_off(found.name)}",
     )
 
 
@@ -104,5 +105,5 @@ def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
             f"{found.name} can't be built: {type(error).__name__}: {error}",
             plugin=found.origin,
             call=f"{target.__name__}({given})",
-            fix=f"change its options, or switch it off with `-p no:{found.name}`",
+            fix=f"change its options, or switch it off with {switch_off(found.name)}",
         ) from error

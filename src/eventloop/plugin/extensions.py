@@ -11,6 +11,7 @@ from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, fold
 from eventloop.plugin.select import is_usable_name
+from eventloop.shell import pip
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 
@@ -65,13 +66,13 @@ def _taken(group: Iterable[Found]) -> PluginError:
     return PluginError(
         f"the {first.role} {first.name!r} of {names} isn't reached: torch-eventloop has a "
         f"{first.role} of this name",
-        fix=f"rename its entry point, or `pip uninstall {' '.join(_installed(group))}`",
+        fix=f"rename its entry point, or {pip('uninstall', *_installed(group))}",
     )
 
 
 def _several(group: Collection[Found]) -> PluginError:
     first, *_ = group
-    removal = " or ".join(f"`pip uninstall {one}`" for one in _installed(group))
+    removal = " or ".join(pip("uninstall", one) for one in _installed(group))
     return PluginError(
         f"{len(group)} packages add the {first.role} {first.name!r}: "
         f"{' and '.join(_distributions(group))}",

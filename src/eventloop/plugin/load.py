@@ -9,6 +9,7 @@ from eventloop.errors import PluginError
 from eventloop.failing.signals import Interrupted, told_from_a_key
 from eventloop.plugin.from_file import import_from_file
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Selected
+from eventloop.shell import pip, shell, switch_off
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,16 @@ def imported(found: Found) -> object:
 
 def _problem(found: Found, error: BaseException) -> PluginError:
     what = "plugin" if found.role in GROUPS.values() else found.role
-    way_out = f"leave `-p {found.entry_point.value}` out"
+    way_out = f"leave {shell('-p', found.entry_point.value)} out"
     if found.role in EXTENSIONS.values():
         way_out = (
-            f"install it with all that it needs, `pip install {found.distribution}`, or remove it "
-            f"with `pip uninstall {found.distribution}`"
+            f"install it with all that it needs, {pip('install', found.distribution)}, or remove it "
+            f"with {pip('uninstall', found.distribution)}"
         )
     elif found.path is None:
         way_out = (
-            f"switch the plugin off with `-p no:{found.name}`, or remove it with "
-            f"`pip uninstall {found.distribution}`"
+            f"switch the plugin off with {switch_off(found.name)}, or remove it with "
+            f"{pip('uninstall', found.distribution)}"
         )
     return PluginError(
         f"{what} {found.name!r} can't be imported: {type(error).__name__}: {error}",

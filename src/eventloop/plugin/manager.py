@@ -20,6 +20,7 @@ from eventloop.plugin.discover import discover_all
 from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected, fold
 from eventloop.plugin.rows import choose, take_up
 from eventloop.plugin.validate import takes_part
+from eventloop.shell import shell
 from eventloop.state import State
 
 
@@ -145,7 +146,7 @@ def unsuitable_reasons(
                 by=asked_by,
                 fix=f"take {plugin.name!r} out of `required = [...]`"
                 if is_rule
-                else f"leave `{asked_by}` out"
+                else f"leave {shell(*asked_by.split(' ', 1))} out"
                 if plugin.found is not None
                 else plugin.way_out,
             )
@@ -206,7 +207,7 @@ def _without_hooks(plugin: Plugin) -> PluginError:
         )
     if isinstance(target, str):
         camel = "".join(word.capitalize() for word in fold(target).split("_"))
-        fix = f"write {camel}(...), or `-p {target}` on the command line"
+        fix = f"write {camel}(...), or {shell('-p', target)} on the command line"
     else:
         fix = (
             "hand over an object with methods under @hookimpl; `eventloop plugins hooks` lists them"

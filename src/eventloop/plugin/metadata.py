@@ -13,6 +13,7 @@ import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError
+from eventloop.shell import pip
 
 _FIELD = re.compile(r"^(Name|Version|Summary):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # Entry points that can be read, and a problem for each distribution whose can't.
@@ -117,7 +118,7 @@ def _unreadable(
     return PluginError(
         f"{who} has entry points that can't be read: {type(error).__name__}: {error}",
         folder=place,
-        fix=f"`pip install --force-reinstall {name}`, or `pip uninstall {name}`"
+        fix=f"{pip('install --force-reinstall', name)}, or {pip('uninstall', name)}"
         if name
         else "delete what is left of it",
     )

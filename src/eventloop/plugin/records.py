@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
+from eventloop.shell import shell, switch_off
+
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
@@ -148,13 +150,13 @@ class Plugin:
         if self.role in ("task", "core"):
             return ""
         if self.source == FROM_ENTRY_POINT:
-            return f"switch the plugin off with `-p no:{self.name}`"
+            return f"switch the plugin off with {switch_off(self.name)}"
         if self.found is not None and self.found.path is not None:
-            return f"leave `-p {self.source}` out"
+            return f"leave {shell('-p', self.source)} out"
         if self.source.startswith("--"):
             return f"leave `{self.source}` out"
         if self.source.startswith("Task("):
-            return f"run with `-p no:{self.name}`, or leave it out of Task({self.role}s=[...])"
+            return f"run with {switch_off(self.name)}, or leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, mend: str) -> str:

@@ -19,6 +19,7 @@ from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.shadow import shadowed
 from eventloop.plugin.validate import takes_part
+from eventloop.shell import switch_off
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def unexpected(origin: str, error: BaseException) -> PluginError:
     problem = PluginError(
         f"{name} can't be looked at: {type(error).__name__}: {error}",
         plugin=origin,
-        fix=f"mend it, or switch it off with `-p no:{name}`",
+        fix=f"mend it, or switch it off with {switch_off(name)}",
     )
     problem.__cause__ = error
     return problem

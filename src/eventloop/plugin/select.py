@@ -10,6 +10,7 @@ from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rules import Requirement, Rules
+from eventloop.shell import pip, shell, switch_off
 
 RESERVED = ("task", "core")
 NOT_IN_RUN = "not part of this run"
@@ -49,7 +50,7 @@ class Choice:
             return then  # it was so when the run went on the last time
         if then is not None:
             return f"{NOT_IN_RUN}: off when it began, {then}"
-        return f"{NOT_IN_RUN}: installed since; `-p {found.name}` takes it in"
+        return f"{NOT_IN_RUN}: installed since; {shell('-p', found.name)} takes it in"
 
     def switches_off(self, name: str) -> bool:
         """Tells whether `-p no:NAME` was given."""
@@ -167,7 +168,7 @@ def rule_problems(
             yield PluginError(
                 f"{name} was asked for, but the site switches it off: {one.reason}",
                 plugin=one.found.origin,
-                fix=f"leave `-p {one.found.entry_point.value if one.found.path else name}` out; "
+                fix=f"leave {shell('-p', one.found.entry_point.value if one.found.path else name)} out; "
                 "what the site says can't be overruled",
             )
 
@@ -230,7 +231,7 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
         f"{required.name} is required, but no plugin has this name"
         f"{closest(required.name, sorted(installed))}",
         source=required.source,
-        fix=f'install it, `pip install "{distribution}{required.specifier}"`, or take it out of '
+        fix=f"install it, {pip('install', distribution + required.specifier)}, or take it out of "
         "required",
     )
 
@@ -251,7 +252,7 @@ def _opposite(one: Selected) -> str:
     if one.reason.startswith("disable"):
         return f"take {one.found.name!r} out of disable"
     if one.reason.startswith(NOT_IN_RUN):
-        return f"take it in with `-p {one.found.name}`"
+        return f"take it in with {shell('-p', one.found.name)}"
     return f"leave `{one.reason.partition(' takes its place')[0]}` out"
 
 
@@ -262,9 +263,9 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
         "there",
         plugin=found.origin,
         source=required.source,
-        fix=f'`pip install "{wanted}"`'
+        fix=pip("install", wanted)
         if found.distribution
-        else f"leave `-p {found.entry_point.value}` out",
+        else f"leave {shell('-p', found.entry_point.value)} out",
     )
 
 
@@ -273,10 +274,10 @@ def _several(group: Sequence[Found]) -> PluginError:
         f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group
     ]
     installed = [one.distribution for one in group if one.distribution]
-    removal = " or ".join(f"`pip uninstall {distribution}`" for distribution in installed)
+    removal = " or ".join(pip("uninstall", distribution) for distribution in installed)
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
-        fix=f"keep one with {removal}, or switch all off with `-p no:{group[0].name}`"
+        fix=f"keep one with {removal}, or switch all off with {switch_off(group[0].name)}"
         if installed
         else "leave one of them out, or give one another `name`",
     )
@@ -290,7 +291,7 @@ def _nobodys(found: Found) -> PluginError:
         "or can't be read, as an interrupted installation leaves it",
         entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
         **facts,
-        fix=f"install it again, or switch the plugin off with `-p no:{found.name}`",
+        fix=f"install it again, or switch the plugin off with {switch_off(found.name)}",
     )
 
 
@@ -299,5 +300,5 @@ def _unusable(found: Found) -> PluginError:
         f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
         f"and {' and '.join(RESERVED)} stand for something else",
         plugin=found.origin,
-        fix=f"rename its entry point, or switch the plugin off with `-p no:{found.name}`",
+        fix=f"rename its entry point, or switch the plugin off with {switch_off(found.name)}",
     )

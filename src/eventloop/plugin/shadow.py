@@ -13,6 +13,7 @@ import importlib_metadata
 from eventloop.errors import PluginError
 from eventloop.plugin.metadata import canonical, name_and_version
 from eventloop.plugin.records import Selected
+from eventloop.shell import pip
 
 
 def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
@@ -40,7 +41,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
                 f"{distribution} is installed in {len(places)} versions, of which one hides the "
                 f"others: {', '.join(listed)}",
                 plugin=", ".join(one.found.origin for one in group),
-                fix=f"`pip uninstall {distribution}` until none is left, and install it once",
+                fix=f"{pip('uninstall', distribution)} until none is left, and install it once",
             )
 
 

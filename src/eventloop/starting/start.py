@@ -19,6 +19,7 @@ from eventloop.clock import Time
 from eventloop.errors import ResumeError
 from eventloop.failing.signals import is_interruption
 from eventloop.plugin.records import fold
+from eventloop.shell import pip, shell
 from eventloop.starting.entry import AfterCheckpoint
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class FromCheckpoint:
             raise ResumeError(
                 "the run was begun with other versions of its algorithms",
                 **self._diff(versions),
-                fix=f"install those versions, or go on with these: `--allow-plugin-change {name}`",
+                fix=f"install those versions, or go on with these: {shell('--allow-plugin-change', name)}",
             )
         settings = config_differences(self._then, manifest, "settings")
         task = task_differences(self._then["task"], manifest["task"])
@@ -260,7 +261,7 @@ class FromCheckpoint:
                     f"the run was begun with {one['name']}, which isn't here",
                     checkpoint=self._place,
                     fix=f"{_how_to_get(one)}, or go on without it: "
-                    f"`--allow-missing-plugin {one['name']}`",
+                    f"{shell('--allow-missing-plugin', one['name'])}",
                 )
         new = [one["name"] for name, one in now.items() if self._is_new(name, one)]
         self.changes += [f"{name} takes part" for name in new]
@@ -293,5 +294,5 @@ class FromCheckpoint:
 
 def _how_to_get(plugin: Mapping[str, Any]) -> str:
     if plugin["distribution"]:
-        return f'`pip install "{plugin["distribution"]}=={plugin["version"]}"`'
+        return pip("install", f"{plugin['distribution']}=={plugin['version']}")
     return f"bring it as before, by {plugin['source']}"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from eventloop.errors import TaskError
+from eventloop.shell import switch_off
 from eventloop.state import State
 
 Result = TypeVar("Result")
@@ -108,7 +109,7 @@ class SecondTargets:
         return TaskError(
             f"{self._plugin} needs a loss of outputs and targets, but {reason}: nobody sees the "
             "second targets",
-            fix=f"give Task(loss=...), or switch {self._plugin} off with `-p no:{self._plugin}`",
+            fix=f"give Task(loss=...), or switch {self._plugin} off with {switch_off(self._plugin)}",
         )
 
 
