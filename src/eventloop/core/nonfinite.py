@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 AT_A_TIME = 10
 _STOPS = "a loss isn't finite"
+Losses = list[tuple[Counts, Tensor]]
+Norms = list[tuple[int, Tensor]]
+_Copied = tuple[Losses, Norms, HostCopy]
 
 
 class BadBatch(NamedTuple):
@@ -86,7 +89,7 @@ class LossWatch:
             kept.append((now, loss))
         if len(kept) == AT_A_TIME:
             self._start_copy()
-        while self._copies and self._copies[0].is_ready():
+        while self._copies and self._copies[0][2].is_ready():
             self._look(state)
         if state.stop_reason == _STOPS:  # all ranks know by now
             self._look_at_all(state)
@@ -113,8 +116,8 @@ class LossWatch:
         self._norms.append((batch, norm))
 
     def _forget(self) -> None:
-        self._kept: list[tuple[Counts, Tensor]] = []
-        self._norms: list[tuple[int, Tensor]] = []
+        self._kept: Losses = []
+        self._norms: Norms = []
         self._copies: deque[_Copied] = deque()
         self._bad: tuple[Counts, float] | None = None
 
@@ -141,20 +144,21 @@ class LossWatch:
 
     def _start_copy(self) -> None:
         if self._kept:
-            self._copies.append(_Copied(self._kept, self._norms))
+            copy = HostCopy([one for _, one in [*self._kept, *self._norms]])
+            self._copies.append((self._kept, self._norms, copy))
             self._kept, self._norms = [], []
 
     def _look(self, state: State) -> None:
-        copied = self._copies.popleft()
-        losses, norms = copied.numbers()
-        if math.isfinite(sum(losses)) and math.isfinite(sum(norms)):
+        losses, norms, copy = self._copies.popleft()
+        numbers = copy.numbers()
+        if math.isfinite(sum(numbers)):
             return  # as always but once; to ask for each would be ten calls
-        batches = zip(copied.batches, norms, strict=True)
-        self._weights.bad_gradients |= {batch for batch, norm in batches if not math.isfinite(norm)}
-        bad = zip(copied.places, losses, strict=True)
-        first = next((one for one in bad if not math.isfinite(one[1])), None)
+        for (batch, _), norm in zip(norms, numbers[len(losses) :], strict=True):
+            if not math.isfinite(norm):
+                self._weights.bad_gradients.add(batch)
+        first = next((idx for idx in range(len(losses)) if not math.isfinite(numbers[idx])), None)
         if first is not None and self._bad is None:
-            self._bad = first
+            self._bad = losses[first][0], numbers[first]
             state.request_stop(_STOPS)
 
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
@@ -231,23 +235,6 @@ class QuietWatch:
     @hookimpl
     def fit_end(self, state: State) -> None:
         self._weights.end_fit(state)
-
-
-class _Copied:
-    """Losses and norms on their way to the host."""
-
-    def __init__(
-        self, losses: Sequence[tuple[Counts, Tensor]], norms: Sequence[tuple[int, Tensor]]
-    ) -> None:
-        self.places = [place for place, _ in losses]
-        self.batches = [batch for batch, _ in norms]
-        self._copy = HostCopy([one for _, one in (*losses, *norms)])
-        self.is_ready = self._copy.is_ready
-
-    def numbers(self) -> tuple[list[float], list[float]]:
-        """Returns the losses and the norms."""
-        numbers = self._copy.numbers()
-        return numbers[: len(self.places)], numbers[len(self.places) :]
 
 
 def _first_bad(params: Iterable[tuple[str, nn.Parameter]]) -> str | None:

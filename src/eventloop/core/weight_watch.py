@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 EVERY = 100  # batches
+_WIDE = (torch.float32, torch.float64)
+Params = list[tuple[str, nn.Parameter]]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,9 @@ class WeightSums:
     copy: HostCopy
 
     @classmethod
-    def of(cls, state: State) -> WeightSums:
+    def of(cls, params: Params, batch: int) -> WeightSums:
         """Starts to add up the weights as they are now."""
-        params = dict(trained(state.model))
-        return cls(state.clock.batch, list(params), HostCopy(list(map(_sum, params.values()))))
+        return cls(batch, [name for name, _ in params], HostCopy([_sum(one) for _, one in params]))
 
     def numbers(self) -> dict[str, float]:
         """Returns the sums by name; waits for them where they aren't there."""
@@ -63,13 +63,22 @@ class WeightWatch:
         bad_gradients: the batches whose gradients are known to be not finite, from 1.
     """
 
-    __slots__ = ("_good", "_has_warned", "_processes", "_stops", "_sums", "bad_gradients")
+    __slots__ = (
+        "_good",
+        "_has_warned",
+        "_params",
+        "_processes",
+        "_stops",
+        "_sums",
+        "bad_gradients",
+    )
 
     def __init__(self, processes: Processes, *, stops: bool) -> None:
         self._processes = processes
         self._stops = stops
         self._has_warned = False
         self._sums: WeightSums | None = None
+        self._params: Params = []
         self._good: int | None = None
         self.bad_gradients: set[int] = set()
 
@@ -77,7 +86,8 @@ class WeightWatch:
         """Begins to look; what a fit that failed has left is dropped."""
         self._good, self._has_warned = None, False
         self.bad_gradients.clear()
-        self._sums = WeightSums.of(state)
+        self._params = trained(state.model)
+        self._sums = WeightSums.of(self._params, state.clock.batch)
 
     def look(self, state: State) -> None:
         """Reads the look before, and starts another; collective: every rank must call it.
@@ -87,10 +97,11 @@ class WeightWatch:
             EventloopError: those of the ranks differed.
         """
         self._read(state)
-        self._sums = WeightSums.of(state)
+        self._sums = WeightSums.of(self._params, state.clock.batch)
 
     def end_fit(self, state: State) -> None:
         """Looks at the weights as they are, and waits for it; raises as `look` does."""
+        self._params = trained(state.model)  # some may have been thawed or replaced since
         self.look(state)
         self._read(state)
 
@@ -107,7 +118,7 @@ class WeightWatch:
         bad = [name for name, one in sums.items() if not math.isfinite(one)]
         if bad and not math.isfinite(sum(sums.values())):
             # A sum overflows, too, where entries are finite and huge: the weights themselves tell.
-            params = dict(trained(state.model))
+            params = dict(self._params)
             bad = [name for name in bad if not is_finite(local_part(params[name]))]
         if not state.num_yes(bool(bad)):
             return
@@ -139,11 +150,10 @@ class WeightWatch:
         return f"since batch {batch}" if first == batch else f"since a batch of {first} to {batch}"
 
 
-def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Returns the parameters that are trained, by name, but those without a shape as yet."""
-    for name, param in model.named_parameters():
-        if param.requires_grad and not is_lazy(param):
-            yield name, param
+def trained(model: nn.Module) -> Params:
+    """Returns the parameters that are trained, but those without a shape as yet."""
+    named = model.named_parameters()
+    return [(name, one) for name, one in named if one.requires_grad and not is_lazy(one)]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -155,7 +165,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def _sum(param: Tensor) -> Tensor:
-    own = local_part(param)
+    own = param.detach() if type(param) is nn.Parameter else local_part(param)
+    if own.dtype in _WIDE:
+        return own.sum()
     if own.is_complex():
         own = torch.view_as_real(own.resolve_conj())
     # Half precision would overflow; float32 is as fast as can be.
