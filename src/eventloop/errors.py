@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
 
@@ -18,7 +19,7 @@ class EventloopError(Exception):
     """
 
     def __init__(self, what: str, *, fix: str = "", **facts: object) -> None:
-        lines = {name.rstrip("_"): str(value) for name, value in facts.items()}
+        lines = {name.rstrip("_"): _text(value) for name, value in facts.items()}
         if fix:
             lines["fix"] = fix
         width = max((len(name) for name in lines), default=0)
@@ -26,6 +27,12 @@ class EventloopError(Exception):
         listed = (f"  {name:<{width}}  {text}" for name, text in lines.items())
         super().__init__("\n".join([what, *listed, *frames]))
         self.what = what
+
+
+def _text(value: object) -> str:
+    """Returns a fact as text; a path with ends of lines in it as Python writes it."""
+    text = str(value)
+    return ascii(text) if isinstance(value, PurePath) and not text.isprintable() else text
 
 
 def _without_frames(text: str) -> tuple[str, list[str]]:

@@ -204,13 +204,13 @@ def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, "text", error) from error
     raise SettingError(
-        f"{path} has more than {max_bytes:,} bytes, which no configuration needs",
+        f"{one_line(str(path))} has more than {max_bytes:,} bytes, which no configuration needs",
         fix="name the right file; data belongs into files of its own",
     )
 
 
 def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
     return SettingError(
-        f"{path} can't be read as {form}: {' '.join(str(error).split())}",
+        f"{one_line(str(path))} can't be read as {form}: {' '.join(str(error).split())}",
         fix="mend the file",
     )

@@ -109,11 +109,11 @@ class RunLock:
         who = self._who()
         if who == told(json.dumps({"process": os.getpid(), "host": platform.node()}).encode()):
             return ResumeError(
-                f"another Trainer of this process trains in {self._run_dir}",
+                f"another Trainer of this process trains in {one_line(str(self._run_dir))}",
                 fix="close it: `trainer.close()`, or `with Trainer(...) as trainer:`",
             )
         return ResumeError(
-            f"another process trains in {self._run_dir}",
+            f"another process trains in {one_line(str(self._run_dir))}",
             by=who,
             fix="wait for it or stop it, or give another run_dir",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
-from eventloop.failing.plain import plain
+from eventloop.failing.plain import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,7 @@ def write_text(text: str) -> None:
 def write_lines(lines: Iterable[str]) -> None:
     """Writes lines; on a terminal the long ones are folded between words, with an indent."""
     console = _terminal()
-    for line in map(_plain, lines if _is_heard() else ()):
+    for line in map(_one_line, lines if _is_heard() else ()):
         if console is None:
             write_text(line)
             continue
@@ -94,7 +94,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     console = _terminal()
     if console is None:
-        lines = [columns, *([*map(_plain, row)] for row in rows)]
+        lines = [columns, *([*map(_one_line, row)] for row in rows)]
         widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -102,7 +102,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     from rich.table import Table
 
-    filled = [[*map(_plain, row)] for row in rows]
+    filled = [[*map(_one_line, row)] for row in rows]
     kept = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
     if _min_width([[columns[idx], *(row[idx] for row in filled)] for idx in kept]) > console.width:
         _write_blocks(
@@ -137,8 +137,8 @@ def write_json(content: object) -> None:
     write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
-def _plain(text: str) -> str:
-    return plain(text, _MOST_CHARS)
+def _one_line(text: str) -> str:
+    return one_line(text, _MOST_CHARS)
 
 
 def _is_heard() -> bool:

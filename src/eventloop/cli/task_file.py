@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import eventloop
 from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
+from eventloop.failing.plain import one_line
 from eventloop.manifest import plain
 from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
@@ -162,7 +163,9 @@ def _import_file(label: str) -> ModuleType:
     if known is not None and getattr(known, "__file__", None) != str(path):
         name = f"{name}_task"  # what else has this name goes on being itself
     if path.suffix != ".py":
-        raise TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")
+        raise TaskFileError(
+            f"{one_line(label)} is no Python file", fix="name a file that ends in .py"
+        )
     spec = spec_of_file(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes of the task can be pickled for data loader workers
@@ -194,11 +197,13 @@ def _come_first(folder: Path) -> None:
 def _no_file(label: str, path: Path) -> TaskFileError:
     if path.is_dir():
         return TaskFileError(
-            f"{label} is a folder",
+            f"{one_line(label)} is a folder",
             fix=f"name the file in it: {shell(str(Path(label) / 'task.py'))}",
         )
     if Path(label).is_file() and not label.endswith(".py"):
-        return TaskFileError(f"{label} is no Python file", fix="name a file that ends in .py")
+        return TaskFileError(
+            f"{one_line(label)} is no Python file", fix="name a file that ends in .py"
+        )
     kind = "file" if label.endswith(".py") or "/" in label else "module"
     names = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
     return TaskFileError(
@@ -251,7 +256,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
         facts["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in str(error)
     fix = _NO_PACKAGE if is_relative else without_samples(error) or _MEND
-    return TaskError(f"{label} raises {type(error).__name__}: {error}", fix=fix, **facts)
+    return TaskError(f"{one_line(label)} raises {type(error).__name__}: {error}", fix=fix, **facts)
 
 
 def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:

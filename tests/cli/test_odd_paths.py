@@ -1,0 +1,59 @@
+"""Paths that no system takes: an error that says so, whichever command they are given to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventloop.cli.entry import main
+from eventloop.cli.output import write_lines, write_table
+from eventloop.errors import EventloopError
+
+LONG = "a" * 5_000
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["fit", LONG],
+        ["checkpoints", LONG],
+        ["checkpoints", "verify", LONG],
+        ["checkpoints", "diff", LONG, LONG],
+        ["export", LONG, "out.safetensors"],
+    ],
+    ids=lambda argv: " ".join(argv)[:20],
+)
+def test_a_path_that_is_too_long_is_an_error(argv, clean, capsys):
+    """Not a traceback of where the system was asked."""
+    assert main(argv) == 2
+
+    err = capsys.readouterr().err
+    assert err.startswith("UsageError: a path is too long: ")
+    assert "Traceback" not in err
+    assert len(err) < 500
+
+
+@pytest.mark.parametrize("name", ["x\nPluginError: fake", "x\x1b[31m", "x\r\ny"])
+def test_a_path_is_printed_on_one_line(name, clean, capsys):
+    """What follows an end of a line would look like a message of ours."""
+    folder = clean / name
+    folder.mkdir()
+
+    for argv in (["fit", str(folder)], ["checkpoints", str(folder)]):
+        main(argv)
+        assert not any(line.startswith(("PluginError", "y")) for line in _lines(capsys))
+    write_lines([f"run dir: {folder}"])
+    write_table(["run"], [[str(folder)]])
+    assert not any(line.startswith(("PluginError", "y")) for line in _lines(capsys))
+
+
+def test_a_path_in_a_fact_is_on_one_line():
+    """Facts of errors are a line each."""
+    assert "\n" not in str(EventloopError("no", folder=Path("x\ny"))).partition("\n")[2]
+
+
+def _lines(capsys) -> list[str]:
+    found = capsys.readouterr()
+    assert "\x1b" not in found.out + found.err
+    return (found.out + found.err).split("\n")
