@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.errors import PluginError, closest
-from eventloop.ranks.processes import Processes
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
+    from eventloop.ranks.processes import Processes
     from eventloop.state import State
 
 # Leaves the loss of the microbatch at hand in the State.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eventloop.errors import TaskError, counted
 from eventloop.metrics import compute
-from eventloop.plugin.freeze import Plans
 from eventloop.seeding import kept_generators
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.plugin.freeze import Plans
+    from eventloop.state import State
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from eventloop.accumulation import Microbatches, Passes
 from eventloop.data import num_samples
 from eventloop.errors import counted
-from eventloop.ranks.processes import Processes
 from eventloop.seeding import KeptGenerators
 
 if TYPE_CHECKING:
     from eventloop.plugin.freeze import Plans
+    from eventloop.ranks.processes import Processes
     from eventloop.state import State
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")

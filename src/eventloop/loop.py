@@ -7,7 +7,7 @@ implementations are the core's default for the action of their name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,19 +20,21 @@ from eventloop.accumulation import (
     passes_of,
     require_gradients,
 )
-from eventloop.clock import Time
 from eventloop.core.bookkeeping import log_train_metrics
 from eventloop.data import to_host
-from eventloop.data.feed import Feed
 from eventloop.data.feeds import Feeds
 from eventloop.evaluation import batches_of, evaluation_mode
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 from eventloop.plugin.freeze import Plans
-from eventloop.ranks.processes import Processes
-from eventloop.scaling import Stepped
 from eventloop.starting.entry import Entry, FromStart
 from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.clock import Time
+    from eventloop.data.feed import Feed
+    from eventloop.ranks.processes import Processes
+    from eventloop.scaling import Stepped
 
 Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]
 

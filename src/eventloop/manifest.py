@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,11 +19,13 @@ import eventloop
 from eventloop.checkpoint.bounded_json import MAX_BYTES, from_bytes
 from eventloop.checkpoint.damage import Damage
 from eventloop.errors import EventloopError
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.lock import order_digest
 from eventloop.run_folder import RunFolder
-from eventloop.settings import Settings
 from eventloop.urls import hidden
+
+if TYPE_CHECKING:
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.settings import Settings
 
 FILE = "manifest.json"
 _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device")

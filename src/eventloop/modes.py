@@ -11,17 +11,19 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from eventloop.clock import Time
 from eventloop.data import known_length
 from eventloop.first_batches import FirstBatches
 from eventloop.hooks import hookimpl
-from eventloop.plugin.observe import Observer
-from eventloop.plugin.order import Implementation
-from eventloop.settings import SettingValues
-from eventloop.state import State
 from eventloop.trainer import Result, Trainer
+
+if TYPE_CHECKING:
+    from eventloop.plugin.observe import Observer
+    from eventloop.plugin.order import Implementation
+    from eventloop.settings import SettingValues
+    from eventloop.state import State
 
 # Two batches show what the first alone doesn't; two epochs, what happens between epochs.
 _DRY_BATCHES, _DRY_DURATION = 2, "2ep"

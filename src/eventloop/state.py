@@ -18,15 +18,15 @@ from eventloop.core.numbers import NoNumbers, Numbers
 from eventloop.data.beside import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.plugin.records import Plugin, fold
-from eventloop.precision import Precision
-from eventloop.ranks.processes import Processes
-from eventloop.scaling import Stepped
-from eventloop.settings import Settings
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from eventloop.checkpoint.capture import Captured
+    from eventloop.precision import Precision
+    from eventloop.ranks.processes import Processes
+    from eventloop.scaling import Stepped
+    from eventloop.settings import Settings
 
 # The actions that a plugin may have done for a batch of its own choice.
 CALLABLE = ("forward", "loss")

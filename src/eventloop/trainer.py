@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from safetensors import SafetensorError
 from torch import Tensor
@@ -30,12 +30,10 @@ from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.freeze import told
 from eventloop.plugin.manager import assemble
-from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import Plugin, Selected, listed
 from eventloop.ranks.distributed import join_processes
 from eventloop.ranks.same import require_same_run
 from eventloop.seeding import seed_everything
-from eventloop.settings import SettingValues
 from eventloop.starting.building import build
 from eventloop.starting.readiness import (
     check_trainable,
@@ -43,6 +41,10 @@ from eventloop.starting.readiness import (
 )
 from eventloop.starting.start import NOTHING, Allowed
 from eventloop.task.brought import brought_by, task_plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.observe import Observer
+    from eventloop.settings import SettingValues
 
 
 @dataclass(frozen=True)

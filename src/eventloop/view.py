@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop.clock import Clock, Time
-from eventloop.data import Count
 from eventloop.errors import ReadOnlyStateError
-from eventloop.precision import Precision
 from eventloop.readonly import ReadOnlyMapping
-from eventloop.settings import Settings
-from eventloop.state import State
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+    from eventloop.clock import Clock, Time
+    from eventloop.data import Count
+    from eventloop.precision import Precision
+    from eventloop.settings import Settings
+    from eventloop.state import State
 
 
 class StateView(Protocol):

@@ -17,10 +17,10 @@ from eventloop.checkpoint.contents import loading
 from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.generators import Generators
 from eventloop.checkpoint.metrics import counts_of, put_counts
-from eventloop.checkpoint.plugins import PluginStates
 from eventloop.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.plugins import PluginStates
     from eventloop.data.feeds import Feeds
     from eventloop.plugin.freeze import Plans
     from eventloop.state import State

@@ -12,13 +12,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.checkpoint import bounded_json
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.disk import OldFile
-from eventloop.checkpoint.nest import Json
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.nest import Json
 
 FILE = "manifest.json"
 FORMAT = "eventloop checkpoint"

@@ -10,13 +10,11 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import bounded_json, disk
 from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
-from eventloop.checkpoint.nest import Nest
-from eventloop.checkpoint.remote_folder import RemoteFolder
 from eventloop.checkpoint.store import Found, Store, holds
 from eventloop.checkpoint.verifying import (
     batch_of,
@@ -28,7 +26,11 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.run_folder import check_folder
-from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.nest import Nest
+    from eventloop.checkpoint.remote_folder import RemoteFolder
+    from eventloop.urls import Url
 
 
 class RemoteCheckpoints:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from eventloop.checkpoint.disk import NewFile
-from eventloop.checkpoint.run_lock import Lock
-from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.run_lock import Lock
+    from eventloop.urls import Url
 
 
 class RemoteFolder(ABC):

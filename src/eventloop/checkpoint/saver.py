@@ -13,19 +13,19 @@ from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.finite import are_finite, trained_names
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.snapshot import Snapshot
-from eventloop.checkpoint.storage import Storage
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
 from eventloop.failing.failures import failures_of
 from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
-from eventloop.urls import Place
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.storage import Storage
     from eventloop.plugin.freeze import Plans
     from eventloop.settings import Settings
     from eventloop.state import State
+    from eventloop.urls import Place
 
 
 class Written(NamedTuple):

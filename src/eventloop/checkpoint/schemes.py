@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.checkpoint.remote_folder import RemoteStorage
@@ -11,8 +12,10 @@ from eventloop.errors import PluginError, UsageError
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.load import imported
-from eventloop.plugin.records import Found
-from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
+    from eventloop.urls import Url
 
 GROUP = "eventloop.storage"
 ANY = "*"  # the name of an entry point for all schemes that no other one names

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.checkpoint.nest import Nest
 from eventloop.checkpoint.places import FOLDER
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import Found, Store
@@ -17,6 +16,7 @@ from eventloop.errors import EventloopError
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.nest import Nest
     from eventloop.ranks.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from eventloop.checkpoint import disk
 from eventloop.checkpoint.damage import Damage
@@ -25,8 +25,6 @@ from eventloop.checkpoint.leftovers import (
     name_inside,
     new_id,
 )
-from eventloop.checkpoint.manifest import Manifest
-from eventloop.checkpoint.nest import Nest
 from eventloop.checkpoint.verifying import (
     batch_of,
     examine,
@@ -37,6 +35,10 @@ from eventloop.checkpoint.verifying import (
 from eventloop.errors import CheckpointError
 from eventloop.run_folder import check_folder
 from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.manifest import Manifest
+    from eventloop.checkpoint.nest import Nest
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
 

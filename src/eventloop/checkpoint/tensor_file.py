@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from eventloop.checkpoint import bounded_json
 from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.disk import NewFile, OldFile
 from eventloop.checkpoint.tensor_header import (
     MAX_DIMENSIONS,
     MAX_ITEMS,
@@ -26,6 +25,9 @@ from eventloop.checkpoint.tensor_header import (
     read_header,
 )
 from eventloop.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.disk import NewFile, OldFile
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

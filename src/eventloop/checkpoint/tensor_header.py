@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import bounded_json
 from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.disk import OldFile
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.disk import OldFile
 
 METADATA = "__metadata__"
 MAX_DIMENSIONS = 64

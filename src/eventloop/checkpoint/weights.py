@@ -6,11 +6,10 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import disk
 from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.manifest import Manifest
 from eventloop.checkpoint.tensor_header import read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
@@ -20,6 +19,9 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.manifest import Manifest
 
 PART = "model"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from eventloop.errors import TaskError, UsageError
 from eventloop.failing.reports import ACTIVE
-from eventloop.plugin.records import Plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
 
 
 @contextmanager

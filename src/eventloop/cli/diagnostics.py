@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from eventloop.cli.output import write_lines, write_table, write_text
 from eventloop.diagnostics.check import Check
 from eventloop.diagnostics.profile import Profile
 from eventloop.diagnostics.trace import Trace
-from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import OfFlag
+
+if TYPE_CHECKING:
+    from eventloop.plugin.observe import Observer
 
 
 class Diagnostics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -20,11 +20,13 @@ from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.cli.result import ResultFile
-from eventloop.clock import Clock
-from eventloop.configuration import Configuration
 from eventloop.errors import SettingError, counted
 from eventloop.manifest import write_manifest
 from eventloop.trainer import Trainer
+
+if TYPE_CHECKING:
+    from eventloop.clock import Clock
+    from eventloop.configuration import Configuration
 
 COMMAND = Command(
     "fit",

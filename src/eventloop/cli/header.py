@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import eventloop
 from eventloop.optimizers import could_be_fused
-from eventloop.plugin.records import Plugin, Role
-from eventloop.trainer import Trainer
 from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin, Role
+    from eventloop.trainer import Trainer
 
 
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Command
 from eventloop.options import Option, flag
+
+if TYPE_CHECKING:
+    from eventloop.cli.arguments import Command
 
 _WIDTH = 88
 _INDENT = " " * 6

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.checkpoints.request import one_checkpoint
@@ -18,7 +18,6 @@ from eventloop.errors import UsageError, closest, raise_all
 from eventloop.options import flag
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
-from eventloop.plugin.records import Plugin
 from eventloop.plugin.rows import choose, unexpected
 from eventloop.plugin.select import name_problems
 from eventloop.plugin.survey import survey
@@ -26,6 +25,9 @@ from eventloop.seeding import seed_everything
 from eventloop.settings import setting_options
 from eventloop.task import Task
 from eventloop.urls import Url, place_of
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
 
 WEIGHTS = CommandOption(
     "weights",

@@ -7,17 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from eventloop.cli.arguments import Arguments, CommandOption
-from eventloop.configuration import Configuration
 from eventloop.errors import UsageError
 from eventloop.layers import Layer
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
 from eventloop.options import Value, flag
-from eventloop.plugin.observe import Observer
 from eventloop.plugin.records import OfFlag
-from eventloop.trainer import Result, Trainer
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
+    from eventloop.plugin.observe import Observer
+    from eventloop.trainer import Result, Trainer
 
 OPTIONS = (
     CommandOption("dry-run", "", "two epochs of two batches of everything, keeping nothing"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
 
-from eventloop.cli.job import Job
 from eventloop.clock import Time
 from eventloop.options import Option, Value
 from eventloop.plugin.configure import plugin_options
 from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.cli.job import Job
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:

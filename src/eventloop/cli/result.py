@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import disk
 from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError
 from eventloop.plugin.records import OfFlag
-from eventloop.trainer import Result, Trainer
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Result, Trainer
 
 _MOMENT = ("epoch", "batch", "sample", "token", "seconds")
 

@@ -8,18 +8,20 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, CommandOption
-from eventloop.cli.job import Job
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.modes import OPTIONS as MODES
 from eventloop.errors import UsageError
 from eventloop.manifest import plain
 from eventloop.options import flag
-from eventloop.plugin.load import Loaded
 from eventloop.plugin.records import fold
 from eventloop.urls import place_of
+
+if TYPE_CHECKING:
+    from eventloop.cli.job import Job
+    from eventloop.plugin.load import Loaded
 
 # Options of `eventloop fit` that a command hands on to its runs: those that change what is trained.
 FIT_OPTIONS = (NPROC, *(one for one in MODES if one.name.startswith("limit-")))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
 from eventloop.metrics import compute
 
 if TYPE_CHECKING:
+    from eventloop.clock import Time
     from eventloop.plugin.freeze import Plans
     from eventloop.ranks.processes import Processes
     from eventloop.state import State

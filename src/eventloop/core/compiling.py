@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from eventloop.errors import SettingError, closest
-from eventloop.plugin.assembly import Assembly
-from eventloop.plugin.order import Implementation
-from eventloop.settings import Settings
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.order import Implementation
+    from eventloop.settings import Settings
+    from eventloop.state import State
 
 _ACTIONS = ("forward", "loss")
 # Whoever implements one of these may want the graph of the outputs, or changes them.

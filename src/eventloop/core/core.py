@@ -9,7 +9,6 @@ from eventloop.accumulation import Microbatches
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.plugins import PluginStates
 from eventloop.checkpoint.saver import Saver
-from eventloop.checkpoint.storage import Storage
 from eventloop.core.bookkeeping import Bookkeeping
 from eventloop.core.compiling import Compiled, compiled_of
 from eventloop.core.defaults import Defaults
@@ -25,12 +24,13 @@ from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.records import Plugin, fold
 from eventloop.precision import choose_precision
 from eventloop.ranks.distributed import choose_device
-from eventloop.ranks.processes import Processes
 from eventloop.run_file import RunFile
-from eventloop.settings import Settings
 from eventloop.state import CALLABLE, State
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.storage import Storage
+    from eventloop.ranks.processes import Processes
+    from eventloop.settings import Settings
     from eventloop.starting.start import Start
 
 

@@ -6,14 +6,16 @@ What nobody asked for costs nothing: no feature, no hook.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from eventloop.core.garbage import GarbageCollection
 from eventloop.core.kernels import ChannelsLast, Deterministic, TunedConvolutions
-from eventloop.precision import Precision
-from eventloop.settings import Settings
+
+if TYPE_CHECKING:
+    from eventloop.precision import Precision
+    from eventloop.settings import Settings
 
 
 class Feature(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from eventloop.clock import Time
     from eventloop.state import State
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
@@ -14,7 +14,9 @@ from eventloop.data.samples import SampleSeeds, may_draw, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
 from eventloop.data.turns import Turns
 from eventloop.errors import TaskError
-from eventloop.ranks.processes import Processes
+
+if TYPE_CHECKING:
+    from eventloop.ranks.processes import Processes
 
 Saved = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
@@ -16,8 +16,10 @@ from eventloop.data.stateful import Stateful
 from eventloop.data.turns import Turns
 from eventloop.errors import TaskError
 from eventloop.first_batches import FirstBatches
-from eventloop.ranks.processes import Processes
 from eventloop.seeding import KeptGenerators
+
+if TYPE_CHECKING:
+    from eventloop.ranks.processes import Processes
 
 Saved = Mapping[str, Any]
 

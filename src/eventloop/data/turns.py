@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.data.order import Order
 from eventloop.seeding import KeptGenerators
+
+if TYPE_CHECKING:
+    from eventloop.data.order import Order
 
 
 class Turns:

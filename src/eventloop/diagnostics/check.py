@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from torch import Tensor
 from eventloop.diagnostics.reads import HostReads
 from eventloop.diagnostics.snapshot import Snapshot
 from eventloop.plugin.observe import caller, instead, watched
-from eventloop.plugin.order import Implementation
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.plugin.order import Implementation
+    from eventloop.state import State
 
 # The core's own, in which the task's model and loss run.
 _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.plugin.observe import watched
-from eventloop.plugin.order import Implementation
-from eventloop.plugin.records import Plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.order import Implementation
+    from eventloop.plugin.records import Plugin
 
 # A file with more is slow to open in any viewer; the table goes on counting.
 MAX_SPANS = 1_000_000

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from eventloop.plugin.freeze import Plans, told
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 
 def close_all(hooks: Plans, state: State) -> None:

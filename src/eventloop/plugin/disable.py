@@ -9,12 +9,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
 from eventloop.plugin.observe import Observer, caller, instead
-from eventloop.plugin.order import Implementation
-from eventloop.settings import Settings
+
+if TYPE_CHECKING:
+    from eventloop.plugin.order import Implementation
+    from eventloop.settings import Settings
 
 
 def observers_of(settings: Settings) -> tuple[Observer, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import FunctionType, ModuleType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
@@ -19,8 +19,10 @@ from eventloop.events import Events
 from eventloop.failing.signals import Interrupted
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.state import State
 from eventloop.view import StateView, view_of
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 Plan = Callable[..., Any]
 BLAME = "raised by plugin "

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest
 from eventloop.events import HOOKS as EVENTS
 from eventloop.plugin.from_file import bound_names
-from eventloop.plugin.records import Found
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
 
 _HOOKS = {**EVENTS, **ACTIONS}
 _MAX_REDIRECTIONS = 4

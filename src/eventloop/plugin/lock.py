@@ -8,11 +8,14 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventloop.errors import PluginError
 from eventloop.layers import find_pyproject
-from eventloop.plugin.order import Ordered
 from eventloop.plugin.records import Plugin, fold
+
+if TYPE_CHECKING:
+    from eventloop.plugin.order import Ordered
 
 NAME = "eventloop.lock"
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"

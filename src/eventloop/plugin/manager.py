@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pluggy
 from importlib_metadata import EntryPoint
 
 from eventloop.actions import Actions
-from eventloop.configuration import Configuration
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
@@ -21,7 +20,10 @@ from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected, fo
 from eventloop.plugin.rows import choose, take_up
 from eventloop.plugin.validate import takes_part
 from eventloop.shell import shell
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
+    from eventloop.state import State
 
 
 def handed_over(

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from eventloop.plugin.records import Found
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
 
 _LONGEST_S = 120
 _PROGRAM = """

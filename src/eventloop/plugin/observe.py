@@ -9,10 +9,12 @@ import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.plugin.order import Implementation
 from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.plugin.order import Implementation
 
 Enter = Callable[[Any], AbstractContextManager[object]]
 Given = Callable[[State], Any]

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eventloop.clock import Time
 from eventloop.errors import PluginError
-from eventloop.hooks import Hook
 from eventloop.plugin.records import Plugin, fold
+
+if TYPE_CHECKING:
+    from eventloop.clock import Time
+    from eventloop.hooks import Hook
 
 
 @dataclass(frozen=True)

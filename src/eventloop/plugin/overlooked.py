@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
 
 from eventloop.errors import PluginError, a
 from eventloop.hooks import PROJECT, Hook
-from eventloop.plugin.records import Plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
 
 
 def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from eventloop.configuration import Configuration
 from eventloop.errors import EventloopError, PluginError, SettingError
 from eventloop.failing.signals import Interrupted, told_from_a_key
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover_all
 from eventloop.plugin.load import Loaded, load
-from eventloop.plugin.metadata import Installed
 from eventloop.plugin.overlooked import without_hooks
 from eventloop.plugin.records import Found, Plugin, Selected, fold
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.shadow import shadowed
 from eventloop.plugin.validate import takes_part
 from eventloop.shell import switch_off
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
+    from eventloop.plugin.metadata import Installed
 
 
 @dataclass(frozen=True)

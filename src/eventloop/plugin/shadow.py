@@ -7,13 +7,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import importlib_metadata
 
 from eventloop.errors import PluginError
 from eventloop.plugin.metadata import canonical, name_and_version
-from eventloop.plugin.records import Selected
 from eventloop.shell import pip
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Selected
 
 
 def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:

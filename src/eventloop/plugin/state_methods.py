@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
 from eventloop.plugin.overlooked import method_of
-from eventloop.plugin.records import Plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
 
 SAVE, LOAD = "state_dict", "load_state_dict"
 

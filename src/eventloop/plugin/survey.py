@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from eventloop.configuration import Configuration
-from eventloop.errors import EventloopError, PluginError
 from eventloop.hooks import Hook, hookimpl
 from eventloop.plugin.assembly import Assembly, Wishes, arrange
 from eventloop.plugin.records import Plugin, Selected, fold
 from eventloop.plugin.rows import Row, choose, take_up, unexpected
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
+    from eventloop.errors import EventloopError, PluginError
 
 
 @dataclass(frozen=True)

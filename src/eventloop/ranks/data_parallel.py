@@ -35,13 +35,13 @@ from eventloop.failing.timeout import timeout_s
 from eventloop.failing.watchdog import watched
 from eventloop.ranks.averaging import average_gradients, take_from_first
 from eventloop.ranks.drift import require_same_weights
-from eventloop.ranks.exchange import Agreed, Exchange
 from eventloop.ranks.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.ranks.rank_hooks import RankHooks
 
 if TYPE_CHECKING:
     from eventloop.core.features import Feature
     from eventloop.core.numbers import OverRanks, Place, Reduction, Row
+    from eventloop.ranks.exchange import Agreed, Exchange
     from eventloop.settings import Settings
     from eventloop.state import State
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from eventloop.data import is_map_style
 from eventloop.data.sharding import is_split_here
 from eventloop.errors import EventloopError
-from eventloop.ranks.processes import Processes
 
 if TYPE_CHECKING:
+    from eventloop.ranks.processes import Processes
     from eventloop.state import State
 
 _NOTHING = "nothing"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.facts import described
-from eventloop.core.core import Core
 from eventloop.data import first_batch
 from eventloop.plugin.manager import unsuitable_reasons, without
-from eventloop.plugin.records import Found
 from eventloop.seeding import kept_generators, seed_everything, seed_rank
 from eventloop.starting.readiness import check_eval_dataloaders, check_model, check_optimizers
-from eventloop.starting.start import Start
+
+if TYPE_CHECKING:
+    from eventloop.core.core import Core
+    from eventloop.plugin.records import Found
+    from eventloop.starting.start import Start
 
 
 def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None:

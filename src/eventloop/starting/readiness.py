@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
 
-from eventloop.clock import Time
 from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files import why_no_folder
-from eventloop.plugin.assembly import Assembly
 from eventloop.schedules import Schedule
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.clock import Time
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.state import State
 
 
 def require_usable(path: Path) -> None:

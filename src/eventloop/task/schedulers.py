@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.clock import Time
 from eventloop.errors import SettingError, TaskError, closest
 from eventloop.task.values import usable_scheduler
 
 if TYPE_CHECKING:
+    from eventloop.clock import Time
     from eventloop.state import State
 
 

@@ -18,12 +18,13 @@ from eventloop.data import Count
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
 from eventloop.plugin.records import listed
-from eventloop.state import State
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import check_values, named_optimizers
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+    from eventloop.state import State
 
 
 class Task:

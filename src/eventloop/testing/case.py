@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eventloop.diagnostics.check import Check, Finding
 from eventloop.hooks import hookimpl
-from eventloop.plugin.records import Plugin
-from eventloop.task import Task
 from eventloop.testing.runs import isolated_trainer
-from eventloop.trainer import Trainer
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
+    from eventloop.task import Task
+    from eventloop.trainer import Trainer
 
 Role = Literal["algorithm", "callback"]
 

@@ -8,18 +8,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from eventloop.errors import EventloopError
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import discover
-from eventloop.task import Task
 from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
 from eventloop.testing.ranks import RankError, run_ranks
 from eventloop.testing.resuming import is_resumed
 from eventloop.testing.runs import tiny_task
+
+if TYPE_CHECKING:
+    from eventloop.task import Task
 
 # A thread that was told to end may be asking other ranks something.
 _ENDING_S = 3.0

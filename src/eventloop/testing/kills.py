@@ -9,13 +9,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from eventloop.checkpoint.format import Checkpoint, read, write
 from eventloop.hooks import hookimpl
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 _STATUS = 9
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,7 +16,9 @@ from eventloop.hooks import hookimpl
 from eventloop.plugin.records import fold
 from eventloop.plugin.state_methods import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
-from eventloop.trainer import Trainer
+
+if TYPE_CHECKING:
+    from eventloop.trainer import Trainer
 
 Numbers = dict[tuple[int, str], float]
 _DURATION = "3ep"  # half of it is in the middle of the second

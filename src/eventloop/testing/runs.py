@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from torchmetrics.classification import MulticlassAccuracy
 from eventloop.configuration import Configuration
 from eventloop.events import Event
 from eventloop.hooks import hookimpl
-from eventloop.plugin.observe import Observer
 from eventloop.starting.start import NOTHING, Allowed
 from eventloop.task import Task
 from eventloop.trainer import Trainer
+
+if TYPE_CHECKING:
+    from eventloop.plugin.observe import Observer
 
 
 def tiny_batches(num_batches: int = 3, batch_size: int = 4) -> list[tuple[Tensor, Tensor]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from eventloop.checkpoint.manifest import FILE, read_manifest
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
-from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.verifying import batch_of
 from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
 
 _PARTS = {"model": {"weight": torch.arange(6.0)}, "clock": {"batch": 1}}
 _OTHER = {"model": {"weight": torch.ones(6)}, "clock": {"batch": 1}}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from eventloop.errors import TaskError
 from eventloop.shell import switch_off
-from eventloop.state import State
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 Result = TypeVar("Result")
 Number = TypeVar("Number", float, Tensor)

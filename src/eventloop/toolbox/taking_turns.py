@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from eventloop.state import State
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 
 class TakesTurns(Protocol):

@@ -6,7 +6,7 @@ import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.compare import Difference, differences
 from eventloop.checkpoint.format import Checkpoint, read
@@ -16,7 +16,9 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.failing.plain import one_line
 from eventloop.failing.reports import FAILURE
-from eventloop.urls import Place
+
+if TYPE_CHECKING:
+    from eventloop.urls import Place
 
 COMMAND = Command(
     "checkpoints diff",

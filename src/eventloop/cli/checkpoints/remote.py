@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.places import FOLDER
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
 from eventloop.checkpoint.schemes import checkpoints_at_url
-from eventloop.checkpoint.store import Found
 from eventloop.errors import CheckpointError, UsageError
-from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.store import Found
+    from eventloop.urls import Url
 
 
 def uploaded_at(url: Url, *, digests: bool) -> list[Found[Url]]:

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.store import Found
-from eventloop.urls import Place
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.store import Found
+    from eventloop.urls import Place
 
 _MOST_SHOWN = 120  # characters of a name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
@@ -11,8 +12,10 @@ from eventloop.errors import EventloopError
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.extensions import extension_problems, imported_callable
 from eventloop.plugin.glance import glance
-from eventloop.plugin.metadata import Installed
 from eventloop.plugin.records import Found, fold
+
+if TYPE_CHECKING:
+    from eventloop.plugin.metadata import Installed
 
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}

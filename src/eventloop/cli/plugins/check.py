@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
@@ -12,8 +12,10 @@ from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.request import JSON, surveyed
 from eventloop.failing.plain import plain
 from eventloop.plugin.measure import Measured, measure_imports
-from eventloop.plugin.records import Found
-from eventloop.plugin.survey import Survey
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
+    from eventloop.plugin.survey import Survey
 
 COMMAND = Command(
     "plugins check",

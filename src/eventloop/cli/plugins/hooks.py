@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.actions import Actions
@@ -14,7 +15,9 @@ from eventloop.cli.plugins.request import JSON
 from eventloop.errors import UsageError, closest
 from eventloop.events import HOOKS as EVENTS
 from eventloop.events import Events
-from eventloop.hooks import Hook
+
+if TYPE_CHECKING:
+    from eventloop.hooks import Hook
 
 COMMAND = Command(
     "plugins hooks",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import seen_extensions
 from eventloop.cli.plugins.request import JSON, configuration_of
-from eventloop.configuration import Configuration
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.options import flag
 from eventloop.plugin.glance import glance
@@ -18,6 +17,9 @@ from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected, fold
 from eventloop.plugin.rows import choose
 from eventloop.plugin.select import name_problems
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
 
 COMMAND = Command(
     "plugins list",

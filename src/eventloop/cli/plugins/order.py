@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError, closest
-from eventloop.hooks import Hook
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
 from eventloop.plugin.survey import implemented
+
+if TYPE_CHECKING:
+    from eventloop.hooks import Hook
+    from eventloop.plugin.assembly import Assembly
 
 COMMAND = Command(
     "plugins order",

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
-from eventloop.configuration import Configuration
 from eventloop.errors import UsageError, closest
 from eventloop.options import Value, flag
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.measure import measure_import
 from eventloop.plugin.records import Found, fold
-from eventloop.plugin.rows import Row
+
+if TYPE_CHECKING:
+    from eventloop.configuration import Configuration
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.rows import Row
 
 COMMAND = Command(
     "plugins show",
