@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 from pairs_tasks import KINDS, OPTIONS, StoppedError, Stops
 
 from eventloop import EventloopError, Trainer
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.plugin.records import GROUPS, fold
 from eventloop.testing import run_ranks
 

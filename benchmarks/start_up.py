@@ -55,9 +55,9 @@ class Plugin:
 '''
 _START = """
 import time
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.plugin.assembly import Wishes, arrange
-from eventloop.plugin.rows import choose, take_up
+from eventloop.plugin.candidates import choose, take_up
 start = time.process_time()
 configuration = Configuration.read()
 selected, problems = choose(configuration)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from eventloop import actions, events
+from eventloop.config.settings import setting_options
 from eventloop.hooks import Hook
-from eventloop.settings import setting_options
 
 HERE = Path(__file__).parent / "reference"
 _KEYWORDS = ("Fires", "State", "May", "Must not", "Asked", "Answer", "Args")

@@ -20,7 +20,7 @@ from torch.nn.functional import pad, softplus
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import State, StateView, Task, hookimpl, schedules
-from eventloop.scaling import Stepped
+from eventloop.training.grad_scaling import Stepped
 
 NUM_CLASSES, NUM_NOISE = 10, 32
 

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, hookimpl
-from eventloop.failing.bulletin import wait_until
-from eventloop.ranks.distributed import rank_variables
+from eventloop.distributed.failure_store import wait_until
+from eventloop.distributed.join import rank_variables
 
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from eventloop.clock import Time
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
+from eventloop.config.options import Value
 from eventloop.errors import SettingError
-from eventloop.options import Value
 from eventloop.plugin.select import Choice
 
 PYPROJECT = """

@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from eventloop import files
 from eventloop.errors import EventloopError, SettingError
-from eventloop.files import save_tensors, why_no_file, why_no_folder
+from eventloop.files import outputs as files
+from eventloop.files.outputs import save_tensors, why_no_file, why_no_folder
 
 
 @pytest.fixture

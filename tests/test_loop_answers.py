@@ -7,7 +7,7 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from eventloop import Time, schedules
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.errors import PluginError
 

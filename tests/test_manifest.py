@@ -9,11 +9,11 @@ import os
 import pytest
 import torch
 
-from eventloop.checkpoint import disk
 from eventloop.cli import main
 from eventloop.errors import EventloopError, ResumeError
-from eventloop.manifest import write_manifest
-from eventloop.starting.start import Allowed
+from eventloop.files import disk
+from eventloop.run.run_manifest import write_manifest
+from eventloop.run.start import Allowed
 from eventloop.testing import run_ranks
 from eventloop.testing.runs import isolated_trainer
 

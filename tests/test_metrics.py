@@ -10,8 +10,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from eventloop.errors import TaskError
-from eventloop.metrics import compute, predictions
-from eventloop.task.metrics import fresh_metrics
+from eventloop.task.metric_copies import fresh_metrics
+from eventloop.training.metrics import compute, predictions
 
 CPU = torch.device("cpu")
 

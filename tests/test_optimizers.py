@@ -7,7 +7,7 @@ import torch
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.optimizers import could_be_fused, drop_gradients, wants_closure
+from eventloop.training.optimizers import could_be_fused, drop_gradients, wants_closure
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

@@ -7,8 +7,8 @@ import torch
 
 from eventloop.errors import SettingError
 from eventloop.plugin.assembly import HOOKS
-from eventloop.precision import choose_precision
-from eventloop.scaling import Unscaled
+from eventloop.training.grad_scaling import Unscaled
+from eventloop.training.precision import choose_precision
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,9 @@ def test_auto_is_full_precision_on_the_host():
 def test_auto_is_what_a_gpu_has_in_hardware(bf16, best, gpu, monkeypatch):
     """bf16 needs no scaling, where it isn't emulated."""
     gpu(bf16=bf16)
-    monkeypatch.setattr("eventloop.precision.Scaled", lambda device: Unscaled())  # needs a GPU
+    monkeypatch.setattr(
+        "eventloop.training.precision.Scaled", lambda device: Unscaled()
+    )  # needs a GPU
 
     assert choose_precision("auto", GPU).name == best
 

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop import hookimpl
 from eventloop.errors import NonFiniteError, SettingError
-from eventloop.scaling import Stepped
+from eventloop.training.grad_scaling import Stepped
 
 FIRST_SCALE = 65_536.0
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from eventloop.clock import Time
+from eventloop.config.settings import Settings, SettingValues, convert_setting, setting_options
 from eventloop.errors import SettingError
-from eventloop.settings import Settings, SettingValues, convert_setting, setting_options
 
 
 def test_setting_values_names_every_setting():

@@ -12,10 +12,10 @@ from eventloop.hooks import hookimpl, hookspec
 
 if TYPE_CHECKING:
     import eventloop.schedules as schedules
+    from eventloop.config.settings import Settings
     from eventloop.data import Count
-    from eventloop.ranks.distributed import rank_zero_first
-    from eventloop.settings import Settings
-    from eventloop.starting.start import Allowed
+    from eventloop.distributed.join import rank_zero_first
+    from eventloop.run.start import Allowed
     from eventloop.state import State
     from eventloop.task import Task
     from eventloop.trainer import Result, Trainer
@@ -48,15 +48,15 @@ __all__ = [
 
 # What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
 _LAZY = {
-    "Allowed": "eventloop.starting.start",
+    "Allowed": "eventloop.run.start",
     "Count": "eventloop.data",
     "Result": "eventloop.trainer",
-    "Settings": "eventloop.settings",
+    "Settings": "eventloop.config.settings",
     "State": "eventloop.state",
     "StateView": "eventloop.view",
     "Task": "eventloop.task",
     "Trainer": "eventloop.trainer",
-    "rank_zero_first": "eventloop.ranks.distributed",
+    "rank_zero_first": "eventloop.distributed.join",
 }
 
 

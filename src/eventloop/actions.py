@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from eventloop.data import Count
-    from eventloop.scaling import Stepped
     from eventloop.state import State
+    from eventloop.training.grad_scaling import Stepped
     from eventloop.urls import Url
 
 

@@ -13,28 +13,28 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.accumulation import (
+from eventloop.data import to_host
+from eventloop.data.feeds import Feeds
+from eventloop.hooks import hookimpl
+from eventloop.plugin.plans import Plans
+from eventloop.state import State
+from eventloop.training.bookkeeping import log_train_metrics
+from eventloop.training.entry import Entry, FromStart
+from eventloop.training.evaluation import batches_of, evaluation_mode
+from eventloop.training.metrics import compute
+from eventloop.training.update import (
     Accumulation,
     misplaced_update,
     named,
     passes_of,
     require_gradients,
 )
-from eventloop.core.bookkeeping import log_train_metrics
-from eventloop.data import to_host
-from eventloop.data.feeds import Feeds
-from eventloop.evaluation import batches_of, evaluation_mode
-from eventloop.hooks import hookimpl
-from eventloop.metrics import compute
-from eventloop.plugin.freeze import Plans
-from eventloop.starting.entry import Entry, FromStart
-from eventloop.state import State
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.data.feed import Feed
-    from eventloop.ranks.processes import Processes
-    from eventloop.scaling import Stepped
+    from eventloop.distributed.processes import Processes
+    from eventloop.training.grad_scaling import Stepped
 
 Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from eventloop.clock import Time
 from eventloop.data import known_length
-from eventloop.first_batches import FirstBatches
+from eventloop.data.first_batches import FirstBatches
 from eventloop.hooks import hookimpl
 from eventloop.trainer import Result, Trainer
 
 if TYPE_CHECKING:
+    from eventloop.config.settings import SettingValues
     from eventloop.plugin.observe import Observer
     from eventloop.plugin.order import Implementation
-    from eventloop.settings import SettingValues
     from eventloop.state import State
 
 # Two batches show what the first alone doesn't; two epochs, what happens between epochs.

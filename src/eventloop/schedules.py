@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Time
 from eventloop.errors import SettingError, TaskError
-from eventloop.lengths import in_unit, length_in, position, unit_of
+from eventloop.task.lengths import in_unit, length_in, position, unit_of
 from eventloop.task.schedulers import steps_per_epoch
 
 if TYPE_CHECKING:

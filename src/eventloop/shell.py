@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from eventloop.failing.plain import one_line
+from eventloop.text import one_line
 
 
 def shell(*words: str) -> str:

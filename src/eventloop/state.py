@@ -14,19 +14,19 @@ from torch.optim import Optimizer
 
 from eventloop import data
 from eventloop.clock import Clock, Time, resolve
-from eventloop.core.numbers import NoNumbers, Numbers
-from eventloop.data.beside import pass_beside
+from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.plugin.records import Plugin, fold
+from eventloop.training.numbers import NoNumbers, Numbers
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from eventloop.checkpoint.capture import Captured
-    from eventloop.precision import Precision
-    from eventloop.ranks.processes import Processes
-    from eventloop.scaling import Stepped
-    from eventloop.settings import Settings
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.processes import Processes
+    from eventloop.training.grad_scaling import Stepped
+    from eventloop.training.precision import Precision
 
 # The actions that a plugin may have done for a batch of its own choice.
 CALLABLE = ("forward", "loss")
@@ -444,7 +444,7 @@ class State:
 
         The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
         for `batch`, or what was put in its place, and `outputs`. No event is told of it. Between
-        microbatches alone; inside of `eventloop.evaluation.evaluation_mode` it leaves no trace.
+        microbatches alone; inside of `eventloop.training.evaluation.evaluation_mode` it leaves no trace.
 
         Args:
             args: what the hook takes beside the State, in the order of its declaration.

@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from safetensors import SafetensorError
 from torch import Tensor
 
-from eventloop.checkpoint.find import find_start
 from eventloop.checkpoint.loading import warn_of_misfits, weights_and_states
 from eventloop.checkpoint.storage import storage_of
 from eventloop.clock import Time, resolve
-from eventloop.configuration import Configuration
-from eventloop.core.core import Core
+from eventloop.config.configuration import Configuration
+from eventloop.distributed.consistency import require_same_run
+from eventloop.distributed.join import join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
-from eventloop.evaluation import try_evaluation
-from eventloop.failing.failures import close_all, failures_of, keep
-from eventloop.failing.signals import Signals
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
-from eventloop.plugin.freeze import told
 from eventloop.plugin.manager import assemble
+from eventloop.plugin.plans import told
 from eventloop.plugin.records import Plugin, Selected, listed
-from eventloop.ranks.distributed import join_processes
-from eventloop.ranks.same import require_same_run
-from eventloop.seeding import seed_everything
-from eventloop.starting.building import build
-from eventloop.starting.readiness import (
+from eventloop.run.build import build
+from eventloop.run.checks import (
     check_trainable,
     require_usable,
 )
-from eventloop.starting.start import NOTHING, Allowed
-from eventloop.task.brought import brought_by, task_plugin
+from eventloop.run.failures import close_all, failures_of, keep
+from eventloop.run.find import find_start
+from eventloop.run.runtime import Core
+from eventloop.run.start import NOTHING, Allowed
+from eventloop.seeding import seed_everything
+from eventloop.signals import Signals
+from eventloop.task.task_defaults import brought_by, task_plugin
+from eventloop.training.evaluation import try_evaluation
 
 if TYPE_CHECKING:
+    from eventloop.config.settings import SettingValues
     from eventloop.plugin.observe import Observer
-    from eventloop.settings import SettingValues
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
     from eventloop.clock import Clock, Time
+    from eventloop.config.settings import Settings
     from eventloop.data import Count
-    from eventloop.precision import Precision
-    from eventloop.settings import Settings
     from eventloop.state import State
+    from eventloop.training.precision import Precision
 
 
 class StateView(Protocol):

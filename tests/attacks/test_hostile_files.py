@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from eventloop.config.layers import pyproject_layer, yaml_layer
+from eventloop.config.yaml_text import MAX_BYTES
 from eventloop.errors import SettingError
-from eventloop.layers import pyproject_layer, yaml_layer
-from eventloop.yaml_text import MAX_BYTES
 
 MAX_CPU_S = 3.0  # of a slow machine; a second on most
 MAX_MORE_BYTES = 100 * 2**20

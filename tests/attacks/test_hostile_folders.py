@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventloop import run_folder
 from eventloop.cli import main
 from eventloop.diagnostics.profile import Profile
-from eventloop.failing.reports import details, exit_status, first_line
-from eventloop.starting.start import Allowed
+from eventloop.distributed.reports import details, exit_status, first_line
+from eventloop.files import run_folder
+from eventloop.run.start import Allowed
 from eventloop.testing.runs import isolated_trainer
 
 ROOT = Path(__file__).parents[2]

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import pytest
 
 from eventloop import Event, hookimpl
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import name_of, read
-from eventloop.checkpoint.generators import Generators
-from eventloop.starting.start import Allowed
+from eventloop.checkpoint.rng_states import Generators
+from eventloop.files import disk
+from eventloop.run.start import Allowed
 from eventloop.testing.runs import isolated_trainer
 from eventloop_jsonl import Jsonl
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import eventloop
+from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
-from eventloop.plugin.rows import unexpected
 from eventloop.plugin.select import _several, _unusable
 from eventloop.shell import pip, shell, switch_off
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eventloop.checkpoint import bounded_json
-from eventloop.checkpoint.bounded_json import from_bytes, to_bytes
-from eventloop.checkpoint.damage import Damage
+from eventloop.files import bounded_json
+from eventloop.files.bounded_json import from_bytes, to_bytes
+from eventloop.files.corruption import Damage
 
 
 def test_what_is_written_is_ascii():

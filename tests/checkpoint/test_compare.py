@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from eventloop.checkpoint.compare import Difference, differences
+from eventloop.checkpoint.diff import Difference, differences
 
 NAN = float("nan")
 
@@ -117,7 +117,7 @@ def test_large_ints_that_float64_cannot_tell_apart_do_differ():
 
 def test_the_largest_difference_may_stand_anywhere(monkeypatch):
     """Large tensors are compared piece by piece."""
-    monkeypatch.setattr("eventloop.checkpoint.compare._CHUNK", 3)
+    monkeypatch.setattr("eventloop.checkpoint.diff._CHUNK", 3)
     one, other = torch.zeros(8), torch.zeros(8)
     other[[1, 4, 7]] = torch.tensor([1.0, 3.0, 2.0])
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.attributes import declares
-from eventloop.checkpoint.alike import fitting_scheduler
-from eventloop.checkpoint.contents import BestState, ClockState, Empty, PrecisionState
-from eventloop.checkpoint.form import FormError, require_form
+from eventloop.checkpoint.schema import BestState, ClockState, Empty, PrecisionState
+from eventloop.checkpoint.type_check import FormError, require_form
+from eventloop.data.attributes import declares
 from eventloop.generators import put, standing_of
+from eventloop.training.optimizer_states import fitting_scheduler
 
 NOW = [1, 8, 32, 0, 0.5]
 CLOCK = {"now": NOW, "previous": NOW, "epoch_start": NOW}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.format import examine, read, verify
 from eventloop.errors import CheckpointError
+from eventloop.files.corruption import Damage
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import subprocess
 import pytest
 import torch
 
-from eventloop.checkpoint import disk, format
+from eventloop.checkpoint import format
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
+from eventloop.files import disk
 
 MB = 2**20
 PARTS = {"model": {"w": torch.zeros(MB)}, "clock": {"batch": 1}}  # 4 MB

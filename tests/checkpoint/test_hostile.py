@@ -15,7 +15,7 @@ import torch
 
 import eventloop
 from eventloop.checkpoint import format, manifest
-from eventloop.checkpoint.disk import NewFile
+from eventloop.files.disk import NewFile
 
 TERABYTE = 2**40
 MAX_S = 2.0

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from eventloop import hookimpl
-from eventloop.checkpoint.compare import differences
-from eventloop.starting.start import Allowed
+from eventloop.checkpoint.diff import differences
+from eventloop.run.start import Allowed
 from eventloop.testing import isolated_trainer, last_checkpoint, tiny_batches, tiny_task
 
 

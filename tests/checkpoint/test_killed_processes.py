@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
-from eventloop.failing.bulletin import wait_until
-from eventloop.ranks.distributed import rank_variables
+from eventloop.distributed.failure_store import wait_until
+from eventloop.distributed.join import rank_variables
 from eventloop.testing.runs import isolated_trainer
 
 TASK = Path(__file__).parents[2] / "benchmarks" / "soak_task.py"

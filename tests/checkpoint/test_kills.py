@@ -8,9 +8,10 @@ import shutil
 import pytest
 import torch
 
-from eventloop.checkpoint import disk, leftovers
+from eventloop.checkpoint import leftovers
 from eventloop.checkpoint.format import name_of, read
 from eventloop.checkpoint.store import Store
+from eventloop.files import disk
 
 OPERATIONS = (
     *("make_folder", "create", "write", "sync", "sync_folder"),

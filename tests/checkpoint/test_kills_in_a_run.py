@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
+from eventloop.files import disk
 from eventloop.testing.runs import isolated_trainer, tiny_batches, tiny_task
 
 # What changes what the next process finds; to wait for the disk doesn't.

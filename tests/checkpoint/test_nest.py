@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from eventloop.checkpoint import bounded_json
-from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.nest import MAX_DEPTH, flatten, is_plain, restore
+from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_plain, restore
 from eventloop.errors import CheckpointError
+from eventloop.files import bounded_json
+from eventloop.files.corruption import Damage
 
 text = st.text(st.characters(exclude_categories=()), max_size=5)  # lone surrogates, too
 keys = text | st.integers() | st.sampled_from(["$tensor", "$dict", "$", "a.b", ""])

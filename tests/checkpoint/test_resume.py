@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from eventloop import hookimpl, schedules
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, verify, write
-from eventloop.starting.start import Allowed
+from eventloop.run.start import Allowed
 from eventloop.testing.runs import isolated_trainer, tiny_batches, tiny_task
 
 

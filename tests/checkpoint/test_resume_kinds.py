@@ -15,10 +15,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from eventloop import hookimpl
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
-from eventloop.ranks.distributed import join_processes
+from eventloop.distributed.join import join_processes
+from eventloop.files import disk
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_fsdp import Fsdp
 

@@ -15,7 +15,7 @@ import torch
 from eventloop import ResumeError, Task, Trainer
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import UsageError
-from eventloop.starting.start import Allowed
+from eventloop.run.start import Allowed
 from eventloop.testing.runs import tiny_batches, tiny_task
 
 DOUBLES = """
@@ -84,7 +84,7 @@ def test_a_newly_installed_algorithm_stays_out(run, install, clean):
 
 def test_an_algorithm_that_was_off_stays_off(run, install, clean):
     """Whatever switched it off then needn't be said again."""
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
     from eventloop.plugin.select import Choice
 
     install("doubles", DOUBLES)
@@ -314,7 +314,7 @@ def test_what_a_killed_process_left_is_gone_when_the_run_goes_on(run, clean):
 
 def test_a_run_that_goes_on_gives_the_checkpoint_up(run, monkeypatch):
     """It would take the memory of a second model, and of a second optimizer, to the end."""
-    from eventloop.checkpoint import find
+    from eventloop.run import find
 
     seen = []
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, verify, write
-from eventloop.starting.start import Allowed
+from eventloop.files import disk
+from eventloop.run.start import Allowed
 from eventloop.testing import run_ranks
 from eventloop.testing.runs import isolated_trainer
 

@@ -10,8 +10,8 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from eventloop import CheckpointError, hookimpl
-from eventloop.checkpoint import disk
 from eventloop.errors import SettingError
+from eventloop.files import disk
 from eventloop.testing.runs import isolated_trainer, tiny_task
 
 

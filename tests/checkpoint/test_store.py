@@ -11,11 +11,12 @@ import time
 import pytest
 import torch
 
-from eventloop.checkpoint import disk, leftovers
+from eventloop.checkpoint import leftovers
 from eventloop.checkpoint.format import read, verify
 from eventloop.checkpoint.leftovers import ALIVE_S, new_id
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
+from eventloop.files import disk
 
 
 @pytest.fixture

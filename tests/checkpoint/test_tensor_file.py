@@ -9,10 +9,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from eventloop.checkpoint import tensor_file, tensor_header
-from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.disk import NewFile, OldFile
+from eventloop.checkpoint import tensor_header
+from eventloop.checkpoint import tensors as tensor_file
 from eventloop.errors import CheckpointError
+from eventloop.files.corruption import Damage
+from eventloop.files.disk import NewFile, OldFile
 
 # The library writes this one, but doesn't read it.
 UNREAD = {torch.float8_e8m0fnu}

@@ -14,7 +14,7 @@ import torch
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.format import name_of, read, verify, write
 from eventloop.checkpoint.store import Store
-from eventloop.checkpoint.tensor_file import DTYPES
+from eventloop.checkpoint.tensors import DTYPES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"], "steps": (1, 2)}

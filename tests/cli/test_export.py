@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eventloop.checkpoint import disk
 from eventloop.checkpoint.format import read, write
+from eventloop.files import disk
 
 CHECKPOINT = Path("runs/a run/checkpoints/ba00000006")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.cli.entry import main
+from eventloop.cli.main import main
 from eventloop.cli.output import write_lines, write_table
 from eventloop.errors import EventloopError
 

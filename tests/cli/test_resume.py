@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
-from eventloop.cli.entry import main
+from eventloop.cli.main import main
 
 TASK = """
 import os, signal

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from eventloop.cli.task_file import load_task_file
+from eventloop.config.options import Value
 from eventloop.errors import SettingError, TaskError, TaskFileError
-from eventloop.options import Value
 from eventloop.task import Task
 
 HOOKS = """

@@ -8,8 +8,8 @@ import weakref
 import pytest
 
 from eventloop.clock import Time
+from eventloop.config.settings import Settings
 from eventloop.errors import SettingError
-from eventloop.settings import Settings
 
 
 class Cycle:

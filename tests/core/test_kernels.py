@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.core.features import features_of
-from eventloop.core.kernels import ChannelsLast, Deterministic, TunedConvolutions
-from eventloop.precision import Precision
-from eventloop.settings import Settings
+from eventloop.config.settings import Settings
+from eventloop.training.features import features_of
+from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
+from eventloop.training.precision import Precision
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop.clock import Clock, Time
-from eventloop.core.numbers import NoNumbers, Numbers
+from eventloop.training.numbers import NoNumbers, Numbers
 
 
 def run(numbers: Numbers, num_batches: int, value=float) -> list:

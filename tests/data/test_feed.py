@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eventloop.data.feed import Feed
+from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError
-from eventloop.ranks.processes import SingleProcess
 
 
 def feed_of(dataloader):

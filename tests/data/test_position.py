@@ -22,10 +22,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.data.feed import Feed
+from eventloop.distributed.processes import SingleProcess
 from eventloop.generators import global_generators, put, standing_of
-from eventloop.ranks.processes import SingleProcess
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 26, 4, 3
 NUM_BATCHES = 7

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.feed import Feed
+from eventloop.data.first_batches import FirstBatches
+from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError
-from eventloop.first_batches import FirstBatches
-from eventloop.ranks.processes import SingleProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
 NUM_BATCHES, NUM_EPOCHS = 6, 3

@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 from eventloop.data.feed import Feed
-from eventloop.data.samples import SampleSeeds, SeededDataset, may_draw, seeded
-from eventloop.ranks.processes import SingleProcess
+from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, may_draw, seeded
+from eventloop.distributed.processes import SingleProcess
 
 
 def draws():

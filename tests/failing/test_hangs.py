@@ -8,8 +8,8 @@ import re
 import pytest
 
 from eventloop.cli import main
+from eventloop.distributed.timeout import timeout_s
 from eventloop.errors import SettingError
-from eventloop.failing.timeout import timeout_s
 
 HANGS = """
 import threading
@@ -51,7 +51,7 @@ def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
 def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeypatch):
     """NCCL's timeout ends the process from C++, where nobody asks the ranks where they are."""
     monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", "4")
-    monkeypatch.setattr("eventloop.failing.watchdog.post", lambda *_: os._exit(6))
+    monkeypatch.setattr("eventloop.distributed.watchdog.post", lambda *_: os._exit(6))
     (clean / "hangs.py").write_text(HANGS)
 
     statuses, err, _ = end_ranks(main, ["fit", "hangs.py", "--no-plugins"])

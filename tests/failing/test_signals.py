@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop import Event, hookimpl
-from eventloop.failing.signals import Interrupted, Terminated
+from eventloop.signals import Interrupted, Terminated
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 
 STOPPING = [(signal.SIGTERM, Terminated), (signal.SIGINT, Interrupted)]

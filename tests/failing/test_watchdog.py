@@ -12,8 +12,8 @@ import pytest
 
 from eventloop import hookimpl
 from eventloop.cli import main
-from eventloop.failing.bulletin import bulletin, wait_until
-from eventloop.failing.watchdog import watched
+from eventloop.distributed.failure_store import bulletin, wait_until
+from eventloop.distributed.watchdog import watched
 from eventloop.testing import isolated_trainer
 
 BOUND_S = 10
@@ -225,8 +225,8 @@ def test_a_rank_that_is_killed_ends_the_other(end_ranks, clean, rank):
 @pytest.mark.parametrize(("leaves", "status"), [(True, 0), (False, 1)])
 def test_a_rank_that_left_in_order_ends_nobody(end_ranks, monkeypatch, leaves, status):
     """Prediction takes as long as it takes on each; control: one that didn't leave does."""
-    monkeypatch.setattr("eventloop.failing.watchdog.POLL_S", 0.01)
-    monkeypatch.setattr("eventloop.failing.watchdog.GRACE_S", 0.01)
+    monkeypatch.setattr("eventloop.distributed.watchdog.POLL_S", 0.01)
+    monkeypatch.setattr("eventloop.distributed.watchdog.GRACE_S", 0.01)
 
     def script():
         board = bulletin()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from eventloop import Task, Trainer
-from eventloop.settings import Precision
+from eventloop.config.settings import Precision
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRECISIONS = [one for one in get_args(Precision) if one != "auto"]

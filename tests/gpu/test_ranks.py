@@ -42,7 +42,7 @@ import sys
 import torch
 import eventloop.trainer
 from eventloop import Trainer, hookimpl
-from eventloop.ranks import data_parallel
+from eventloop.distributed import data_parallel
 from torch.nn.parallel import DistributedDataParallel
 from task import task
 

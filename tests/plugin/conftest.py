@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop.config.settings import Settings
+from eventloop.distributed.join import SingleProcess
 from eventloop.hooks import hookimpl
 from eventloop.plugin.assembly import HOOKS
-from eventloop.plugin.freeze import Plan, freeze
 from eventloop.plugin.order import order
+from eventloop.plugin.plans import Plan, freeze
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
-from eventloop.precision import choose_precision
-from eventloop.ranks.distributed import SingleProcess
-from eventloop.settings import Settings
 from eventloop.state import State
+from eventloop.training.precision import choose_precision
 
 
 @pytest.fixture(scope="session")

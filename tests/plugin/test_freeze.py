@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from eventloop.errors import PluginError, ReadOnlyStateError
-from eventloop.plugin.freeze import BLAME, nobody, nothing, told
+from eventloop.plugin.plans import BLAME, nobody, nothing, told
 
 
 class Wrong(Exception):

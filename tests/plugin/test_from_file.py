@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
+from eventloop.config.options import Value
 from eventloop.errors import PluginError, UsageError, raise_all
-from eventloop.options import Value
 from eventloop.plugin.configure import configure
 from eventloop.plugin.discover import discover
 from eventloop.plugin.from_file import found_in_file

@@ -15,7 +15,7 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop import Trainer, hookimpl
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.manager import assemble, handed_over
 from eventloop.plugin.records import Found

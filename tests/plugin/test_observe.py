@@ -10,9 +10,9 @@ from eventloop import hookimpl
 from eventloop.diagnostics.check import Check
 from eventloop.diagnostics.trace import Trace
 from eventloop.plugin.assembly import HOOKS
-from eventloop.plugin.freeze import freeze
 from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation
+from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
 
 

@@ -24,9 +24,9 @@ from eventloop.diagnostics.trace import Trace
 from eventloop.errors import PluginError
 from eventloop.hooks import Hook
 from eventloop.plugin.assembly import HOOKS
-from eventloop.plugin.freeze import Plan, freeze
 from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation, order, order_of_owners
+from eventloop.plugin.plans import Plan, freeze
 from eventloop.plugin.records import Plugin
 from eventloop.state import State
 from eventloop.view import ReadOnlyState

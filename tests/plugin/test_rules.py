@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.plugin.records import Found, Plugin, fold
 from eventloop.plugin.select import Choice, problems_of, select

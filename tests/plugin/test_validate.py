@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from eventloop import hookimpl
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.manager import assemble

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, write
 from eventloop.testing import isolated_trainer, tiny_task
 from eventloop_early_stopping import EarlyStopping

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
-from eventloop.starting.start import Allowed
+from eventloop.run.start import Allowed
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 

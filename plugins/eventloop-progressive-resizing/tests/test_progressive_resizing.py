@@ -6,7 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.diagnostics.check import Check
 from eventloop.errors import SettingError

@@ -396,10 +396,10 @@ def test_a_full_disk_is_told_of(three, another, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("eventloop.checkpoint.disk.write", fail)
+    monkeypatch.setattr("eventloop.files.disk.write", fail)
 
     with pytest.raises(CheckpointError, match=r"downloaded to '.*': No space left on device"):
         another().latest()
-    monkeypatch.setattr("eventloop.checkpoint.disk.make_folder", fail)
+    monkeypatch.setattr("eventloop.files.disk.make_folder", fail)
     with pytest.raises(CheckpointError, match=r"can't be copied to '.*': No space left on device"):
         another().latest()

@@ -13,7 +13,7 @@ import torch
 from fsspec.registry import known_implementations
 
 from eventloop import CheckpointError, ResumeError, hookimpl
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import local_folder
 from eventloop.errors import SettingError, UsageError

@@ -6,7 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.diagnostics.check import Check
 from eventloop.testing import isolated_trainer, run_ranks

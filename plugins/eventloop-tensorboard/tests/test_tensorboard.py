@@ -12,8 +12,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint import disk
 from eventloop.errors import RunFolderError, SettingError
+from eventloop.files import disk
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_tensorboard import Tensorboard
 from eventloop_tensorboard.hyperparameters import hyperparameters

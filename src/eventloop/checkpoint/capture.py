@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from eventloop.checkpoint.alike import fitting_scheduler
-from eventloop.checkpoint.contents import loading
 from eventloop.checkpoint.facts import facts_of
-from eventloop.checkpoint.generators import Generators
-from eventloop.checkpoint.metrics import counts_of, put_counts
+from eventloop.checkpoint.metric_states import counts_of, put_counts
+from eventloop.checkpoint.rng_states import Generators
+from eventloop.checkpoint.schema import loading
 from eventloop.errors import CheckpointError
+from eventloop.training.optimizer_states import fitting_scheduler
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.plugins import PluginStates
+    from eventloop.checkpoint.plugin_states import PluginStates
     from eventloop.data.feeds import Feeds
-    from eventloop.plugin.freeze import Plans
+    from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
 Parts = dict[str, Any]

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.checkpoint import bounded_json, disk, tensor_file
-from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint.encoding import Json, Nest, flatten, is_plain
 from eventloop.checkpoint.manifest import (
     FILE,
     FileFacts,
@@ -25,7 +25,6 @@ from eventloop.checkpoint.manifest import (
     is_part_name,
     to_bytes,
 )
-from eventloop.checkpoint.nest import Json, Nest, flatten, is_plain
 from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,
@@ -36,6 +35,8 @@ from eventloop.checkpoint.verifying import (
     put_together,
 )
 from eventloop.errors import CheckpointError
+from eventloop.files import bounded_json, disk
+from eventloop.files.corruption import Damage
 
 __all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones

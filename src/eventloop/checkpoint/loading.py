@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.places import checkpoint_at
+from eventloop.checkpoint.locations import checkpoint_at
 from eventloop.checkpoint.weights import PART
 from eventloop.errors import CheckpointError, TaskError, counted
 

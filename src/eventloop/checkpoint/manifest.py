@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
-from eventloop.checkpoint import bounded_json
-from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.disk import OldFile
+from eventloop.files import bounded_json
+from eventloop.files.corruption import Damage
+from eventloop.files.disk import OldFile
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.nest import Json
+    from eventloop.checkpoint.encoding import Json
 
 FILE = "manifest.json"
 FORMAT = "eventloop checkpoint"

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import bounded_json, disk
-from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
 from eventloop.checkpoint.store import Found, Store, holds
 from eventloop.checkpoint.verifying import (
@@ -25,10 +23,12 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError
-from eventloop.run_folder import check_folder
+from eventloop.files import bounded_json, disk
+from eventloop.files.corruption import Damage
+from eventloop.files.run_folder import check_folder
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.nest import Nest
+    from eventloop.checkpoint.encoding import Nest
     from eventloop.checkpoint.remote_folder import RemoteFolder
     from eventloop.urls import Url
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from eventloop.checkpoint.disk import NewFile
+from eventloop.files.disk import NewFile
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.run_lock import Lock

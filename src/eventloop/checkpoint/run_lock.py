@@ -12,8 +12,8 @@ from typing import Protocol
 from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError, SettingError
-from eventloop.failing.plain import one_line
-from eventloop.run_folder import RunFolder
+from eventloop.files.run_folder import RunFolder
+from eventloop.text import one_line
 
 MAX_BYTES = 1_000
 _LOCK = ".lock"

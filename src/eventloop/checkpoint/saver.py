@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.finite import are_finite, trained_names
 from eventloop.checkpoint.format import name_of
-from eventloop.checkpoint.snapshot import Snapshot
+from eventloop.checkpoint.host_snapshot import Snapshot
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
-from eventloop.failing.failures import failures_of
-from eventloop.failing.signals import is_interruption
 from eventloop.hooks import hookimpl
+from eventloop.run.failures import failures_of
+from eventloop.signals import is_interruption
+from eventloop.training.finite import are_finite, trained_names
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
-    from eventloop.plugin.freeze import Plans
-    from eventloop.settings import Settings
+    from eventloop.config.settings import Settings
+    from eventloop.plugin.plans import Plans
     from eventloop.state import State
     from eventloop.urls import Place
 

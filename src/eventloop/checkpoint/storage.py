@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.checkpoint.places import FOLDER
+from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.run_lock import Lock, RunLock
 from eventloop.checkpoint.store import Found, Store
 from eventloop.errors import EventloopError
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.nest import Nest
-    from eventloop.ranks.processes import Processes
+    from eventloop.checkpoint.encoding import Nest
+    from eventloop.distributed.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")

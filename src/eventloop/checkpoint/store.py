@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.leftovers import (
     REPLACED,
     UNDER_WAY,
@@ -33,12 +31,14 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError
-from eventloop.run_folder import check_folder
+from eventloop.files import disk
+from eventloop.files.corruption import Damage
+from eventloop.files.run_folder import check_folder
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.encoding import Nest
     from eventloop.checkpoint.manifest import Manifest
-    from eventloop.checkpoint.nest import Nest
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
 

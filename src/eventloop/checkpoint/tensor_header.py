@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import bounded_json
-from eventloop.checkpoint.damage import Damage
+from eventloop.files import bounded_json
+from eventloop.files.corruption import Damage
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.disk import OldFile
+    from eventloop.files.disk import OldFile
 
 METADATA = "__metadata__"
 MAX_DIMENSIONS = 64

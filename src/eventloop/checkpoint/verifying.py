@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import bounded_json, disk, tensor_header
-from eventloop.checkpoint.damage import Damage
+from eventloop.checkpoint import tensor_header
+from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
-from eventloop.checkpoint.nest import Json, Nest, restore
+from eventloop.files import bounded_json, disk
+from eventloop.files.corruption import Damage
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 

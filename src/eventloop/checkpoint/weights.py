@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import disk
-from eventloop.checkpoint.damage import Damage
 from eventloop.checkpoint.tensor_header import read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
@@ -19,6 +17,8 @@ from eventloop.checkpoint.verifying import (
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError
+from eventloop.files import disk
+from eventloop.files.corruption import Damage
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.manifest import Manifest

@@ -1,5 +1,5 @@
 """The command `eventloop`."""
 
-from eventloop.cli.entry import main
+from eventloop.cli.main import main
 
 __all__ = ["main"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventloop.cli.arguments import Arguments, CommandOption
-from eventloop.starting.start import Allowed
+from eventloop.run.start import Allowed
 
 CHANGES = (
     CommandOption("allow-config-change", "", "resume though settings, options or task differ"),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from eventloop.distributed.reports import ACTIVE
 from eventloop.errors import TaskError, UsageError
-from eventloop.failing.reports import ACTIVE
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from eventloop.checkpoint.weights import export_weights
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.request import one_checkpoint, words
-from eventloop.cli.checkpoints.told import size_text
+from eventloop.cli.checkpoints.facts_text import size_text
+from eventloop.cli.checkpoints.paths import one_checkpoint, words
 from eventloop.cli.help import command_help
 from eventloop.cli.new_file import require_writable
 from eventloop.cli.output import write_text
 from eventloop.errors import counted
-from eventloop.failing.plain import one_line
+from eventloop.text import one_line
 
 COMMAND = Command(
     "export",

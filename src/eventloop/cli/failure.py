@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from eventloop.failing.reports import details, first_line, in_ranks
-from eventloop.failing.signals import is_agreed
+from eventloop.distributed.reports import details, first_line, in_ranks
+from eventloop.signals import is_agreed
 
 
 def report(error: BaseException) -> None:
@@ -21,8 +21,11 @@ def report(error: BaseException) -> None:
 
 
 def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.failing.bulletin import bulletin, wait_until  # one process needs nothing of them
-    from eventloop.failing.watchdog import GRACE_S, post
+    from eventloop.distributed.failure_store import (  # one process needs nothing of them
+        bulletin,
+        wait_until,
+    )
+    from eventloop.distributed.watchdog import GRACE_S, post
 
     board = bulletin()
     try:

@@ -15,18 +15,18 @@ from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
-from eventloop.cli.modes import OPTIONS, Modes
+from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import write_lines, write_text
 from eventloop.cli.print_config import config_lines
 from eventloop.cli.require_lock import require_lock
 from eventloop.cli.result import ResultFile
 from eventloop.errors import SettingError, counted
-from eventloop.manifest import write_manifest
+from eventloop.run.run_manifest import write_manifest
 from eventloop.trainer import Trainer
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
 
 COMMAND = Command(
     "fit",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import eventloop
-from eventloop.optimizers import could_be_fused
+from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url
 
 if TYPE_CHECKING:

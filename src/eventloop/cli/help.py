@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from eventloop.options import Option, flag
+from eventloop.config.options import Option, flag
 
 if TYPE_CHECKING:
     from eventloop.cli.arguments import Command

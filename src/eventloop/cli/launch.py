@@ -18,13 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import CommandOption
+from eventloop.distributed.exit import kill_group
+from eventloop.distributed.reports import FAILURE
 from eventloop.errors import UsageError, counted
-from eventloop.failing.ending import kill_group
-from eventloop.failing.reports import FAILURE
 from eventloop.plugin.records import fold
 
 if TYPE_CHECKING:
-    from eventloop.failing.bulletin import Bulletin
+    from eventloop.distributed.failure_store import Bulletin
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -86,8 +86,8 @@ def _number(nproc: str) -> int:
 def _run(num: int, arguments: list[str]) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-    from eventloop.failing.bulletin import Bulletin
-    from eventloop.ranks.distributed import rank_variables
+    from eventloop.distributed.failure_store import Bulletin
+    from eventloop.distributed.join import rank_variables
 
     # Held by this process, so that no rank takes it away from the others.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

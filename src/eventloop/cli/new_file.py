@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from eventloop.errors import UsageError
-from eventloop.files import why_no_file
+from eventloop.files.outputs import why_no_file
 
 SUFFIX = ".safetensors"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
-from eventloop.failing.plain import one_line, plain
+from eventloop.text import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,9 @@ from eventloop.cli.eval import require_eval_data
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, output_path, prepare, weights_path
 from eventloop.cli.output import write_lines, write_text
+from eventloop.distributed.reports import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
-from eventloop.failing.reports import in_ranks
-from eventloop.files import save_tensors
+from eventloop.files.outputs import save_tensors
 from eventloop.trainer import Trainer
 
 COMMAND = Command(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from eventloop.clock import Time
-from eventloop.options import Option, Value
+from eventloop.config.options import Option, Value
 from eventloop.plugin.configure import plugin_options
 from eventloop.urls import Url
 

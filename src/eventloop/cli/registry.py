@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
-from eventloop.failing.signals import Interrupted, Terminated
+from eventloop.signals import Interrupted, Terminated
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -65,8 +65,8 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
 def help_lines() -> Iterator[str]:
     """Describes all commands, a line each; those of packages in the words of their metadata."""
-    from eventloop.failing.plain import one_line
     from eventloop.plugin.metadata import summary
+    from eventloop.text import one_line
 
     described = dict(COMMANDS)
     found, problems = _added()

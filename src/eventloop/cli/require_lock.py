@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eventloop.plugin.dry_assemble import survey
 from eventloop.plugin.lock import check_lock, lock_path
-from eventloop.plugin.survey import survey
 
 if TYPE_CHECKING:
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
 
 
 def require_lock(configuration: Configuration) -> None:

@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint import disk
 from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError
+from eventloop.files import disk
 from eventloop.plugin.records import OfFlag
 
 if TYPE_CHECKING:

@@ -16,17 +16,17 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import eventloop
+from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
-from eventloop.failing.plain import one_line
-from eventloop.manifest import plain
-from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
+from eventloop.plugin.source_files import spec_of_file
 from eventloop.plugin.validate import implementations
+from eventloop.run.run_manifest import plain
 from eventloop.shell import shell
-from eventloop.source_files import spec_of_file
 from eventloop.task import Task
+from eventloop.text import one_line
 
 T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     )
     from eventloop.commands.run_processes import RunProcesses, try_run
     from eventloop.commands.runs_folder import Outcome, Run, RunsFolder
+    from eventloop.config.options import flag
+    from eventloop.distributed.reports import FAILURE
     from eventloop.errors import UsageError, closest, counted
-    from eventloop.failing.plain import one_line
-    from eventloop.failing.reports import FAILURE
-    from eventloop.options import flag
     from eventloop.plugin.load import Loaded
     from eventloop.plugin.records import fold
+    from eventloop.text import one_line
 
 __all__ = [
     "FAILURE",
@@ -83,9 +83,9 @@ _LAZY = {
     "eventloop.commands.run_processes": ("RunProcesses", "try_run"),
     "eventloop.commands.runs_folder": ("Outcome", "Run", "RunsFolder"),
     "eventloop.errors": ("UsageError", "closest", "counted"),
-    "eventloop.failing.plain": ("one_line",),
-    "eventloop.failing.reports": ("FAILURE",),
-    "eventloop.options": ("flag",),
+    "eventloop.text": ("one_line",),
+    "eventloop.distributed.reports": ("FAILURE",),
+    "eventloop.config.options": ("flag",),
     "eventloop.plugin.load": ("Loaded",),
     "eventloop.plugin.records": ("fold",),
 }  # fmt: skip

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.modes import OPTIONS as MODES
+from eventloop.cli.mode_flags import OPTIONS as MODES
+from eventloop.config.options import flag
 from eventloop.errors import UsageError
-from eventloop.manifest import plain
-from eventloop.options import flag
 from eventloop.plugin.records import fold
+from eventloop.run.run_manifest import plain
 from eventloop.urls import place_of
 
 if TYPE_CHECKING:

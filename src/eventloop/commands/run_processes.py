@@ -16,10 +16,10 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, Self
 
 from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
-from eventloop.failing.orphans import ending_with_parent
-from eventloop.failing.plain import one_line
-from eventloop.failing.signals import Interrupted, Terminated
-from eventloop.run_folder import RunFolder
+from eventloop.distributed.orphans import ending_with_parent
+from eventloop.files.run_folder import RunFolder
+from eventloop.signals import Interrupted, Terminated
+from eventloop.text import one_line
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

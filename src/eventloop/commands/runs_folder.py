@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from eventloop.checkpoint.bounded_json import MAX_BYTES, from_bytes
-from eventloop.checkpoint.damage import Damage
-from eventloop.checkpoint.differences import (
+from eventloop.checkpoint.run_lock import RunLock
+from eventloop.errors import EventloopError, ResumeError, UsageError, a
+from eventloop.files.bounded_json import MAX_BYTES, from_bytes
+from eventloop.files.corruption import Damage
+from eventloop.files.run_folder import RunFolder
+from eventloop.run.differences import (
     config_differences,
     plugin_differences,
     task_differences,
 )
-from eventloop.checkpoint.run_lock import RunLock
-from eventloop.errors import EventloopError, ResumeError, UsageError, a
-from eventloop.run_folder import RunFolder
 
 _OF_JOB = ("task", "settings", "command", "plugins")
 

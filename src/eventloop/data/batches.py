@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from eventloop.data.first_batches import FirstBatches
 from eventloop.errors import TaskError, counted
-from eventloop.first_batches import FirstBatches
 
 LABELS = "labels"
 _PAIRS = (tuple, list)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data import Count
-from eventloop.data.sources import source_of
+from eventloop.data.loaders import source_of
 from eventloop.errors import TaskError, counted
 from eventloop.seeding import kept_generators
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.ranks.processes import Processes
+    from eventloop.distributed.processes import Processes
 
 NOTHING = Count(0, 0, 0)
 # Kinds of data loader whose position is the same for all ranks, however many there are.

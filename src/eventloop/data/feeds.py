@@ -9,8 +9,8 @@ from eventloop.data.feed import Feed
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.plugin.freeze import Plans
-    from eventloop.ranks.processes import Processes
+    from eventloop.distributed.processes import Processes
+    from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
-from eventloop.data.order import Order
-from eventloop.data.samples import SampleSeeds, may_draw, seeded
+from eventloop.data.epoch_start import Turns
+from eventloop.data.sample_order import Order
+from eventloop.data.sample_seeds import SampleSeeds, may_draw, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
-from eventloop.data.turns import Turns
 from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
-    from eventloop.ranks.processes import Processes
+    from eventloop.distributed.processes import Processes
 
 Saved = Mapping[str, Any]
 

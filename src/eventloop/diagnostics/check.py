@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from eventloop.diagnostics.fingerprints import Snapshot
 from eventloop.diagnostics.reads import HostReads
-from eventloop.diagnostics.snapshot import Snapshot
 from eventloop.plugin.observe import caller, instead, watched
 
 if TYPE_CHECKING:

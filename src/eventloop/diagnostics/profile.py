@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from eventloop.files.run_folder import RunFolder
 from eventloop.hooks import hookimpl
-from eventloop.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from eventloop.view import StateView

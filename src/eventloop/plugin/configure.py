@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest
-from eventloop.options import Option, Value, flag, options_of, typed
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.shell import shell, switch_off
 

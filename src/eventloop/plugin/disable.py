@@ -15,8 +15,8 @@ from eventloop.errors import PluginError
 from eventloop.plugin.observe import Observer, caller, instead
 
 if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
     from eventloop.plugin.order import Implementation
-    from eventloop.settings import Settings
 
 
 def observers_of(settings: Settings) -> tuple[Observer, ...]:

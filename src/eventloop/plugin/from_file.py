@@ -12,7 +12,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError, UsageError, closest
 from eventloop.plugin.records import GROUPS, Found, kebab
-from eventloop.source_files import spec_of_file
+from eventloop.plugin.source_files import spec_of_file
 
 
 def found_in_file(label: str) -> Found:

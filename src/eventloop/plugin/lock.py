@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eventloop.config.layers import find_pyproject
 from eventloop.errors import PluginError
-from eventloop.layers import find_pyproject
 from eventloop.plugin.records import Plugin, fold
 
 if TYPE_CHECKING:

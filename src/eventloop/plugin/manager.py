@@ -15,14 +15,14 @@ from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
+from eventloop.plugin.candidates import choose, take_up
 from eventloop.plugin.discover import discover_all
 from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected, fold
-from eventloop.plugin.rows import choose, take_up
 from eventloop.plugin.validate import takes_part
 from eventloop.shell import shell
 
 if TYPE_CHECKING:
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
     from eventloop.state import State
 
 

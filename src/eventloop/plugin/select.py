@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected, fold
-from eventloop.plugin.rules import Requirement, Rules
 from eventloop.shell import pip, shell, switch_off
 
 RESERVED = ("task", "core")

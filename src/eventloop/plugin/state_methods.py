@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
-from eventloop.plugin.overlooked import method_of
+from eventloop.plugin.mistakes import method_of
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin

@@ -4,13 +4,13 @@ An entry point is named after a scheme of URLs, `s3`, or `*` for all that no oth
 a `RemoteStorage`, which opens `RemoteFolder`s. `docs/how-to/add-a-storage.md` shows one.
 """
 
-from eventloop.checkpoint.disk import NewFile
 from eventloop.checkpoint.leftovers import is_alive, this_place
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
 from eventloop.checkpoint.run_lock import Lock
 from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import UsageError
+from eventloop.files.disk import NewFile
 from eventloop.urls import Url
 
 __all__ = [

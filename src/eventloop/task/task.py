@@ -186,7 +186,10 @@ def _metrics_hook(
         is_loss = dataset != "train" and for_eval is None and given_loss is not None
         if given is None and not is_loss:
             return {}
-        from eventloop.task.metrics import MeanLoss, fresh_metrics  # slow to import: see there
+        from eventloop.task.metric_copies import (  # slow to import: see there
+            MeanLoss,
+            fresh_metrics,
+        )
 
         if given is not None:
             return fresh_metrics(given, state.device)

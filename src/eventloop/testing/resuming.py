@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from eventloop.checkpoint.compare import differences
+from eventloop.checkpoint.diff import differences
+from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.format import name_of, read
-from eventloop.checkpoint.nest import flatten, restore
 from eventloop.errors import CheckpointError
 from eventloop.hooks import hookimpl
 from eventloop.plugin.records import fold

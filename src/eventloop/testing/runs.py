@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
 
-from eventloop.configuration import Configuration
+from eventloop.config.configuration import Configuration
 from eventloop.events import Event
 from eventloop.hooks import hookimpl
-from eventloop.starting.start import NOTHING, Allowed
+from eventloop.run.start import NOTHING, Allowed
 from eventloop.task import Task
 from eventloop.trainer import Trainer
 

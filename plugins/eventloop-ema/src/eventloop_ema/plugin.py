@@ -13,7 +13,7 @@ from torch import Tensor
 from eventloop import PluginError, State, Time, hookimpl
 from eventloop.clock import FIELDS, UNITS
 from eventloop.errors import SettingError
-from eventloop.scaling import Stepped
+from eventloop.training.grad_scaling import Stepped
 from eventloop_ema.averages import Averages, averaged_names
 from eventloop_ema.maths import half_life_of, share_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.failing.signals import is_interruption
+from eventloop.signals import is_interruption
 from eventloop_mlflow.names import accepted_name
 
 if TYPE_CHECKING:

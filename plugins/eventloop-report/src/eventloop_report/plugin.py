@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.files import why_no_file
-from eventloop.run_folder import RunFolder
+from eventloop.files.outputs import why_no_file
+from eventloop.files.run_folder import RunFolder
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers

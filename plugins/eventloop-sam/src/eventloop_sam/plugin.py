@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import State, hookimpl
-from eventloop.optimizers import wants_closure
-from eventloop.scaling import Stepped
+from eventloop.training.grad_scaling import Stepped
+from eventloop.training.optimizers import wants_closure
 from eventloop_sam.draws import Draws
 from eventloop_sam.sharpness import ascent, buffers_restored, restored
 

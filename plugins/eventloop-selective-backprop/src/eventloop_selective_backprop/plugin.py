@@ -10,7 +10,7 @@ from torch import Tensor
 from eventloop import State, Time, hookimpl
 from eventloop.data import num_samples, split
 from eventloop.errors import SettingError
-from eventloop.evaluation import evaluation_mode
+from eventloop.training.evaluation import evaluation_mode
 from eventloop_selective_backprop.selection import draw, per_sample, take
 
 

@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, Time, hookimpl
 from eventloop.errors import SettingError
-from eventloop.run_folder import RunFolder
+from eventloop.files.run_folder import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint.compare import Difference, differences
+from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.format import Checkpoint, read
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.request import JSON, one_checkpoint, words
+from eventloop.cli.checkpoints.paths import JSON, one_checkpoint, words
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.failing.plain import one_line
-from eventloop.failing.reports import FAILURE
+from eventloop.distributed.reports import FAILURE
+from eventloop.text import one_line
 
 if TYPE_CHECKING:
     from eventloop.urls import Place

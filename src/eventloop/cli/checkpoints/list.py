@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint.leftovers import is_replaced
-from eventloop.checkpoint.places import checkpoints_at, why_none
+from eventloop.checkpoint.locations import checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.request import JSON, words
-from eventloop.cli.checkpoints.told import content, saved, shown, size_text
+from eventloop.cli.checkpoints.facts_text import content, saved, shown, size_text
+from eventloop.cli.checkpoints.paths import JSON, words
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.failing.plain import one_line
+from eventloop.text import one_line
 from eventloop.urls import Url, place_of
 
 COMMAND = Command(

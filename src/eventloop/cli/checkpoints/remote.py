@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from eventloop.checkpoint.places import FOLDER
+from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
 from eventloop.checkpoint.schemes import checkpoints_at_url
 from eventloop.errors import CheckpointError, UsageError

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eventloop.checkpoint.places import require_checkpoints
+from eventloop.checkpoint.locations import require_checkpoints
 from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.request import JSON, words
+from eventloop.cli.checkpoints.paths import JSON, words
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_text
+from eventloop.distributed.reports import NO_CHECKPOINT
 from eventloop.errors import counted
-from eventloop.failing.plain import one_line
-from eventloop.failing.reports import NO_CHECKPOINT
+from eventloop.text import one_line
 from eventloop.urls import Place, place_of
 
 COMMAND = Command(

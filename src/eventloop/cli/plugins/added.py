@@ -11,8 +11,8 @@ from eventloop.cli.registry import COMMANDS
 from eventloop.errors import EventloopError
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.extensions import extension_problems, imported_callable
-from eventloop.plugin.glance import glance
 from eventloop.plugin.records import Found, fold
+from eventloop.plugin.static_check import glance
 
 if TYPE_CHECKING:
     from eventloop.plugin.metadata import Installed

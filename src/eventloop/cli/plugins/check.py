@@ -9,13 +9,13 @@ from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import Extension, imported_extensions
-from eventloop.cli.plugins.request import JSON, surveyed
-from eventloop.failing.plain import plain
+from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.plugin.measure import Measured, measure_imports
+from eventloop.text import plain
 
 if TYPE_CHECKING:
+    from eventloop.plugin.dry_assemble import Survey
     from eventloop.plugin.records import Found
-    from eventloop.plugin.survey import Survey
 
 COMMAND = Command(
     "plugins check",

@@ -11,7 +11,7 @@ from eventloop.actions import Actions
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.cli.plugins.request import JSON
+from eventloop.cli.plugins.reading import JSON
 from eventloop.errors import UsageError, closest
 from eventloop.events import HOOKS as EVENTS
 from eventloop.events import Events

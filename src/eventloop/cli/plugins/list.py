@@ -9,17 +9,17 @@ from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import seen_extensions
-from eventloop.cli.plugins.request import JSON, configuration_of
+from eventloop.cli.plugins.reading import JSON, configuration_of
+from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
-from eventloop.options import flag
-from eventloop.plugin.glance import glance
+from eventloop.plugin.candidates import choose
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected, fold
-from eventloop.plugin.rows import choose
 from eventloop.plugin.select import name_problems
+from eventloop.plugin.static_check import glance
 
 if TYPE_CHECKING:
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
 
 COMMAND = Command(
     "plugins list",

@@ -8,7 +8,7 @@ from pathlib import Path
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
-from eventloop.cli.plugins.request import JSON, surveyed
+from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.errors import PluginError
 from eventloop.plugin.lock import NAME, lock_path, lock_text, order_digest
 

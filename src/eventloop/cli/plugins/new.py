@@ -12,12 +12,12 @@ import eventloop
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
-from eventloop.cli.plugins.request import JSON
+from eventloop.cli.plugins.reading import JSON
 from eventloop.cli.plugins.templates import FILES, GROUPS
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.plugin.records import fold
 from eventloop.plugin.select import is_usable_name
-from eventloop.settings import SETTING_NAMES
 
 COMMAND = Command(
     "plugins new",

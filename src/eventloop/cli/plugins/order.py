@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
+from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError, closest
+from eventloop.plugin.dry_assemble import implemented
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
-from eventloop.plugin.survey import implemented
 
 if TYPE_CHECKING:
     from eventloop.hooks import Hook

@@ -9,18 +9,18 @@ from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import Extension, imported_extensions
-from eventloop.cli.plugins.request import JSON, refuse_choice, surveyed
+from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
+from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest
-from eventloop.options import Value, flag
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.measure import measure_import
 from eventloop.plugin.records import Found, fold
 
 if TYPE_CHECKING:
-    from eventloop.configuration import Configuration
+    from eventloop.config.configuration import Configuration
     from eventloop.plugin.assembly import Assembly
-    from eventloop.plugin.rows import Row
+    from eventloop.plugin.candidates import Row
 
 COMMAND = Command(
     "plugins show",

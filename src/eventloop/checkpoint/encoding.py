@@ -1,0 +1,233 @@
+"""Nests: values in dicts, lists and tuples, as tensors by name and a JSON skeleton, and back.
+
+JSON holds None, bool, str, finite floats, ints of 64 bits, lists and dicts with str keys as they
+are. Whatever else there is stands in an object of one key: `{"$tensor": NAME}`, `{"$tuple": [...]}`,
+`{"$dict": [[KEY, VALUE], ...]}` where keys are ints or start with a dollar, `{"$float": "nan"}`,
+`{"$int": "0x..."}` and `{"$bytes": BASE64}`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+
+from eventloop.errors import CheckpointError, a
+from eventloop.files.corruption import Damage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# None, bool, int, float, str, bytes, a tensor, and dicts, lists and tuples of nests.
+Nest: TypeAlias = Any
+Json: TypeAlias = Any
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+_HAS = "None, bool, int, float, str, bytes, tensors, and dicts (str or int keys), lists and tuples"
+_NAME_ALONE = "value"  # of a tensor that is the whole nest
+
+
+def flatten(nest: Nest, name: str) -> tuple[dict[str, Tensor], Json]:
+    """Takes a nest apart: its tensors, which aren't copied, by name, and a skeleton for the rest.
+
+    Names are made of the keys on the way, `layer.0.weight`; those of a flat dict are its keys.
+    Dict subclasses become dicts, NumPy scalars what they hold, parameters tensors.
+
+    Args:
+        name: what the nest is called in messages.
+
+    Raises:
+        CheckpointError: it holds something else, or goes deeper than 64 levels; the message has
+            the path and the type.
+    """
+    tensors: dict[str, Tensor] = {}
+    return tensors, _encode(nest, _At(name, (), tensors))
+
+
+def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
+    """Puts together what `flatten` took apart.
+
+    Args:
+        skeleton: from a file, with anything in it.
+        tensors: by name; or whatever shall stand in their places.
+
+    Raises:
+        Damage: the skeleton isn't one, or doesn't fit the tensors.
+    """
+    left = dict(tensors)
+    nest = _decode(skeleton, left, 0)
+    if left:
+        raise Damage(f"it doesn't say where the tensor {next(iter(left))!r} belongs")
+    return nest
+
+
+def is_plain(skeleton: Json, tensors: Mapping[str, Tensor]) -> bool:
+    """Says whether a nest is a dict of tensors by name and nothing else, so that these suffice."""
+    return bool(tensors) and skeleton == {name: {"$tensor": name} for name in tensors}
+
+
+# Taking apart
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A place in a nest, and the tensors found so far."""
+
+    root: str
+    keys: tuple[tuple[str | int, bool], ...]  # with whether it counts entries
+    tensors: dict[str, Tensor]
+
+    def below(self, key: str | int, *, is_idx: bool = False) -> _At:
+        if len(self.keys) == MAX_DEPTH:
+            raise CheckpointError(
+                f"{self.path()[:200]!r} can't be saved: it is more than {MAX_DEPTH} levels deep",
+                fix="save something flatter; what contains itself can't be saved",
+            )
+        return _At(self.root, (*self.keys, (key, is_idx)), self.tensors)
+
+    def path(self) -> str:
+        text = self.root
+        for key, is_idx in self.keys:
+            is_word = isinstance(key, str) and re.fullmatch(r"[\w./-]+", key)
+            text += f".{key}" if is_word and not is_idx else f"[{key!r}]"
+        return text
+
+    def take(self, tensor: Tensor) -> Json:
+        name = ".".join(str(key) for key, _ in self.keys) or _NAME_ALONE
+        name = name.encode("utf-8", "backslashreplace").decode()
+        if name == "__metadata__" or name in self.tensors:
+            others = (f"{name}#{number}" for number in range(2, len(self.tensors) + 3))
+            name = next(one for one in others if one not in self.tensors)
+        self.tensors[name] = tensor
+        return {"$tensor": name}
+
+    def refuse(self, value: object, reason: str = "") -> CheckpointError:
+        kind = type(value)
+        of = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
+        return CheckpointError(
+            f"{self.path()!r} can't be saved: it is {reason or a(of)}",
+            fix=f"save values of these kinds: {_HAS} of them",
+        )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _encode(value: Nest, at: _At) -> Json:
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        # Python refuses to read more than 4300 decimal digits.
+        return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if _is_tensor(value):
+        return _encode_tensor(value, at)
+    if kind is list or kind is tuple:
+        items = [_encode(one, at.below(idx, is_idx=True)) for idx, one in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if isinstance(value, dict):
+        return _encode_dict(value, at)
+    return _encode_scalar(value, at)
+
+
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    """Tells whether a value is a tensor; where nobody has imported torch, there is none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _encode_tensor(tensor: Tensor, at: _At) -> Json:
+    import torch  # kept out of what only puts together
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise at.refuse(tensor)  # a part of a tensor that is spread over ranks, say
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+        raise at.refuse(tensor, f"a tensor of {tensor.layout}, {tensor.dtype}, not a dense one")
+    if tensor.is_meta:
+        raise at.refuse(tensor, "a tensor without values, on the device 'meta'")
+    return at.take(tensor.detach())
+
+
+def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
+    items = []
+    for key, one in value.items():
+        if isinstance(key, bool) or type(key) not in (str, int):
+            raise at.refuse(
+                value, f"a dict with the key {str(key)[:80]!r}, {a(_full_name(type(key)))}"
+            )
+        items.append((key, _encode(one, at.below(key))))
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+        return dict(items)
+    return {"$dict": [[_encode(key, at), one] for key, one in items]}
+
+
+def _encode_scalar(value: object, at: _At) -> Json:
+    """Encodes what NumPy calls a scalar; NumPy isn't imported for it."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufSU":
+        held = value.item()
+        if type(held) in (bool, int, float, str, bytes):
+            return _encode(held, at)
+    raise at.refuse(value)
+
+
+# Putting together
+
+
+def _decode(value: Json, left: dict[str, Any], depth: int) -> Nest:
+    if depth > MAX_DEPTH:
+        raise Damage(f"it is more than {MAX_DEPTH} levels deep")
+    if isinstance(value, list):
+        return [_decode(one, left, depth + 1) for one in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if len(value) == 1 and tag.startswith("$"):
+        return _decode_tagged(tag, value[tag], left, depth)
+    if any(key.startswith("$") for key in value):
+        raise Damage(f"the key {tag[:80]!r} means nothing")
+    return {key: _decode(one, left, depth + 1) for key, one in value.items()}
+
+
+def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> Nest:
+    match tag, inside:
+        case "$tensor", str(name):
+            if name not in left:
+                raise Damage(f"there is no tensor {name[:80]!r} for it, or it is used twice")
+            return left.pop(name)
+        case "$tuple", list(items):
+            return tuple(_decode(one, left, depth + 1) for one in items)
+        case "$dict", list(pairs):
+            return _decode_pairs(pairs, left, depth)
+        case "$float", "nan" | "inf" | "-inf":
+            return float(inside)
+        case "$int", str(digits) if re.fullmatch(r"-?0x[0-9a-f]+", digits):
+            return int(digits, 16)
+        case "$bytes", str(text):
+            try:
+                return base64.b64decode(text, validate=True)
+            except ValueError:
+                raise Damage("bytes in it aren't base64") from None
+    raise Damage(f"{tag[:80]!r} with what follows it means nothing")
+
+
+def _decode_pairs(pairs: list[Json], left: dict[str, Any], depth: int) -> dict[str | int, Nest]:
+    result: dict[str | int, Nest] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Damage("a dict in it isn't made of pairs")
+        key = _decode(pair[0], {}, depth + 1)  # an int may be a large one
+        if type(key) not in (str, int):
+            raise Damage("a dict in it has a key that is neither a str nor an int")
+        result[key] = _decode(pair[1], left, depth + 1)
+    return result

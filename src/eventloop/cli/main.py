@@ -1,0 +1,121 @@
+"""The way into the command: which subcommand runs, and how errors become an exit status."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import select
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import eventloop
+from eventloop.cli.failure import report
+from eventloop.cli.output import short_warnings
+from eventloop.cli.registry import COMMANDS, help_lines, run_added
+from eventloop.distributed.exit import end_process
+from eventloop.distributed.orphans import end_with_launcher, has_launcher
+from eventloop.distributed.reports import WRONG_USAGE, exit_status, in_ranks
+from eventloop.errors import UsageError
+from eventloop.signals import Interrupted, told_from_a_key
+from eventloop.text import one_line
+
+SUCCESS, BROKEN_PIPE = 0, 141
+
+_USAGE = "usage: eventloop COMMAND ...\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        argv: what follows `eventloop`; of the process unless given.
+
+    Returns:
+        0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
+        or written, 130 when interrupted, 143 when terminated, 141 when nobody reads the output.
+    """
+    try:
+        with short_warnings(), told_from_a_key(), _among_ranks():
+            status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    # A plugin or task that calls sys.exit has failed, whatever status it gives.
+    except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return _end(BROKEN_PIPE)
+        if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
+            error = Interrupted("interrupted")  # nobody is blamed for it: a person's
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            error = _too_long(error)
+        report(error)
+        return _end(exit_status(error))
+    return status
+
+
+@contextmanager
+def _among_ranks() -> Iterator[None]:
+    """Watches over the other ranks, where a launcher has started this one; ends with all."""
+    if not (in_ranks() and has_launcher()):
+        yield
+        return
+    end_with_launcher()
+    from eventloop.distributed.watchdog import watched_command  # one process needs nothing of it
+
+    with watched_command():
+        yield
+
+
+def _too_long(error: OSError) -> UsageError:
+    return UsageError(
+        f"a path is too long: {one_line(str(error.filename), 100)}",
+        fix="give a shorter one: 255 bytes a name, 4,095 in all on most systems",
+    )
+
+
+def _end(status: int) -> int:
+    """Gives the exit status of a failure; of several ranks, one that failed ends here."""
+    if in_ranks():
+        end_process(status)
+    return status
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv:
+        sys.stderr.write(_help())
+        return WRONG_USAGE
+    name, *rest = argv
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return SUCCESS
+    if name == "--version":
+        sys.stdout.write(f"eventloop {eventloop.__version__}\n")
+        return SUCCESS
+    if name not in COMMANDS:
+        return run_added(name, rest)
+    status: int = importlib.import_module(f"eventloop.cli.{name}").run(rest)
+    return status
+
+
+def _help() -> str:
+    listed = "".join(f"{line}\n" for line in help_lines())
+    return (
+        f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{listed}\n"
+        "`eventloop COMMAND --help` tells more; `eventloop --version` gives the version.\n"
+    )
+
+
+def _nobody_reads() -> bool:
+    """Tells whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
+    if sys.platform == "win32":
+        return False
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # replaced by something that is no file
+        return False
+    poll = select.poll()
+    poll.register(descriptor)
+    broken = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    if broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return broken

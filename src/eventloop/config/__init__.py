@@ -1,0 +1,1 @@
+"""Configuration: settings, options and rules, and the layers that their values come from."""

@@ -1,0 +1,299 @@
+"""Configuration: layers of values from the strongest to the weakest, and what they mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from eventloop.config.layers import (
+    SITE_VARIABLE,
+    Kind,
+    Layer,
+    as_bool,
+    environment_layer,
+    find_pyproject,
+    pyproject_layer,
+    site_rules,
+    spell,
+    yaml_layer,
+)
+from eventloop.config.options import Value, typed
+from eventloop.config.plugin_rules import KEYS, Rules
+from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
+from eventloop.errors import SettingError, closest
+from eventloop.plugin.records import Found, fold
+from eventloop.plugin.select import Choice
+from eventloop.shell import shell
+
+_HOW_TO_FIX: dict[Kind, str] = {
+    "flag": "list the options with `eventloop fit TASK --help`",
+    "keyword": "rename the keyword or leave it out",
+    "variable": "rename the variable or unset it",
+    "file": "rename the entry or leave it out",
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a person asked for.
+
+    Args:
+        layers: the strongest first: flags or keywords, environment, `--config`, `pyproject.toml`.
+        choice: which plugins are to take part.
+        rules: what files say about plugins as a whole.
+    """
+
+    layers: tuple[Layer, ...] = ()
+    choice: Choice = field(default_factory=Choice)
+    rules: Rules = field(default_factory=Rules)
+
+    @classmethod
+    def read(
+        cls,
+        flags: Mapping[str, object] | None = None,
+        *,
+        kind: Literal["flag", "keyword"] = "keyword",
+        choice: Choice | None = None,
+        config_file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> Configuration:
+        """Reads every layer; what the values mean is left to `settings` and `section`.
+
+        Args:
+            flags: from the command line, or the keywords of `Trainer`; by dotted key.
+            kind: which of the two.
+            choice: what `-p` and `--no-plugins` say.
+            config_file: the YAML file of `--config`.
+            environ: the environment; the process's unless given.
+            directory: where the search for `pyproject.toml` starts; the working directory.
+
+        Raises:
+            SettingError: a file can't be read, `autoload` is neither true nor false, or a rule
+                isn't of its form.
+        """
+        choice = choice or Choice()
+        environ = os.environ if environ is None else environ
+        origin = "flag" if kind == "flag" else "Trainer(...)"
+        given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
+        if not choice.autoload:
+            given["autoload"] = Value(False, choice.autoload_reason)
+        layers = [Layer(kind, given), environment_layer(environ)]
+        if config_file is not None:
+            layers.append(yaml_layer(config_file))
+        if (found := find_pyproject(directory or Path.cwd())) is not None:
+            layers.append(pyproject_layer(*found))
+        return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
+
+    def insists_on(self, found: Found) -> bool:
+        """Tells whether a plugin was asked for by name, and so may not stand aside in silence."""
+        return bool(self.who_insists(found))
+
+    def who_insists(self, found: Found) -> str:
+        """Says who asked for a plugin by name: a flag, or `required` and where; "" for nobody."""
+        if fold(found.name) in map(fold, self.choice.insist):
+            return f"-p {found.name}"
+        if found.path is not None:
+            return f"-p {found.entry_point.value}"
+        return self.rules.requires(found.name)
+
+    def section(self, name: str) -> dict[str, Value]:
+        """Gives the options that were set for a plugin, or for "task", by folded name."""
+        prefix = f"{fold(name)}."
+        return {
+            key.removeprefix(prefix): value
+            for layer in reversed(self.layers)
+            for key, value in layer.values.items()
+            if key.startswith(prefix)
+        }
+
+    def setting_values(self, task_settings: Mapping[str, object] | None = None) -> dict[str, Value]:
+        """Gives every setting as it was written, in the order of `Settings`.
+
+        Args:
+            task_settings: what the task brings: weaker than everything but the default.
+        """
+        values = {
+            name: Value(option.default, "default") for name, option in setting_options().items()
+        }
+        weakest_first = [Layer("keyword", _of_task(task_settings)), *reversed(self.layers)]
+        for layer in weakest_first:
+            values |= {key: value for key, value in layer.values.items() if key in values}
+        return values
+
+    def setting(self, name: str) -> Any:
+        """Gives one setting, as far as it is known before the task is.
+
+        Raises:
+            SettingError: it has the wrong type, or is out of range.
+        """
+        return typed(setting_options()[name], self.setting_values()[name], convert=convert_setting)
+
+    def settings(self, task_settings: Mapping[str, object] | None = None) -> Settings:
+        """Gives the settings of the run.
+
+        Raises:
+            SettingError: a setting is unknown, has the wrong type, or is out of range; all such
+                problems at once.
+        """
+        problems = [*self._unknown_settings(), *_task_problems(_of_task(task_settings))]
+        values = self.setting_values(task_settings)
+        converted = {}
+        for name, option in setting_options().items():
+            try:
+                converted[name] = typed(option, values[name], convert=convert_setting)
+            except SettingError as error:
+                problems.append(error)
+        _raise_all(problems)
+        return Settings(**converted)
+
+    def check(
+        self,
+        plugins: Mapping[str, Collection[str] | None],
+        task_options: Collection[str] | None = None,
+    ) -> None:
+        """Refuses what `problems` gives.
+
+        Raises:
+            SettingError: each such key, where it stands, and the closest that exists; all at once.
+        """
+        _raise_all([problem for _, problem in self.problems(plugins, task_options)])
+
+    def problems(
+        self,
+        plugins: Mapping[str, Collection[str] | None],
+        task_options: Collection[str] | None = None,
+        given: Collection[str] | None = (),
+    ) -> Iterator[tuple[str, SettingError]]:
+        """Gives keys that nobody knows, and flags that would have no effect, each with its section.
+
+        Args:
+            plugins: the names of every installed plugin's options; None where it is switched off.
+            task_options: the names of the task's; None where the task was made in Python.
+            given: the plugins that were handed over as instances; None where these aren't known
+                yet, and may have names that are like none that is installed.
+        """
+        options = {fold(name): names for name, names in plugins.items()}
+        known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
+        known += [f"task.{fold(name)}" for name in task_options or ()]
+        instances = set(map(fold, given or ()))
+        yield from (("", problem) for problem in self._unknown_settings(known))
+        for kind, key, value in self._keys():
+            section = key.partition(".")[0]
+            if "." not in key or key in known or (section == "task" and task_options is None):
+                continue
+            if section in instances:
+                if kind == "flag":
+                    yield section, _of_an_instance(kind, key, value)
+            elif section == "task":
+                yield section, _unknown(kind, key, value, known)
+            elif section not in options:
+                if given is not None or closest(section, options):
+                    yield section, _not_installed(kind, key, value, options)
+            elif options[section] is not None:
+                yield section, _unknown(kind, key, value, known)
+            elif kind == "flag":
+                yield section, _switched_off(key, section)
+
+    def _keys(self) -> Iterator[tuple[Kind, str, Value]]:
+        for layer in self.layers:
+            for key, value in layer.values.items():
+                yield layer.kind, key, value
+
+    def _unknown_settings(self, options: Sequence[str] = ()) -> Iterator[SettingError]:
+        """Gives a problem for each unknown setting; one of `options` may have been meant."""
+        for kind, key, value in self._keys():
+            if "." not in key and key not in SETTING_NAMES:
+                rules = KEYS if kind == "file" else ()
+                yield _unknown(kind, key, value, [*SETTING_NAMES, *options, *rules])
+
+
+def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
+    """Adds to what `-p` said what the strongest layer says of `autoload`."""
+    for layer in layers:
+        if value := layer.values.get("autoload"):
+            autoload = as_bool(value)
+            reason = value.source if layer.kind == "variable" else f"autoload=false, {value.source}"
+            return replace(
+                choice,
+                autoload=autoload,
+                autoload_reason=choice.autoload_reason or ("" if autoload else reason),
+            )
+    return choice
+
+
+def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
+    site = site_rules(environ)
+    rules = Rules.read([layer.rules for layer in layers], site, environ.get(SITE_VARIABLE, ""))
+    switched_off = layers[0].values.get("autoload")
+    if switched_off is None or as_bool(switched_off):
+        return rules
+    # Who switches autoload off by flag or keyword is stronger than the project, not than the site.
+    return replace(rules, required=tuple(one for one in rules.required if one.by_site))
+
+
+def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
+    return {fold(key): Value(value, "task") for key, value in (settings or {}).items()}
+
+
+def _task_problems(values: Mapping[str, Value]) -> Iterator[SettingError]:
+    for key, value in values.items():
+        if key not in SETTING_NAMES:
+            yield _unknown("keyword", key, value, SETTING_NAMES)
+        elif key == "autoload":
+            yield SettingError(
+                "the task can't set autoload: plugins are chosen before the task is built",
+                fix="give `--no-plugins`, or autoload = false in [tool.eventloop]",
+            )
+
+
+def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> SettingError:
+    written = spell(key, kind)
+    meant = [spell(one, kind) for one in known if one.rpartition(".")[2] == key]
+    if meant:
+        hint = f"; did you mean {' or '.join(meant)}?"
+    else:
+        hint = closest(written, [spell(one, kind) for one in known])
+    what = "setting" if kind == "keyword" else "option"
+    return SettingError(
+        f"no {what} is named {written!r}{hint}", source=value.source, fix=_HOW_TO_FIX[kind]
+    )
+
+
+def _not_installed(kind: Kind, key: str, value: Value, plugins: Collection[str]) -> SettingError:
+    section = key.partition(".")[0]
+    return SettingError(
+        f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
+        f"{closest(section, [*plugins, 'task'])}",
+        source=value.source,
+        fix="list what is installed with `eventloop plugins`",
+    )
+
+
+def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
+    section, _, option = key.partition(".")
+    return SettingError(
+        f"{spell(key, kind)!r} would have no effect: {section} is an instance, which was built in "
+        "Python",
+        source=value.source,
+        fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
+        "the task file",
+    )
+
+
+def _switched_off(key: str, section: str) -> SettingError:
+    return SettingError(
+        f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
+        fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
+    )
+
+
+def _raise_all(problems: Sequence[SettingError]) -> None:
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
+        raise SettingError(f"{len(problems)} problems with the configuration\n{listed}")

@@ -1,0 +1,216 @@
+"""Layers of configuration: what the environment and the files say, each value with its source."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from eventloop.config.options import Value, flag
+from eventloop.config.plugin_rules import KEYS
+from eventloop.errors import SettingError, closest
+from eventloop.plugin.records import fold
+from eventloop.text import one_line
+
+PREFIX = "EVENTLOOP_"
+AUTOLOAD_VARIABLE = "EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD"
+SITE_VARIABLE = "EVENTLOOP_SITE_CONFIG"
+TIMEOUT_VARIABLE = "EVENTLOOP_TIMEOUT_S"
+_NO_SETTINGS = (AUTOLOAD_VARIABLE, SITE_VARIABLE, TIMEOUT_VARIABLE)
+Kind = Literal["flag", "keyword", "variable", "file"]
+_MAX_BYTES = 2**22  # of a TOML file, most of which may be that of other tools
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one origin.
+
+    Args:
+        kind: how its keys are written there.
+        values: by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
+        rules: what a file says about plugins as a whole, by `KEYS`.
+    """
+
+    kind: Kind
+    values: Mapping[str, Value]
+    rules: Mapping[str, Value] = field(default_factory=dict)
+
+
+def spell(key: str, kind: Kind) -> str:
+    """Writes a folded key as a person writes it in a layer of that kind."""
+    section = key.partition(".")[0] if "." in key else ""
+    if kind == "flag":
+        return flag(key)
+    if kind == "variable":
+        return PREFIX + key.replace(".", "__", 1).upper()
+    return f"plugins.{key}" if kind == "file" and section not in ("", "task") else key
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Reads the variables `EVENTLOOP_MAX_DURATION`, `EVENTLOOP_TASK__LR`, `EVENTLOOP_MIXUP__ALPHA`.
+
+    An empty one counts as unset.
+
+    Raises:
+        SettingError: EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD isn't a yes or no.
+    """
+    values = {}
+    for variable, text in environ.items():
+        if text and variable.startswith(PREFIX) and variable not in _NO_SETTINGS:
+            key = fold(variable.removeprefix(PREFIX)).replace("__", ".", 1)
+            values[key] = Value(text, variable)
+    if as_bool(Value(environ.get(AUTOLOAD_VARIABLE, ""), AUTOLOAD_VARIABLE)):
+        values["autoload"] = Value(False, AUTOLOAD_VARIABLE)
+    return Layer("variable", values)
+
+
+def as_bool(value: Value) -> bool:
+    """Reads a yes or no without the weight of a parser.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    text = str(value.value).lower()
+    if text not in (*_YES, *_NO):
+        raise SettingError(
+            f"{value.value!r} is neither true nor false",
+            source=value.source,
+            fix="write true or false",
+        )
+    return text in _YES
+
+
+def yaml_layer(path: Path) -> Layer:
+    """Reads the file of `--config`, which has the layout of `[tool.eventloop]`.
+
+    Raises:
+        SettingError: it doesn't exist, isn't YAML, or isn't a mapping of that layout.
+    """
+    from eventloop.config import yaml_text
+
+    text = _read(path, max_bytes=yaml_text.MAX_BYTES)
+    try:
+        content = yaml_text.load(text)
+    except yaml_text.YamlTextError as error:
+        raise _unreadable(path, "YAML", error) from error
+    return _file_layer({} if content is None else content, str(path))
+
+
+def pyproject_layer(path: Path, source: str) -> Layer:
+    """Reads `[tool.eventloop]` of a `pyproject.toml`.
+
+    Raises:
+        SettingError: it isn't TOML, or the table isn't as it should be.
+    """
+    content = _read_toml(path)
+    return _file_layer(content.get("tool", {}).get("eventloop", {}), source)
+
+
+def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
+    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it holds rules and nothing else.
+
+    Raises:
+        SettingError: it doesn't exist, isn't TOML, or holds something else.
+    """
+    name = environ.get(SITE_VARIABLE, "")
+    if not name:
+        return {}
+    layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name)
+    for key, value in layer.values.items():
+        raise SettingError(
+            f"{SITE_VARIABLE} names a file with {key!r}, but it may hold rules alone"
+            f"{closest(key, KEYS)}",
+            source=value.source,
+            fix=f"leave it out; the rules are {', '.join(KEYS)}",
+        )
+    return dict(layer.rules)
+
+
+def find_pyproject(directory: Path) -> tuple[Path, str] | None:
+    """Finds the nearest `pyproject.toml` upwards, and how to name it seen from `directory`."""
+    directory = directory.resolve()
+    for folder in (directory, *directory.parents):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            return path, os.path.relpath(path, directory)
+    return None
+
+
+def _file_layer(content: object, source: str) -> Layer:
+    top = _mapping(content, "the file", source)
+    rules = {key: Value(top[key], source) for key in KEYS if key in top}
+    values = _flatten({key: value for key, value in top.items() if key not in KEYS}, source)
+    return Layer("file", values, rules)
+
+
+def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
+    plugins = _mapping(top.get("plugins"), "plugins", source)
+    sections = {"task": top.get("task"), **plugins}
+    values: dict[str, Value] = {}
+    for key, value in top.items():
+        if key not in ("task", "plugins"):
+            _add(values, key, value, source)
+    for section, options in sections.items():
+        for key, value in _mapping(options, section, source).items():
+            _add(values, f"{section}.{key}", value, source)
+    return values
+
+
+def _mapping(content: object, what: str, source: str) -> Mapping[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise SettingError(
+            f"{what} should hold names with values, not {one_line(repr(content), 100)}",
+            source=source,
+            fix="write settings as `max_duration: 10ep` in YAML, `max_duration = '10ep'` in TOML",
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def _add(values: dict[str, Value], key: str, value: object, source: str) -> None:
+    if fold(key) in values:
+        raise SettingError(f"{key!r} is given twice", source=source, fix="leave one of them out")
+    values[fold(key)] = Value(value, source)
+
+
+def _read_toml(path: Path, named_by: str = "") -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read(path, named_by).replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
+        raise _unreadable(path, "TOML", error) from error
+
+
+def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) <= max_bytes:
+            return data.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        folder = path.parent
+        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        raise SettingError(
+            f"there is no file {str(path)!r}{closest(path.name, names)}",
+            folder=folder.resolve(),
+            fix=f"mend or unset the variable {named_by}"
+            if named_by
+            else "give the path of a YAML file, `--config run.yaml`",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, "text", error) from error
+    raise SettingError(
+        f"{one_line(str(path))} has more than {max_bytes:,} bytes, which no configuration needs",
+        fix="name the right file; data belongs into files of its own",
+    )
+
+
+def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
+    return SettingError(
+        f"{one_line(str(path))} can't be read as {form}: {' '.join(str(error).split())}",
+        fix="mend the file",
+    )

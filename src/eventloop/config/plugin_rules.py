@@ -1,0 +1,300 @@
+"""Rules: which plugins a project or a site wants, in which order, and who owns what."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from eventloop.config.options import Value
+from eventloop.errors import PluginError, SettingError, closest
+from eventloop.events import HOOKS
+from eventloop.plugin.order import Edge
+from eventloop.plugin.records import Plugin, fold
+
+KEYS = ("disable", "allow", "required", "order", "owners")
+EVERY_HOOK = "all"
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A plugin that has to take part.
+
+    Args:
+        name: as written.
+        specifier: the versions that will do, as pip writes them: ">=0.2"; "" for any.
+        source: where it stands.
+        by_site: whether the site asks for it.
+    """
+
+    name: str
+    specifier: str
+    source: str
+    by_site: bool = False
+
+    def accepts(self, version: str) -> bool:
+        """Tells whether a version will do; pre-releases will, where they are in range."""
+        if not self.specifier:
+            return True
+        from packaging.specifiers import SpecifierSet  # kept out of commands that don't need it
+        from packaging.version import InvalidVersion
+
+        try:
+            return SpecifierSet(self.specifier).contains(version, prereleases=True)
+        except InvalidVersion:
+            return False
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the configuration says about plugins as a whole.
+
+    A list is the strongest layer's that has one, tables are merged entry by entry; what the site
+    says is added to either, and nothing overrules it.
+
+    Args:
+        disable: by folded name: the name as written, and where.
+        allow: lists outside of which nothing may be active, and where each stands.
+        required: what must take part.
+        owners: by action: a plugin's name or "task", and where.
+        orders: by hook: names in order, and where; the site's before the project's.
+        site: the site's file, as messages name it; "" without one.
+    """
+
+    disable: Mapping[str, Value] = field(default_factory=dict)
+    allow: tuple[Value, ...] = ()
+    required: tuple[Requirement, ...] = ()
+    owners: Mapping[str, Value] = field(default_factory=dict)
+    orders: tuple[Mapping[str, Value], ...] = ()
+    site: str = ""
+
+    @classmethod
+    def read(
+        cls,
+        layers: Sequence[Mapping[str, Value]],
+        site: Mapping[str, Value] | None = None,
+        site_name: str = "",
+    ) -> Rules:
+        """Reads the entries of `KEYS`, as files hold them.
+
+        Args:
+            layers: the strongest first.
+            site: what no layer overrules.
+            site_name: the site's file.
+
+        Raises:
+            SettingError: an entry isn't of its form.
+        """
+        site = site or {}
+        project = {key: _strongest(layers, key) for key in KEYS}
+        levels = [{key: [site[key]] if key in site else [] for key in KEYS}, project]
+        lists = {
+            key: [_names(key, value) for level in levels for value in level[key][:1]]
+            for key in ("disable", "allow")
+        }
+        disable = [Value(name, one.source) for one in lists["disable"] for name in one.value]
+        required = [
+            _requirement(text, one.source, by_site=level is levels[0])
+            for level in levels
+            for one in (_names("required", value) for value in level["required"][:1])
+            for text in one.value
+        ]
+        return cls(
+            disable={fold(value.value): value for value in reversed(disable)},
+            allow=tuple(lists["allow"]),
+            required=tuple(required),
+            owners=_owners(project["owners"]) | _owners(levels[0]["owners"]),
+            orders=tuple(_orders(level["order"]) for level in levels),
+            site=site_name,
+        )
+
+    def ban(self, name: str, *, by_site: bool = False) -> str:
+        """Says why a plugin may not take part; "" where it may.
+
+        Args:
+            by_site: only what the site says.
+        """
+        disabled = self.disable.get(fold(name))
+        if disabled and (not by_site or disabled.source == self.site):
+            return f"disable, {disabled.source}"
+        for allowed in self.allow:
+            asked = not by_site or allowed.source == self.site
+            if asked and fold(name) not in map(fold, allowed.value):
+                return f"not in allow, {allowed.source}"
+        return ""
+
+    def requires(self, name: str) -> str:
+        """Says where a plugin is required; "" where it isn't."""
+        wanted = (one.source for one in self.required if fold(one.name) == fold(name))
+        return next((f"required, {source}" for source in wanted), "")
+
+    def edges(self, hook: str) -> tuple[Edge, ...]:
+        """Gives what was asked for on one hook; each name runs before all that follow it.
+
+        An entry for the hook is stronger than one for every hook, and the site's than both: what
+        contradicts the stronger is left out. A closing event has its order from the event that it
+        closes; an entry for every hook isn't one for it. `close` reverses such an entry.
+        """
+        edges: list[Edge] = []
+        keys = (hook,) if hook in HOOKS and HOOKS[hook].closes else (hook, EVERY_HOOK)
+        for order in self.orders:
+            for key in keys:
+                if value := order.get(key):
+                    in_reverse = hook == "close" and key == EVERY_HOOK
+                    names = value.value[::-1] if in_reverse else value.value
+                    pairs = itertools.combinations(map(fold, names), 2)
+                    by = f"order.{key} in {value.source}"
+                    edges += [
+                        Edge(*pair, declared_by=by, by_user=True)
+                        for pair in pairs
+                        if not _leads(pair[1], pair[0], edges)
+                    ]
+        return tuple(edges)
+
+    def unknown_names(self, installed: Collection[str]) -> Iterator[SettingError]:
+        """Finds names in `disable` and `allow` that match nothing that is installed.
+
+        A site's file is for many environments; it may name what this one lacks.
+        """
+        known = {fold(name) for name in installed}
+        written = [("disable", value) for value in self.disable.values()]
+        written += [("allow", Value(name, one.source)) for one in self.allow for name in one.value]
+        for key, value in written:
+            if value.source != self.site and fold(value.value) not in known:
+                yield SettingError(
+                    f"{key} names {value.value!r}, but no plugin has this name"
+                    f"{closest(value.value, sorted(installed))}",
+                    source=value.source,
+                    fix="mend or remove the name; list what is installed with `eventloop plugins`",
+                )
+
+    def object_problems(self, plugins: Iterable[Plugin]) -> Iterator[PluginError]:
+        """Finds what was handed over in Python although the site forbids it."""
+        for plugin in plugins:
+            if reason := self.ban(plugin.name, by_site=True):
+                yield PluginError(
+                    f"{plugin.name} was handed over, but the site switches it off: {reason}",
+                    plugin=plugin.origin,
+                    fix="leave it out; what the site says can't be overruled",
+                )
+
+    def order_problems(
+        self, hooks: Collection[str], plugins: Collection[str]
+    ) -> Iterator[PluginError]:
+        """Finds hooks and plugins in `order` that don't exist.
+
+        Args:
+            hooks: all there are, those that plugins add included.
+            plugins: the names of all that are installed or were handed over.
+        """
+        known = {fold(name) for name in plugins}
+        for order in self.orders:
+            for hook, value in order.items():
+                if hook not in hooks and hook != EVERY_HOOK:
+                    yield PluginError(
+                        f"order names {hook!r}, but no hook has this name{closest(hook, hooks)}",
+                        source=value.source,
+                        fix="mend the name; list the hooks with `eventloop plugins hooks`",
+                    )
+                for name in value.value:
+                    if fold(name) not in known and value.source != self.site:
+                        yield PluginError(
+                            f"order.{hook} names {name!r}, but no plugin has this name"
+                            f"{closest(name, sorted(plugins))}",
+                            source=value.source,
+                            fix="mend or remove the name; list what is installed with "
+                            "`eventloop plugins`",
+                        )
+
+
+def _strongest(layers: Sequence[Mapping[str, Value]], key: str) -> list[Value]:
+    return [layer[key] for layer in layers if key in layer]
+
+
+def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
+    """Reads a list of names.
+
+    Raises:
+        SettingError: it isn't one, or has a name twice.
+    """
+    names = value.value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SettingError(
+            f"{key} should be a list of names, not {names!r}",
+            source=value.source,
+            fix=f"write {key} = {example}",
+        )
+    folded = [fold(name) for name in names]
+    for name in names:
+        if folded.count(fold(name)) > 1:
+            raise SettingError(
+                f"{key} names {name!r} twice", source=value.source, fix="leave one of them out"
+            )
+    return Value(tuple(names), value.source)
+
+
+def _requirement(text: str, source: str, *, by_site: bool) -> Requirement:
+    match = _REQUIREMENT.fullmatch(text)
+    name, specifier = match.groups() if match else ("", "")
+    if name and specifier:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier:
+            name = ""
+    if not name:
+        raise SettingError(
+            f"required has {text!r}, which is no plugin's name with versions",
+            source=source,
+            fix='write required = ["ema", "mixup>=0.2,<1"]',
+        )
+    return Requirement(name, specifier, source, by_site)
+
+
+def _orders(values: Sequence[Value]) -> dict[str, Value]:
+    """Merges tables of hooks with names; `values` has the strongest first."""
+    orders = {}
+    for value in reversed(values):
+        for hook, names in _table("order", value, 'before_forward = ["mixup", "ema"]').items():
+            written = Value(names, value.source)
+            orders[hook] = _names(f"order.{hook}", written, example='["mixup", "ema"]')
+    return orders
+
+
+def _owners(values: Sequence[Value]) -> dict[str, Value]:
+    owners = {}
+    example = 'build_optimizers = "muon"'
+    for value in reversed(values):
+        for action, name in _table("owners", value, example).items():
+            if not isinstance(name, str):
+                raise SettingError(
+                    f"owners.{action} should be the name of a plugin, or task, not {name!r}",
+                    source=value.source,
+                    fix=f"write [tool.eventloop.owners] {example}",
+                )
+            owners[action] = Value(name, value.source)
+    return owners
+
+
+def _table(key: str, value: Value, example: str) -> Mapping[str, object]:
+    if not isinstance(value.value, Mapping):
+        raise SettingError(
+            f"{key} should be a table, not {value.value!r}",
+            source=value.source,
+            fix=f"write [tool.eventloop.{key}] {example}",
+        )
+    return {str(name).replace("-", "_"): entry for name, entry in value.value.items()}
+
+
+def _leads(start: str, goal: str, edges: Sequence[Edge]) -> bool:
+    """Tells whether edges lead from one name to another."""
+    reached, queue = {start}, [start]
+    while queue:
+        name = queue.pop()
+        following = {edge.then for edge in edges if edge.first == name} - reached
+        reached |= following
+        queue += following
+    return goal in reached

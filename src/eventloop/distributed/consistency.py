@@ -1,0 +1,148 @@
+"""Whether the ranks are about to train the same thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from eventloop.data import is_map_style
+from eventloop.data.sharding import is_split_here
+from eventloop.errors import EventloopError
+
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+
+_NOTHING = "nothing"
+# Each rank may have its own; files are rank 0's.
+_OWN = ("device", "run_dir")
+_MOST_SHOWN = 5
+
+
+def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
+    """Compares the settings, the plugins, their order and the versions of all ranks.
+
+    Raises:
+        EventloopError: something differs.
+    """
+    for what in ("settings", "task", "plugins", "off", "owners", "order", "versions"):
+        flat = dict(_flat("", manifest[what]))
+        require_same(processes, what, {key: flat[key] for key in flat if key not in _OWN})
+
+
+def require_same(processes: Processes, what: str, mine: Mapping[str, Any], when: str = "") -> None:
+    """Compares something of all ranks, by key; collective: every rank must call it.
+
+    A digest is exchanged; what it is of, only where it differs.
+
+    Args:
+        mine: JSON's values.
+        when: since when, for the message.
+
+    Raises:
+        EventloopError: it differs; the message shows where, in the first places.
+    """
+    if not processes.are_same(mine):
+        _compare(what, processes.gathered(dict(mine)), when)
+
+
+def optimizers_of(state: State) -> dict[str, Any]:
+    """Returns what must be alike in the optimizers: kinds, settings, names and shapes of parameters."""
+    names = {id(one): name for name, one in state.model.named_parameters()}
+    found: dict[str, Any] = {}
+    for name, optimizer in state.optimizers.items():
+        kind = type(optimizer)
+        found[f"{name}.kind"] = f"{kind.__module__}.{kind.__qualname__}"
+        found |= settings_of(name, optimizer.param_groups)
+        for idx, group in enumerate(optimizer.param_groups):
+            found[f"{name}.groups.{idx}.params"] = ", ".join(
+                f"{names.get(id(one), 'of no name')} {list(one.shape)}" for one in group["params"]
+            )
+    return found
+
+
+def settings_of(name: str, groups: Any) -> dict[str, Any]:
+    """Returns the settings of an optimizer's groups of parameters, by their paths."""
+    settings = [{key: one for key, one in group.items() if key != "params"} for group in groups]
+    return dict(_leaves(f"{name}.groups", settings))
+
+
+def schedules_of(state: State) -> dict[str, Any]:
+    """Returns what must be alike in the schedulers: kinds, and what they keep."""
+    found: dict[str, Any] = {}
+    for interval, pairs in state.schedulers.items():
+        for idx, (name, scheduler) in enumerate(pairs):
+            path = f"{name}.{interval}.{idx}"
+            found[f"{path}.kind"] = f"{type(scheduler).__module__}.{type(scheduler).__qualname__}"
+            found |= dict(_leaves(path, scheduler.state_dict()))
+    return found
+
+
+def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
+    """Returns the lengths of a data loader that is split here; of others each rank may have its own."""
+    if not is_split_here(dataloader):
+        return {}
+    if not is_map_style(dataloader):
+        return {f"{name}.batches": len(dataloader)}
+    sampler = dataloader.sampler
+    if dataloader.batch_size is None and dataloader.batch_sampler is not None:
+        sampler = dataloader.batch_sampler
+    return {
+        f"{name}.samples": len(dataloader.dataset),
+        f"{name}.drawn": len(sampler),
+        f"{name}.batch_size": dataloader.batch_size,
+        f"{name}.drop_last": dataloader.drop_last,
+    }
+
+
+def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
+    first = everybody[0]
+    for rank, theirs in enumerate(everybody):
+        keys = [key for key in first | theirs if first.get(key) != theirs.get(key)]
+        if not keys:
+            continue
+        shown = [
+            f"{key}: {first.get(key, _NOTHING)} on rank 0, {theirs.get(key, _NOTHING)} on "
+            f"rank {rank}"
+            for key in keys
+        ]
+        more = f", and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
+        raise EventloopError(
+            f"ranks 0 and {rank} would train different things: their {what} differ{when}",
+            differs="; ".join(shown[:_MOST_SHOWN]) + more,
+            fix="start every rank with the same command, environment, files and versions; what a "
+            "rank decides alone, by its own loss say, has to be agreed upon: state.gathered(...)",
+        )
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Returns the leaves of a nest with their paths: `mixup.options.alpha`."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _flat(f"{name}.{key}".lstrip("."), one)
+    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+        for idx, one in enumerate(value):
+            yield from _flat(f"{name}.{one.get('name', idx)}".lstrip("."), one)
+    else:
+        yield name, value
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Returns numbers and texts of a nest with their paths; of anything else, the kind.
+
+    The text of an object may have its address, which differs from process to process.
+    """
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(f"{name}.{key}", one)
+    elif isinstance(value, (list, tuple)):
+        for idx, one in enumerate(value):
+            yield from _leaves(f"{name}.{idx}", one)
+    elif isinstance(value, Tensor):
+        yield name, value.item() if value.numel() == 1 else f"a tensor of {list(value.shape)}"
+    elif value is None or isinstance(value, (bool, int, float, str)):
+        yield name, value
+    else:
+        yield name, type(value).__qualname__

@@ -1,0 +1,297 @@
+"""Training in several processes, one a device, which average their gradients: torch's DDP.
+
+Started by torchrun, or by whatever else sets its variables RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import hashlib
+import json
+import os
+import sys
+import time
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import (  # type: ignore[attr-defined]  # public, not in __all__
+    PrefixStore,
+    rendezvous,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from eventloop.distributed.averaging import average_gradients, take_from_first
+from eventloop.distributed.drift import require_same_weights
+from eventloop.distributed.processes import CountBatch, Parts, Shares, Weight, weights_of
+from eventloop.distributed.rank_plugin import RankHooks
+from eventloop.distributed.timeout import timeout_s
+from eventloop.distributed.watchdog import watched
+from eventloop.errors import EventloopError, SettingError
+
+if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.exchange import Agreed, Exchange
+    from eventloop.state import State
+    from eventloop.training.features import Feature
+    from eventloop.training.numbers import OverRanks, Place, Reduction, Row
+
+
+class DataParallel:
+    """One rank of several, which see different data and average their gradients.
+
+    Args:
+        groups: a gloo group, for what the hosts tell each other, and one of the default backend,
+            for sums that mustn't wait behind gradients. Nothing else may hold them.
+    """
+
+    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.exchange: Exchange = _Exchange(self)
+        self._groups = groups
+        self._is_strategy = False
+
+    @property
+    def host(self) -> dist.ProcessGroup:
+        """The group of the hosts."""
+        return self._groups[0]
+
+    @property
+    def aside(self) -> dist.ProcessGroup:
+        """The group for sums aside of the gradients."""
+        return self._groups[1]
+
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
+        """Gives what splits the data and says when gradients are exchanged."""
+        return (RankHooks(self),)
+
+    def wrap(self, state: State) -> nn.Module:
+        """Gives the model in torch's DistributedDataParallel; bare where nothing is trained.
+
+        Raises:
+            SettingError: two settings exclude each other.
+        """
+        model, settings = state.model, state.settings
+        self._is_strategy = True
+        if not any(param.requires_grad for param in model.parameters()):
+            return model
+        if settings.microbatch_size == "auto" and settings.sync_batch_norm:
+            raise SettingError(
+                "sync_batch_norm and microbatch_size='auto' can't both be: a rank that has run out "
+                "of memory would leave the others waiting for its statistics",
+                fix="give a number: `--microbatch-size 16`",
+            )
+        if settings.microbatch_size == "auto":
+            # A backward that exchanged gradients couldn't be repeated: this one doesn't.
+            take_from_first(model)
+            return model
+        return DistributedDataParallel(
+            model,
+            device_ids=[state.device] if state.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=settings.find_unused_parameters,
+        )
+
+    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+        """Gives what each weighs of the mean weight of a rank: gradients are averaged.
+
+        The sum over the ranks starts now and is awaited when the first loss is there.
+        """
+        weights: list[Weight] = [0.0] * len(microbatches)
+        if state.count.samples:
+            weights = weights_of(state, microbatches, count_batch)
+        total = _on_device(sum(weights), state.device)
+        work = dist.all_reduce(total, group=self.aside, async_op=True)
+
+        def mean() -> Tensor:
+            work.wait()
+            return (total / self.world_size).float()
+
+        return Parts(weights, mean)
+
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Averages gradients over the ranks; those of a plugin's strategy are its own."""
+        if self._is_strategy:
+            average_gradients(self, state, optimizers)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the mean of a tensor over the ranks."""
+        total = value.detach().clone()
+        dist.all_reduce(total, group=self.aside)
+        return total / self.world_size
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives this value of every rank, in order; every rank waits for the others."""
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.host)
+        return values
+
+    def num_yes(self, answer: bool) -> int:
+        """Gives how many ranks say yes; every rank waits for the others."""
+        answers = array("d", [float(answer)])
+        dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
+        return int(answers[0])
+
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Whether all ranks have the same values; a digest is exchanged, whatever their size."""
+        text = json.dumps(value, sort_keys=True, default=repr)
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+        ends = array("q", (digest, -digest))
+        dist.all_reduce(
+            torch.frombuffer(ends, dtype=torch.int64), op=dist.ReduceOp.MIN, group=self.host
+        )
+        return ends[0] == -ends[1]
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Compares weights that DistributedDataParallel holds alike; another strategy's are its own."""
+        if self._is_strategy:
+            require_same_weights(self, state, sums, when)
+
+    def reducer(self, device: torch.device) -> OverRanks | None:
+        """Gives what reduces logged numbers over the ranks, in one sum a log interval."""
+
+        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Place]:
+            places = [(row, name) for row in rows for name in sorted(row) if name in reductions]
+            if not places:
+                return places
+            sums = torch.stack([_on_device(row[name], device).reshape(()) for row, name in places])
+            dist.all_reduce(sums, group=self.aside)
+            for (row, name), value in zip(places, sums, strict=True):
+                row[name] = value if reductions[name] == "sum" else value / self.world_size
+            return places
+
+        return over_ranks
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives what ends this process within 5 s if another one fails meanwhile."""
+        return watched()
+
+
+class _Exchange:
+    """The exchange among ranks: one small sum on the host for each batch."""
+
+    def __init__(self, processes: DataParallel) -> None:
+        self._processes = processes
+        self._since = 0.0
+        self._stop_reason: str | None = None
+        self._checkpoint = False
+        self._sums = array("d")
+        self._work: Any = None
+
+    def request_stop(self, state: State, reason: str) -> None:
+        """Asks the other ranks to stop with this one, after the next exchange."""
+        self._stop_reason = self._stop_reason or reason
+
+    def request_checkpoint(self, state: State) -> None:
+        """Asks the other ranks to save with this one, after the next exchange."""
+        self._checkpoint = True
+
+    def start_fit(self) -> None:
+        """Begins to take the time; forgets what was asked before."""
+        self._since = time.perf_counter()
+        self._stop_reason = None
+        self._checkpoint = False
+
+    def start(self, state: State) -> None:
+        """Tells the others what the batch counts for, and what this rank asks for."""
+        since, self._since = self._since, time.perf_counter()
+        seconds = self._since - since if self._processes.rank == 0 else 0.0
+        asks = (float(self._stop_reason is not None), float(self._checkpoint))
+        # Read through the array, no operation of torch is needed to see the sums.
+        self._sums = array("d", (state.count.samples, state.count.tokens, seconds, *asks))
+        sums = torch.frombuffer(self._sums, dtype=torch.float64)
+        self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
+
+    def end(self, state: State) -> Agreed:
+        """Gives the sums over the ranks, and grants what one of them asked for."""
+        self._work.wait()
+        samples, tokens, seconds, stops, checkpoints = self._sums
+        if stops:
+            self._grant_stop(state, self._processes.gathered(self._stop_reason))
+        if checkpoints:
+            state.checkpoint_requested, self._checkpoint = True, False
+        return int(samples), int(tokens), seconds
+
+    def end_fit(self, state: State) -> None:
+        """Grants what came too late for the last batch's exchange."""
+        asked = self._processes.gathered((self._stop_reason, self._checkpoint))
+        reasons, checkpoints = zip(*asked, strict=True)
+        self._grant_stop(state, reasons)
+        if any(checkpoints):
+            state.checkpoint_requested, self._checkpoint = True, False
+
+    def _grant_stop(self, state: State, reasons: Iterable[str | None]) -> None:
+        """Stops the run for the first reason, in order of the ranks."""
+        state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
+
+
+def join() -> DataParallel:
+    """Joins the processes that torchrun's variables tell of; a group that is there is used.
+
+    Raises:
+        EventloopError: the others can't be reached.
+    """
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            timeout = timedelta(seconds=timeout_s())
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            # torchrun keeps its store over a restart, with addresses of processes that are gone,
+            # and torch would call them (torch 2.13).
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = PrefixStore(f"eventloop/{attempt}", store)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
+        except (ValueError, RuntimeError) as error:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            start = "start with `eventloop fit TASK --nproc 2` or with torchrun, which set "
+            is_taken = "address already in use" in str(error).lower()
+            raise EventloopError(
+                f"the other ranks can't be reached: {error}",
+                fix="set MASTER_PORT to a port that nobody listens at, the same on all ranks"
+                if is_taken
+                else start + ", ".join(names),
+                set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),
+            ) from error
+    return DataParallel(_groups())
+
+
+@functools.cache
+def _groups() -> list[dist.ProcessGroup]:
+    """Makes the groups beside the default one, once for all trainers of this process."""
+    timeout = timedelta(seconds=timeout_s())
+    groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
+    atexit.register(_leave, groups)
+    return groups
+
+
+def _on_device(weight: Weight, device: torch.device) -> Tensor:
+    """Gives a weight as a float64 tensor of shape (), without waiting for the device."""
+    if isinstance(weight, Tensor):
+        return weight.to(device, torch.float64, copy=True)
+    return torch.full((), float(weight), dtype=torch.float64, device=device)
+
+
+def _leave(groups: list[dist.ProcessGroup]) -> None:
+    """Gives the groups up, so that their threads end before the interpreter does.
+
+    A thread of gloo's that is left drops tensors while Python goes away, and aborts (torch 2.13).
+    """
+    if hasattr(sys, "last_value"):
+        return  # after an exception: the other ranks may be gone
+    groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()

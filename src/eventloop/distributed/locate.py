@@ -1,0 +1,129 @@
+"""Where a thread is, as a person would ask: in which hook, of which plugin, on which line.
+
+Read from its frames when somebody wants to know, so that the loop keeps no account of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+import os
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from eventloop.plugin import plans as freeze
+from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.order import Implementation
+
+_PACKAGE = str(Path(freeze.__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_COLLECTIVES = str(Path(torch.__file__).parent / "distributed")
+_PYTHON = str(Path(os.__file__).parent)
+
+
+def place_of_thread(ident: int) -> str:
+    """Says where a thread is now.
+
+    Args:
+        ident: what `threading.get_ident` gives in it.
+    """
+    frame = sys._current_frames().get(ident)
+    return "nowhere" if frame is None else _place(_outwards(frame))
+
+
+def place_of_error(error: BaseException) -> str:
+    """Says where an exception was raised."""
+    return _place(_inwards(error.__traceback__)[::-1])
+
+
+def held_up_in_finally(ident: int) -> BaseException | None:
+    """Returns the exception that a thread would raise, did a `finally` not wait in a collective.
+
+    An `except` that waits is none: it may be about to go on, as the other ranks do.
+
+    Args:
+        ident: what `threading.get_ident` gives in it.
+    """
+    # Private as `sys._current_frames` is; a tuple until Python 3.12.
+    found = sys._current_exceptions().get(ident)
+    error = found[1] if isinstance(found, tuple) else found
+    frames = _outwards(sys._current_frames().get(ident))
+    waiting = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
+    if error is None or not any(
+        one.f_code.co_filename.startswith(_COLLECTIVES) for one, _ in waiting
+    ):
+        return None
+    passed = {frame for frame, _ in _inwards(error.__traceback__)}
+    return (
+        error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
+    )
+
+
+def _is_in_finally(frame: FrameType, line: int) -> bool:
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except SyntaxError:  # a file that has changed, say
+        return False
+    bodies = [one.finalbody for one in ast.walk(tree) if isinstance(one, ast.Try) and one.finalbody]
+    return any(body[0].lineno <= line <= (body[-1].end_lineno or line) for body in bodies)
+
+
+def _place(frames: list[tuple[FrameType, int]]) -> str:
+    """Gives the innermost hook, if there is one, and the innermost line that tells something.
+
+    Args:
+        frames: with their lines, the innermost first.
+    """
+    if not frames:
+        return "nowhere"
+    hook = next((found for frame, _ in frames if (found := _hook_of(frame))), "")
+    innermost, line = next((one for one in frames if _is_telling(one[0])), frames[0])
+    at = f"{_short(innermost.f_code.co_filename)}:{line}"
+    return f"{hook}, at {at}" if hook else f"between hooks, at {at}"
+
+
+def _hook_of(frame: FrameType) -> str:
+    """Names the hook that a frame is of: a plan that calls a plugin, or the core's own answer."""
+    code = frame.f_code
+    if code.co_filename == freeze.__file__:
+        names = frame.f_locals
+        one = names.get("one", names.get("only"))
+        if isinstance(one, Implementation) and one.plugin.role != "core":
+            return f"in {one.hook.name} of {one.plugin.role} {one.plugin.origin}"
+    if code.co_name in HOOKS and code.co_filename.startswith(_PACKAGE):
+        return f"in {code.co_name}"
+    return ""
+
+
+def _is_telling(frame: FrameType) -> bool:
+    """Tells whether a frame is neither torch's nor Python's: all of those wait alike."""
+    filename = frame.f_code.co_filename
+    is_python_s = filename.startswith((_PYTHON, "<frozen")) and "site-packages" not in filename
+    return not is_python_s and not filename.startswith(_TORCH)
+
+
+def _outwards(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    frames = []
+    while frame is not None:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return frames
+
+
+def _inwards(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
+    frames = []
+    while traceback is not None:
+        frames.append((traceback.tb_frame, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return frames
+
+
+def _short(filename: str) -> str:
+    """Gives the end of a path: of ours from the package on, of others folder and file."""
+    if filename.startswith(_PACKAGE):
+        return Path(filename).relative_to(Path(_PACKAGE).parent).as_posix()
+    return "/".join(Path(filename).parts[-2:])

@@ -1,0 +1,213 @@
+"""The processes that train together, as one of them sees them.
+
+One object stands for one process, `DataParallel` for several; both have the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop.distributed.exchange import Alone, Exchange
+from eventloop.errors import TaskError
+
+if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
+    from eventloop.data import Count
+    from eventloop.state import State
+    from eventloop.training.features import Feature
+    from eventloop.training.numbers import OverRanks
+
+Weight = float | Tensor
+CountBatch = Callable[["State", Any], "Count"]
+
+
+class Shares(Protocol):
+    """What each microbatch contributes to the mean over the global batch."""
+
+    def scaled(self, loss: Tensor, idx: int) -> Tensor:
+        """Gives the loss of microbatch `idx`, shape (), times its share."""
+
+
+class Processes(Protocol):
+    """The processes that train together, as one of them sees them."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    exchange: Exchange
+
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
+        """Gives the core's plugins that training in these processes needs."""
+
+    def wrap(self, state: State) -> nn.Module:
+        """Gives what a forward pass with gradients calls, which averages them over the ranks."""
+
+    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+        """Gives the microbatches' shares of the mean over the batch of all ranks.
+
+        Args:
+            count_batch: gives what a microbatch counts for; not called where nobody needs to know.
+        """
+
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Averages the gradients of these optimizers' parameters over the ranks.
+
+        For gradients that the wrapped model's backward didn't exchange.
+        """
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the mean of a tensor over the ranks; in one process, the tensor itself."""
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives this value of every rank, in order; every rank waits for the others."""
+
+    def num_yes(self, answer: bool) -> int:
+        """Gives how many ranks say yes; every rank waits for the others."""
+
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Whether all ranks have the same values; of constant size, every rank waits for the others."""
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Makes sure that ranks which should have the same weights have them.
+
+        Args:
+            sums: of each parameter that is trained, by name.
+            when: since when something may differ, for the message.
+
+        Raises:
+            EventloopError: they have drifted apart.
+        """
+
+    def reducer(self, device: torch.device) -> OverRanks | None:
+        """Gives what reduces logged numbers over the ranks; None where there is one."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives what ends this process if another one fails meanwhile."""
+
+
+class SingleProcess:
+    """Training in one process."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+
+    def __init__(self) -> None:
+        self.exchange: Exchange = Alone()
+
+    def hooks(self, settings: Settings) -> tuple[Feature, ...]:
+        """Gives nothing: the loop alone will do."""
+        return ()
+
+    def wrap(self, state: State) -> nn.Module:
+        """Gives the model itself."""
+        return state.model
+
+    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+        """Gives what each weighs of what all weigh; a batch in one piece is its own mean."""
+        if state.num_microbatches == 1:
+            return WHOLE
+        weights = weights_of(state, microbatches, count_batch)
+        total = total_weight(weights)
+        return Parts(weights, lambda: total)
+
+    def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
+        """Leaves the gradients as they are."""
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Gives the tensor."""
+        return value
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Gives the value."""
+        return [value]
+
+    def num_yes(self, answer: bool) -> int:
+        """Gives 1 for yes."""
+        return int(answer)
+
+    def are_same(self, value: Mapping[str, Any]) -> bool:
+        """Returns True."""
+        return True
+
+    def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
+        """Finds nothing to compare."""
+
+    def reducer(self, device: torch.device) -> OverRanks | None:
+        """Gives None: each number stays what it is."""
+        return None
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Gives nothing: there is nobody to watch."""
+        return nullcontext()
+
+
+class Whole:
+    """A batch in one piece: its loss is the mean."""
+
+    def scaled(self, loss: Tensor, idx: int) -> Tensor:
+        """Gives the loss itself."""
+        return loss
+
+
+WHOLE = Whole()
+
+
+class Parts:
+    """Microbatches, each with its weight in the mean.
+
+    Args:
+        weights: one a microbatch, numbers or tensors of shape ().
+        total: gives what they all weigh; asked when the first loss is there.
+    """
+
+    def __init__(self, weights: Sequence[Weight], total: Callable[[], Weight]) -> None:
+        self._weights = weights
+        self._total = total
+        self._known: Weight | None = None
+
+    def scaled(self, loss: Tensor, idx: int) -> Tensor:
+        """Gives loss times weight / total; 0 for a microbatch that weighs nothing.
+
+        A loss that is a mean over nothing is NaN, which would stay NaN times 0.
+        """
+        if self._known is None:
+            self._known = self._total()
+        weight = self._weights[idx]
+        scaled = loss * (weight / self._known)
+        return torch.where(weight == 0, 0.0, scaled) if isinstance(weight, Tensor) else scaled
+
+
+def weights_of(state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> list[Weight]:
+    """Gives the weight of each microbatch, with it at hand in the State."""
+    weights = []
+    for microbatch in microbatches:
+        state.microbatch = microbatch
+        weights.append(count_batch(state, microbatch).weight)
+    return weights
+
+
+def total_weight(weights: Sequence[Weight]) -> Weight:
+    """Adds weights up.
+
+    Raises:
+        TaskError: they aren't numbers or tensors of shape (), or are all 0, as far as the host
+            can tell.
+    """
+    try:
+        total = sum(weights)
+        bad = isinstance(total, Tensor) and total.ndim > 0
+        if not bad and (isinstance(total, Tensor) or total > 0):
+            return total
+    except TypeError:
+        pass
+    raise TaskError(
+        f"the loss weights of {len(weights)} microbatches have no mean: {weights!r}",
+        fix="let Task(loss_weight=...) give numbers or tensors of shape (), not all 0",
+    )

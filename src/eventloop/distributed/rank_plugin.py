@@ -1,0 +1,138 @@
+"""What several ranks need at the hooks of the loop: the core's plugin for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from eventloop.data.sharding import (
+    is_too_small,
+    sharded_for_evaluation,
+    sharded_for_training,
+    splits_itself,
+)
+from eventloop.distributed.averaging import take_from_first
+from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
+from eventloop.distributed.sync_batch_norm import with_shared_batch_norm
+from eventloop.errors import TaskError
+from eventloop.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+
+
+class RankHooks:
+    """Splits the data over the ranks, and says when gradients and buffers are exchanged.
+
+    Args:
+        processes: those that train together.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._seen_whole: set[str] = set()
+        self._split_themselves: dict[str, bool] = {}
+        self._lengths: dict[str, Any] = {}
+
+    @property
+    def note(self) -> str:
+        """What the header says of data that nobody here can split."""
+        names = [name for name, does in self._split_themselves.items() if does]
+        if not names:
+            return ""
+        return (
+            f"data: nobody here can split {', '.join(names)} over the ranks; unless the data set "
+            "does, they all see the same samples: let it give "
+            "`itertools.islice(samples, int(os.environ['RANK']), None, "
+            "int(os.environ['WORLD_SIZE']))`"
+        )
+
+    @hookimpl(wrapper=True)
+    def wrap_model(self, state: State) -> Any:
+        _require_shapes(state.model)
+        # Before anybody shards or copies them, and whoever that is.
+        shapes = [
+            f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
+            for name, one in state.model.state_dict().items()
+        ]
+        require_same(self._processes, "models", {str(idx): one for idx, one in enumerate(shapes)})
+        if state.settings.sync_batch_norm:
+            state.model = with_shared_batch_norm(state.model)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def build_train_dataloader(self, state: State) -> Any:
+        dataloader = yield
+        self._split_themselves["train"] = splits_itself(dataloader)
+        self._lengths |= lengths_of("train", dataloader)
+        return sharded_for_training(dataloader, state)
+
+    @hookimpl(wrapper=True)
+    def build_eval_dataloaders(self, state: State) -> Any:
+        dataloaders = yield
+        parts = {name: sharded_for_evaluation(one, state) for name, one in dataloaders.items()}
+        small = (name for name, one in dataloaders.items() if is_too_small(one, state))
+        for name, one in dataloaders.items():
+            self._split_themselves[f"eval/{name}"] = splits_itself(one)
+            self._lengths |= lengths_of(f"eval/{name}", one)
+        self._seen_whole = {f"eval/{name}" for name in small}
+        return parts
+
+    @hookimpl(wrapper=True)
+    def build_metrics(self, state: State, dataset: str) -> Any:
+        metrics = yield
+        for metric in metrics.values():
+            if dataset in self._seen_whole:  # every rank counts every sample
+                metric.distributed_available_fn = _alone
+            elif not any(isinstance(one, list) for one in metric.metric_state.values()):
+                metric.dist_sync_fn = _gathered_alike
+        return metrics
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        # All is built and loaded, and no step has been made.
+        modes = {"precision": state.precision.name, "device": state.device.type}
+        require_same(self._processes, "precisions or devices", modes)
+        require_same(self._processes, "optimizers", optimizers_of(state))
+        require_same(self._processes, "schedules", schedules_of(state))
+        require_same(self._processes, "data", self._lengths)
+
+    @hookimpl
+    def before_forward(self, state: State) -> None:
+        # Only the last backward of a batch exchanges gradients.
+        if isinstance(state.wrapped_model, DistributedDataParallel):
+            is_last = state.microbatch_idx == state.num_microbatches - 1
+            state.wrapped_model.require_backward_grad_sync = is_last
+
+    @hookimpl
+    def eval_before_all(self, state: State) -> None:
+        # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
+        take_from_first(state.model, buffers_alone=True)
+
+
+def _require_shapes(model: nn.Module) -> None:
+    for name, one in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(one):
+            raise TaskError(
+                f"the shape of {name!r} isn't known before the first batch, but the ranks have to "
+                "agree on it before",
+                fix="give the layer its sizes, nn.Linear(8, 3), or let the function that makes the "
+                "model call it once: `model(example)`",
+            )
+
+
+def _alone() -> bool:
+    return False
+
+
+def _gathered_alike(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gathers a state that has the same shape on all ranks, without the wait for its shapes."""
+    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, tensor.contiguous(), group=group)
+    return everybody

@@ -1,0 +1,299 @@
+"""The watchdog: a thread of each rank that ends it when another rank has failed.
+
+It looks at the bulletin now and then while a method of the trainer is under way, and costs the
+loop nothing. A rank that waits for one that has failed can't be woken in any other way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+from eventloop.config.layers import TIMEOUT_VARIABLE
+from eventloop.distributed.exit import end_process, kill_rank
+from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
+from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
+from eventloop.distributed.neighbours import POLL_S, neighbours
+from eventloop.distributed.reports import details, exit_status, first_line
+from eventloop.distributed.timeout import timeout_s
+from eventloop.errors import EventloopError
+from eventloop.signals import is_agreed
+
+# How long a rank that has failed may take to close, before it is ended.
+CLOSING_S = 6.0
+# How long a `finally` may wait for other ranks.
+_HELD_UP_S = 4.0
+# Long enough for a rank with the same error to leave by itself, and for a report to be written;
+# with a poll by the rank that notices and one by the others, all are gone within 5 s.
+GRACE_S = 2.5
+# A rank that hasn't beaten for so long, when it was asked, doesn't run.
+_ANSWER_S = 3.0
+_POLL_ANSWER_S, _POLL_DONE_S = 0.2, 0.1
+_NOT_RUNNING = "doesn't run"
+# Of the timeout; a rank that hasn't moved for so long tells where it is while it can.
+_STUCK_FRAC = 0.5
+_LOST = (
+    "gloo",
+    "NCCL",
+    "Application timeout",
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "Socket",
+)
+
+
+class NotDoneError(EventloopError):
+    """This rank is done, and another one isn't for as long as ranks wait for each other."""
+
+
+@contextmanager
+def watched_command() -> Iterator[None]:
+    """Watches over the other ranks from the start of a command to its end.
+
+    The end comes when all ranks are done, so that one that fails last fails the others, too,
+    whatever exit status the launcher makes of its end.
+
+    Raises:
+        EventloopError: the launcher is gone already.
+        NotDoneError: another rank isn't done in time.
+    """
+    board = bulletin()
+    if board is None:
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise EventloopError(
+            f"the store of the launcher, at {address}, can't be reached",
+            fix="see how torchrun or `eventloop --nproc` ended, and start it again",
+        )
+    with watched():
+        yield
+        board.finish()
+        seconds = timeout_s()
+        if not wait_until(board.all_are_done, seconds, poll_s=_POLL_DONE_S):
+            raise NotDoneError(
+                f"another rank isn't done {seconds:g} s after this one",
+                fix=f"set {TIMEOUT_VARIABLE} to more seconds, if that is how long it takes",
+            )
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Watches over the other ranks while a block runs, and tells them if it raises.
+
+    Blocks may be nested: the outermost has the watchdog.
+    """
+    board = bulletin()
+    is_nested = board is not None and board.is_inside
+    if board is None or not _reached(board.enter):
+        yield
+        return
+    with nullcontext() if is_nested else _watchdog(board):
+        try:
+            yield
+        except BaseException as error:
+            if not is_agreed(error):
+                _reached(functools.partial(post, board, error))
+            raise
+
+
+@contextmanager
+def _watchdog(board: Bulletin) -> Iterator[None]:
+    over = threading.Event()
+    watchdog = _Watchdog(board, over, threading.get_ident())
+    threading.Thread(target=watchdog.run, name="eventloop watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        _reached(board.leave)
+
+
+def _reached(call: Callable[[], object]) -> bool:
+    """Makes a call that needs the store; tells whether that is there."""
+    try:
+        call()
+    except RuntimeError:  # it was rank 0's, say, which is gone
+        return False
+    return True
+
+
+def post(board: Bulletin, error: BaseException) -> Failure:
+    """Tells the other ranks of an exception; gives the failure that was told first.
+
+    What another rank's end has caused isn't the first: it is waited for. Where nobody tells of
+    anything, ranks have waited for each other, and the error gets a note of where each one is.
+    """
+    board.has_failed = True
+    is_lost = _lost_another(error)
+    if is_lost and not wait_until(lambda: board.first_failure() is not None, GRACE_S):
+        _ask_around(board, error)
+    first = board.post(_failure(board, error))
+    note = f"what came first: {first.line}"
+    if is_lost and first.told_by != board.rank and note not in getattr(error, "__notes__", []):
+        error.add_note(note)
+    return first
+
+
+def _ask_around(board: Bulletin, error: BaseException) -> None:
+    """Has all ranks tell where they are, and posts the one that the others wait for."""
+    before = board.members()
+    own = _failure(board, error)
+    if board.post(own).told_by != board.rank:
+        return
+
+    del before[board.rank]
+    after = dict(before)
+
+    def have_answered() -> bool:
+        after.update({rank: board.member(rank) for rank in after})
+        return all(one != before[rank] and one and one.place for rank, one in after.items())
+
+    wait_until(have_answered, _ANSWER_S, poll_s=_POLL_ANSWER_S)
+    found = {rank: _doing(before[rank], one) for rank, one in after.items()}
+    blamed, doing = _hung(found)
+    line = f"{doing}; rank {board.rank} waits {place_of_error(error)}"
+    error.add_note(line)
+    board.replace(replace(own, rank=blamed, line=f"{line}: {own.line.partition(': ')[2]}"))
+    for rank, member in after.items():
+        if found[rank].startswith(_NOT_RUNNING) and member is not None and member.is_here:
+            kill_rank(member.pid)
+
+
+def _doing(before: Member | None, after: Member | None) -> str:
+    """Says what a rank does, from its records before and after it was asked."""
+    if after is None:
+        return "hasn't started"
+    if after == before and after.is_inside:
+        return f"{_NOT_RUNNING}: process {after.pid} is stopped, or in a call that holds the GIL"
+    return f"hangs {after.place}" if after.place else "has left"
+
+
+def _hung(found: dict[int, str]) -> tuple[int, str]:
+    """Returns the rank that is to blame, most likely, and what the others do.
+
+    One that doesn't run comes before the rest, then those that aren't where most are.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, doing in found.items():
+        ranks.setdefault(doing, []).append(rank)
+    order = sorted(
+        ranks.items(), key=lambda item: (not item[0].startswith(_NOT_RUNNING), len(item[1]))
+    )
+    listed = (
+        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {doing}" for doing, who in order
+    )
+    return order[0][1][0], "; ".join(listed)
+
+
+def _failure(board: Bulletin, error: BaseException) -> Failure:
+    return Failure(
+        board.rank, first_line(error), details(error), exit_status(error), told_by=board.rank
+    )
+
+
+def _lost_another(error: BaseException) -> bool:
+    """Tells whether an exception may have come of another rank's end."""
+    import torch.distributed as dist
+
+    cause = error.__cause__ or error
+    text = str(error)
+    is_gone = isinstance(error, RuntimeError) and any(word in text for word in _LOST)
+    return isinstance(cause, (dist.DistError, NotDoneError)) or is_gone
+
+
+class _Watchdog:
+    """What the thread does.
+
+    Args:
+        board: where failures are told.
+        over: set when the block is left.
+        watched: the thread that runs it.
+    """
+
+    def __init__(self, board: Bulletin, over: threading.Event, watched: int) -> None:
+        self._board = board
+        self._over = over
+        self._watched = watched
+        self._neighbours = neighbours(board)
+        self._position: tuple[int, int] | None = None
+        self._moved_at = time.monotonic()
+        self._failure: Failure | None = None
+        self._ends_at = math.inf
+
+    def run(self) -> None:
+        """Looks around until the block is left; ends the process if a rank has failed."""
+        try:
+            while not self._over.wait(POLL_S):
+                self._look()
+        except RuntimeError:  # the connection to the store is lost
+            self._end_without_store()
+
+    def _look(self) -> None:
+        board = self._board
+        board.beat(self._place())
+        self._post_what_is_held_up()
+        lost = [found for one in self._neighbours if (found := one.look())]
+        if self._failure is None:
+            if lost:  # before it is posted: the watched thread may then end this process
+                self._end_neighbours()
+            self._failure = board.first_failure() or (board.post(lost[0]) if lost else None)
+            if self._failure is not None:
+                # One that has failed itself may close what it has open, but waits for no other.
+                grace_s = CLOSING_S if board.has_failed else GRACE_S
+                self._ends_at = time.monotonic() + grace_s
+        elif time.monotonic() > self._ends_at:
+            self._end(self._failure)
+
+    def _post_what_is_held_up(self) -> None:
+        """Posts an exception that can't come out of a `finally`, which waits for other ranks."""
+        if self._board.has_failed or time.monotonic() - self._moved_at < _HELD_UP_S:
+            return
+        error = held_up_in_finally(self._watched)
+        if error is not None:
+            self._failure = post(self._board, error)
+            self._ends_at = time.monotonic()
+
+    def _place(self) -> str:
+        """Returns where the watched thread is, if it has been there for long or a rank has failed.
+
+        It is told before a timeout ends the process in C++. A glance at one frame, without a stop
+        of the thread.
+        """
+        frame = sys._current_frames().get(self._watched)
+        position = None if frame is None else (id(frame), frame.f_lasti)
+        if position != self._position:
+            self._position, self._moved_at = position, time.monotonic()
+        is_stuck = time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s()
+        return place_of_thread(self._watched) if is_stuck or self._failure else ""
+
+    def _end(self, failure: Failure) -> None:
+        """Ends the process, and neighbours that can't do so; sees that the failure is told."""
+        board = self._board
+        if board.claim():
+            tell((board.first_failure() or failure).report)
+            board.set_told()
+        self._end_neighbours()
+        if not self._over.is_set():
+            end_process(failure.status)
+
+    def _end_neighbours(self) -> None:
+        for one in self._neighbours:
+            one.end_if_still()
+
+    def _end_without_store(self) -> None:
+        if not self._over.wait(GRACE_S):
+            line = f"rank {self._board.rank}: the process that held the ranks' store is gone"
+            tell(f"{line}: the launcher, or rank 0\n")
+            end_process(1)
+
+
+def tell(report: str) -> None:
+    """Writes lines to stderr, whatever has taken the place of `sys.stderr` and its locks."""
+    os.write(2, report.encode(errors="backslashreplace"))

@@ -1,0 +1,53 @@
+"""JSON of bounded size, both ways: a file of a stranger's can't take all the memory or the stack."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from eventloop.files.corruption import Damage
+
+MAX_BYTES = 32 * 2**20
+# Each takes up to about 200 bytes as Python's objects.
+MAX_ITEMS = 300_000
+
+
+def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
+    """Gives a value as JSON in ASCII, as standard readers understand it: without NaN.
+
+    Args:
+        max_items: how many values and containers there may be, about.
+
+    Raises:
+        Damage: it is more than `from_bytes` would read.
+    """
+    data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    _check_size(data, max_items)
+    return data
+
+
+def from_bytes(data: bytes, max_items: int = MAX_ITEMS) -> Any:
+    """Gives the value of JSON in ASCII.
+
+    Raises:
+        Damage: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
+    """
+    _check_size(data, max_items)
+    try:
+        return json.loads(data.decode("ascii"), parse_constant=_refuse)
+    except RecursionError:
+        raise Damage("its JSON is nested too deeply") from None
+    except ValueError as error:  # not ASCII, not JSON, or an int of thousands of digits
+        raise Damage(f"it isn't JSON as eventloop writes it ({str(error)[:80]})") from None
+
+
+def _check_size(data: bytes, max_items: int) -> None:
+    # Text counts, too: to tell it apart would take longer than to refuse a few files more.
+    num_items = sum(data.count(one) for one in (b",", b"{", b"["))
+    for number, limit, unit in ((len(data), MAX_BYTES, "bytes"), (num_items, max_items, "items")):
+        if number > limit:
+            raise Damage(f"its JSON has {number:,} {unit}, of which {limit:,} are allowed")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,278 @@
+"""The file system, as checkpoints use it: the few operations that change it, and careful reads.
+
+Everything that a checkpoint does to a disk goes through `make_folder`, `create`, `write`, `sync`,
+`sync_folder`, `rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two
+of them replaces these and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from eventloop.files.corruption import Damage
+
+CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
+# Windows has neither, nor files that wait when they are opened.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+CAREFUL: int = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+# What changes the file system; OSError is the caller's. A name is relative to the folder `at`, a
+# descriptor, where that is given.
+
+
+def make_folder(path: Path | str, at: int | None = None) -> None:
+    """Makes a folder that isn't there yet."""
+    os.mkdir(path, dir_fd=at)
+
+
+def create(path: Path | str, at: int | None = None) -> int:
+    """Opens a new file for writing and gives its descriptor; never one that is there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFUL
+    return os.open(path, flags, 0o666, dir_fd=at)
+
+
+def write(descriptor: int, data: memoryview) -> None:
+    """Writes all of it."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def sync(descriptor: int) -> None:
+    """Waits until what was written would outlive a power failure."""
+    os.fsync(descriptor)
+
+
+def sync_folder(path: Path | str, at: int | None = None) -> None:
+    """Waits until the names in a folder would outlive a power failure, where that can be asked."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Renames a folder, at once, to a name that nothing has."""
+    source.rename(target)
+
+
+def replace(source: Path | str, target: Path | str, at: int | None = None) -> None:
+    """Renames a file, at once, to a name that another may have, which is gone then."""
+    os.replace(source, target, src_dir_fd=at, dst_dir_fd=at)
+
+
+def remove_file(path: Path | str, at: int | None = None) -> None:
+    """Removes a file or a link, not what it leads to."""
+    os.unlink(path, dir_fd=at)
+
+
+def remove_empty(path: Path) -> None:
+    """Removes an empty folder."""
+    path.rmdir()
+
+
+# Made of these
+
+
+def open_folder(path: Path | str, at: int | None = None) -> int:
+    """Opens a folder and returns its descriptor; with `at`, not through a link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return os.open(path, flags if at is None else flags | NO_FOLLOW, dir_fd=at)
+
+
+def name_under_way(name: str) -> str:
+    """Returns the name under which `replace_file` writes a file."""
+    return f".{name}.new"
+
+
+def replace_file(path: Path | str, data: bytes, at: int | None = None) -> None:
+    """Writes a file that takes the place of another at once; follows no link."""
+    path = Path(path)
+    new = path.with_name(name_under_way(path.name))
+    with contextlib.suppress(FileNotFoundError):
+        remove_file(new, at)  # of a process that was killed
+    with NewFile(new, at) as file:
+        file.write(data)
+    replace(new, path, at)
+    sync_folder(path.parent, at)
+
+
+def make_folders(path: Path) -> None:
+    """Makes a folder and those above it that aren't there, to last."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        make_folder(path)
+    sync_folder(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder with what is in it; follows no links."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        remove_file(path)
+        return
+    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+        if entry.is_dir(follow_symlinks=False):  # somebody else's: a checkpoint has none
+            shutil.rmtree(entry.path)
+        else:
+            remove_file(Path(entry.path))
+    remove_empty(path)
+
+
+class NewFile:
+    """A file under way: counts and digests what goes into it; on the disk when its `with` ends."""
+
+    def __init__(self, path: Path, at: int | None = None) -> None:
+        self.num_bytes = 0
+        self._sha256 = hashlib.sha256()
+        self._descriptor = create(path, at)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                sync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Appends bytes."""
+        for chunk in _chunks(memoryview(data)):
+            write(self._descriptor, chunk)
+            self._sha256.update(chunk)
+            self.num_bytes += len(chunk)
+
+    def digest(self) -> str:
+        """Gives the SHA-256 of all that was written, in hexadecimal digits."""
+        return self._sha256.hexdigest()
+
+
+class OldFile:
+    """A file that is read once, from its beginning to its end, and digested on the way.
+
+    Never follows a link, never waits at a pipe, never reads more than it had at first.
+
+    Raises:
+        Damage: nothing that can be read is there, or no regular file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._sha256 = hashlib.sha256()
+        try:
+            # A device may do something when it is opened.
+            _check_regular(path.lstat())
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags)
+        except OSError as error:
+            raise Damage(f"it can't be read: {error.strerror}") from error
+        try:
+            there = os.fstat(self._descriptor)
+            _check_regular(there)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.num_bytes = self.num_left = there.st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def fill(self, buffer: memoryview) -> None:
+        """Reads as many bytes as the buffer has."""
+        for chunk in _chunks(buffer):
+            self._fill(chunk)
+            self._sha256.update(chunk)
+
+    def read(self, num_bytes: int) -> bytes:
+        """Reads so many bytes; as many as there are must have been asked for before."""
+        if num_bytes > self.num_left:
+            raise Damage(f"it ends after {self.num_bytes:,} bytes, in the middle of something")
+        buffer = bytearray(num_bytes)
+        self.fill(memoryview(buffer))
+        return bytes(buffer)
+
+    def skip(self) -> None:
+        """Reads what is left, for the digest's sake."""
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, self.num_left)))
+        while self.num_left:
+            self.fill(buffer[: self.num_left])
+
+    def digest(self) -> str:
+        """Gives the SHA-256 of all that was read, in hexadecimal digits."""
+        return self._sha256.hexdigest()
+
+    def _fill(self, buffer: memoryview) -> None:
+        while buffer:
+            try:
+                num_read = os.readv(self._descriptor, [buffer])
+            except OSError as error:
+                raise Damage(f"it can't be read: {error.strerror}") from error
+            if not num_read:
+                raise Damage(f"it ends early, {self.num_left:,} bytes before its end")
+            self.num_left -= num_read
+            buffer = buffer[num_read:]
+
+
+def num_bytes_of(path: Path) -> int:
+    """Gives the size of a regular file.
+
+    Raises:
+        Damage: there is none.
+    """
+    try:
+        there = path.lstat()
+    except OSError as error:
+        raise Damage(f"it can't be read: {error.strerror}") from error
+    _check_regular(there)
+    return there.st_size
+
+
+def num_free_bytes(path: Path) -> int:
+    """Gives what is free for this user in the file system of a folder."""
+    return shutil.disk_usage(path).free
+
+
+def _check_regular(there: os.stat_result) -> None:
+    if stat.S_ISLNK(there.st_mode):
+        raise Damage("it is a link to somewhere else")
+    if not stat.S_ISREG(there.st_mode):
+        raise Damage("it is no regular file")
+    # To digest a terabyte of nothing would take an hour. Some file systems report no blocks at all.
+    stored = 512 * getattr(there, "st_blocks", 0)
+    if 0 < stored < there.st_size // 1000 and there.st_size > _num_memory_bytes():
+        raise Damage(
+            f"of its {there.st_size:,} bytes only {stored:,} are stored, the rest are holes"
+        )
+
+
+@cache
+def _num_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]

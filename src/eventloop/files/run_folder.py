@@ -1,0 +1,243 @@
+"""The files of a run's folder: opened by name, whatever a stranger may have put there.
+
+A folder that came as an archive, or that others may write into, can hold a link where a run expects
+a file: to write through it would change a file elsewhere, and to open a pipe would wait for ever. All
+that a run opens by name in its folder is opened here, and plugins open theirs here, too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from eventloop.errors import RunFolderError
+from eventloop.files import disk
+
+# On Windows a folder is looked at, and what is in it is opened by its path.
+_HAS_DIR_FD = {os.open, os.stat, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd
+_JUNCTION = 0xA0000003  # `stat.IO_REPARSE_TAG_MOUNT_POINT`, which only Windows has
+_OTHERS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+class RunFolder:
+    """Opens the files of a run's folder by name: regular files only, and through no link.
+
+    A name is relative to the folder and may have folders in it, `plots/loss.png`. The run's folder
+    itself, and what is above it, is the user's choice and may be a link; nothing below it may be.
+    What something is, is looked at before it is opened and again when it is open. A file that is
+    changed in place may have no second name (hard link): what has it would change, too.
+
+    Every method raises `RunFolderError` for what isn't a file or lies behind a link, and `OSError`
+    for what the disk or its rights refuse.
+
+    Args:
+        path: of the run, `state.run_dir`; made by the first file that is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Returns the first bytes of a file.
+
+        Raises:
+            FileNotFoundError: it isn't there.
+        """
+        with self._around(name) as (inside, last):
+            descriptor = inside.open(last, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(max_bytes)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file as a whole: a kill leaves the one before or the new one."""
+        with self._around(name, make=True) as (inside, last):
+            inside.check(last)
+            inside.check(disk.name_under_way(last))
+            disk.replace_file(inside.named(last), data, inside.at)
+
+    def append_to(self, name: str) -> int:
+        """Opens a file to be read and appended to, made if it isn't there.
+
+        Returns:
+            Its descriptor, which the caller closes.
+        """
+        with self._around(name, make=True) as (inside, last):
+            return inside.open(last, os.O_RDWR | os.O_APPEND | os.O_CREAT, in_place=True)
+
+    def create(self, name: str) -> int:
+        """Makes a file of a name that isn't taken, and opens it for writing.
+
+        Returns:
+            Its descriptor, which the caller closes.
+
+        Raises:
+            FileExistsError: the name is taken.
+        """
+        with self._around(name, make=True) as (inside, last):
+            return disk.create(inside.named(last), inside.at)
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """Yields a path for a library that opens files itself; its file gets the name afterwards.
+
+        The path has a name that can't be guessed, in a folder that was looked at; the library opens
+        it by that path.
+        """
+        with self._around(name, make=True) as (inside, last):
+            inside.check(last)
+            new = f".{secrets.token_hex(8)}-{last}"
+            try:
+                yield inside.path / new
+                os.close(inside.open(new, os.O_RDONLY))
+                disk.replace(inside.named(new), inside.named(last), inside.at)
+            finally:
+                with suppress(FileNotFoundError):
+                    disk.remove_file(inside.named(new), inside.at)
+
+    def remove(self, name: str) -> None:
+        """Removes a file or a link, not what it leads to; does nothing where there is none."""
+        with suppress(FileNotFoundError), self._around(name) as (inside, last):
+            disk.remove_file(inside.named(last), inside.at)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Returns the names in the run's folder or in one below it; none where it isn't there."""
+        folders = folder.split("/") if folder else []
+        with suppress(FileNotFoundError), self._entered(folders) as inside:
+            with os.scandir(inside.path if inside.at is None else inside.at) as entries:
+                return sorted(one.name for one in entries)
+        return []
+
+    def check(self, name: str, *, in_place: bool = False) -> None:
+        """Refuses what the other methods would refuse, before there is anything to write.
+
+        Args:
+            in_place: whether the file is to be changed, rather than read or replaced.
+        """
+        with suppress(FileNotFoundError), self._around(name) as (inside, last):
+            inside.check(last, in_place=in_place)
+
+    @contextmanager
+    def _around(self, name: str, *, make: bool = False) -> Iterator[tuple[_Inside, str]]:
+        """Enters the folder that a file is in; yields it with the file's own name."""
+        *folders, last = name.split("/")
+        with self._entered(folders, make=make) as inside:
+            yield inside, _plain(last)
+
+    @contextmanager
+    def _entered(self, folders: Sequence[str], *, make: bool = False) -> Iterator[_Inside]:
+        if make:
+            disk.make_folders(self.path)
+        inside = _Inside(self.path, disk.open_folder(self.path) if _HAS_DIR_FD else None)
+        try:
+            for folder in folders:
+                inside = inside.enter(_plain(folder), make=make)
+            yield inside
+        finally:
+            inside.close()
+
+
+class _Inside(NamedTuple):
+    """A folder that was entered.
+
+    Args:
+        at: its descriptor; None where the system can't open files relative to one.
+    """
+
+    path: Path
+    at: int | None
+
+    def named(self, name: str) -> str:
+        """Returns a name as the functions of `os` take it beside `dir_fd`."""
+        return str(self.path / name) if self.at is None else name
+
+    def enter(self, name: str, *, make: bool) -> _Inside:
+        """Enters a folder in this one, which is closed; it stays open on an exception."""
+        if make:
+            with suppress(FileExistsError):
+                disk.make_folder(self.named(name), self.at)
+        there = os.stat(self.named(name), dir_fd=self.at, follow_symlinks=False)
+        if _is_link(there) or not stat.S_ISDIR(there.st_mode):
+            raise self._refused(name, there, "folder")
+        descriptor = None if self.at is None else disk.open_folder(name, self.at)
+        self.close()
+        return _Inside(self.path / name, descriptor)
+
+    def open(self, name: str, flags: int, *, in_place: bool = False) -> int:
+        """Opens a regular file in this folder."""
+        before = self.check(name, in_place=in_place)
+        descriptor = os.open(self.named(name), flags | disk.CAREFUL, 0o666, dir_fd=self.at)
+        try:
+            now = os.fstat(descriptor)
+            self._require_file(name, now, in_place)
+            if before is not None and not disk.NO_FOLLOW and not os.path.samestat(before, now):
+                raise self._refused(name, before, "file")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def check(self, name: str, *, in_place: bool = False) -> os.stat_result | None:
+        """Refuses what isn't a regular file; a device may do something when it is opened."""
+        try:
+            there = os.stat(self.named(name), dir_fd=self.at, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        self._require_file(name, there, in_place)
+        return there
+
+    def close(self) -> None:
+        """Closes the folder."""
+        if self.at is not None:
+            os.close(self.at)
+
+    def _require_file(self, name: str, there: os.stat_result, in_place: bool) -> None:
+        if _is_link(there) or not stat.S_ISREG(there.st_mode):
+            raise self._refused(name, there, "file")
+        if in_place and there.st_nlink > 1:
+            path = shlex.quote(str(self.path / name))
+            raise RunFolderError(
+                f"{str(self.path / name)!r} has {there.st_nlink} names (hard links), and what a run "
+                "appends would be in all of them",
+                fix=f"give it a copy of its own, `cp {path} {path}.copy && mv {path}.copy {path}`, "
+                "or give another folder with `--run-dir FOLDER`",
+            )
+
+    def _refused(self, name: str, there: os.stat_result, wanted: str) -> RunFolderError:
+        found = _OTHERS.get(stat.S_IFMT(there.st_mode), "a device")
+        if _is_link(there):
+            found = "a link to somewhere else"
+        elif stat.S_ISREG(there.st_mode):
+            found = "a file"
+        path = self.path / name
+        return RunFolderError(
+            f"{str(path)!r} is {found}, where a run expects a {wanted} of its own",
+            fix=f"move it away, `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}`, or give "
+            "another folder with `--run-dir FOLDER`",
+        )
+
+
+def check_folder(path: Path) -> None:
+    """Refuses what is there in the place of a folder below a run's, a link above all.
+
+    Raises:
+        RunFolderError: it isn't a folder.
+    """
+    with suppress(FileNotFoundError):
+        _Inside(path.parent, None).enter(path.name, make=False)
+
+
+def _plain(name: str) -> str:
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"{name!r} can't be a part of the name of a file in a run's folder")
+    return name
+
+
+def _is_link(there: os.stat_result) -> bool:
+    """Whether it leads elsewhere, as a junction of Windows does, too."""
+    return stat.S_ISLNK(there.st_mode) or getattr(there, "st_reparse_tag", 0) == _JUNCTION

@@ -1,0 +1,149 @@
+"""Rows: each plugin that was found, taken from package to object; problems are kept, not raised."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from eventloop.errors import EventloopError, PluginError, SettingError
+from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.configure import configure, dormant_reason, plugin_options
+from eventloop.plugin.discover import discover_all
+from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.mistakes import without_hooks
+from eventloop.plugin.records import Found, Plugin, Selected, fold
+from eventloop.plugin.select import name_problems, problems_of, select
+from eventloop.plugin.shadow import shadowed
+from eventloop.plugin.validate import takes_part
+from eventloop.shell import switch_off
+from eventloop.signals import Interrupted, told_from_a_key
+
+if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
+    from eventloop.plugin.metadata import Installed
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one plugin that was found.
+
+    Args:
+        selected: whether it takes part; a dormant one is off.
+        target: what its entry point names; None where it wasn't or couldn't be imported.
+        plugin: what takes part, where it could be built.
+        problems: what keeps it, or the run, from going on.
+    """
+
+    selected: Selected
+    target: object = None
+    plugin: Plugin | None = None
+    problems: tuple[EventloopError, ...] = ()
+
+    @property
+    def found(self) -> Found:
+        """What its metadata says."""
+        return self.selected.found
+
+
+def choose(
+    configuration: Configuration,
+    given: Collection[str] | None = (),
+    installed: Installed | None = None,
+) -> tuple[tuple[Selected, ...], list[EventloopError]]:
+    """Discovers and selects; imports nothing.
+
+    Args:
+        given: names of what is handed over in Python; None where that isn't known yet.
+        installed: what `installed_entry_points` returned, where it was asked already.
+
+    Returns:
+        Every plugin that was found, and what is wrong with the choice.
+    """
+    choice, rules = configuration.choice, configuration.rules
+    found, unreadable = discover_all(choice.files, installed)
+    selected = select(found, choice, rules)
+    problems = problems_of(selected, choice, rules, given)
+    return selected, [*unreadable, *problems, *shadowed(selected)]
+
+
+def take_up(
+    configuration: Configuration, selected: Sequence[Selected], given: Collection[str] | None = ()
+) -> tuple[list[Row], list[EventloopError]]:
+    """Loads and builds what was selected; one whose place an object takes is left out.
+
+    Returns:
+        The rows, and all that is wrong with them, but for what `choose` tells.
+    """
+    replaced = set(map(fold, given or ()))
+    unusable = name_problems(selected)
+    rows = [
+        Row(one, problems=(unusable[one.found],))
+        if one.found in unusable
+        else _row(one, configuration)
+        for one in selected
+        if fold(one.found.name) not in replaced
+    ]
+    options = {row.found.name: _option_names(row.target) for row in rows}
+    unknown = list(configuration.problems(options, given=given))
+    rows = [_with_options(row, unknown) for row in rows]
+    # What is wrong with names, `choose` has told already.
+    problems = [one for row in rows if row.found not in unusable for one in row.problems]
+    return rows, list(dict.fromkeys([*problems, *(problem for _, problem in unknown)]))
+
+
+def unexpected(origin: str, error: BaseException) -> PluginError:
+    """Gives the problem with a plugin that raises where nobody expects it."""
+    name = origin.partition(" ")[0]
+    problem = PluginError(
+        f"{name} can't be looked at: {type(error).__name__}: {error}",
+        plugin=origin,
+        fix=f"mend it, or switch it off with {switch_off(name)}",
+    )
+    problem.__cause__ = error
+    return problem
+
+
+def _row(one: Selected, configuration: Configuration) -> Row:
+    """Takes one plugin through loading and building, whatever it does on the way."""
+    loaded, failures = load([one])
+    if not loaded:
+        return Row(one, problems=failures)
+    try:
+        with told_from_a_key():
+            return _built(one, loaded[0], configuration)
+    except EventloopError as error:
+        return Row(one, loaded[0].target, problems=(error,))
+    except Interrupted:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
+        return Row(one, loaded[0].target, problems=(unexpected(one.found.origin, error),))
+
+
+def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
+    options = plugin_options(loaded.target)
+    section = configuration.section(one.found.name)
+    values = {key: value for key, value in section.items() if key in options}
+    reason = dormant_reason(one.found, loaded.target, values)
+    if reason and not configuration.insists_on(one.found):
+        return Row(Selected(one.found, "off", reason), loaded.target)
+    plugin = configure(one.found, loaded.target, values)
+    if not takes_part(plugin, HOOKS):
+        raise without_hooks(plugin)
+    return Row(one, loaded.target, dataclasses.replace(plugin, found=one.found))
+
+
+def _with_options(row: Row, unknown: Iterable[tuple[str, SettingError]]) -> Row:
+    """Gives the row with what is wrong with options that were set for its plugin."""
+    own = [problem for section, problem in unknown if section == fold(row.found.name)]
+    return dataclasses.replace(row, problems=(*row.problems, *own))
+
+
+def _option_names(target: object) -> list[str] | None:
+    if target is None:
+        return None
+    try:
+        return list(plugin_options(target))
+    except Exception:  # noqa: BLE001 - is a problem of its row already
+        return None

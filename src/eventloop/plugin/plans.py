@@ -1,0 +1,442 @@
+"""Freezing: from the ordered implementations of a hook to the one function that the loop calls.
+
+What a call means is pluggy's definition: results that aren't None are gathered in order, an
+action stops at the first, wrappers enclose all plain implementations and may replace result and
+exception. A plan only leaves out, before the run, what the run wouldn't need: the results of an
+event that no wrapper receives, for one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from eventloop.actions import Actions
+from eventloop.errors import PluginError
+from eventloop.events import Events
+from eventloop.hooks import TELL_ALL, Hook
+from eventloop.plugin.order import Implementation, order_of_owners
+from eventloop.signals import Interrupted
+from eventloop.view import StateView, view_of
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+
+Plan = Callable[..., Any]
+BLAME = "raised by plugin "
+_OF_TASK = "in the task's "
+_STATE_ALONE = ("state",)
+
+
+class Plans(Events, Actions, Protocol):
+    """The plans of all hooks, by name: `plans.batch_end(state)`."""
+
+
+def new_plans() -> Plans:
+    """Gives an object for the plans of all hooks: a module, whose functions Python calls fastest."""
+    return cast("Plans", ModuleType("plans"))
+
+
+def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) -> Plan:
+    """Gives the plan of a hook: a function that takes the hook's arguments by position.
+
+    Args:
+        implementations: the hook's, in order, as `order` gives them.
+        state: the State of the run; callbacks are given a view of it.
+    """
+    ordered = [one for one in implementations if state.rank == 0 or not one.rank_zero]
+    plain = [one for one in ordered if not one.wrapper]
+    wrappers = [one for one in ordered if one.wrapper]
+    if hook.name in TELL_ALL:
+        return _tell_all(plain, state)
+    if len(ordered) == 1 and _is_direct(ordered[0]):
+        return ordered[0].function
+    if hook.kind == "action":
+        plan = _enclose(_act(order_of_owners(plain), state), wrappers, state)
+        has_owner = any(not one.conditional for one in plain)
+        return plan if has_owner else _answered(hook, plan)
+    if not ordered:
+        return _silence(hook)
+    if hook.kind == "event" and not wrappers:
+        return _tell(hook, plain, state)
+    gather = _enclose(_gather(plain, state), wrappers, state)
+    return _ask(hook, gather, plain) if hook.kind == "question" else gather
+
+
+def told(plan: Plan, *args: Any) -> list[BaseException]:
+    """Calls the plan of `exception` or `close`; gives what its implementations raised."""
+    failures: list[BaseException] = plan(*args)
+    return failures
+
+
+def nothing(_state: object) -> None:
+    """The plan of an event that nobody implements."""
+
+
+def nobody(_state: object) -> bool:
+    """The plan of a question that nobody answers."""
+    return False
+
+
+def _silence(hook: Hook) -> Plan:
+    """Gives the plan of an event or a question that nobody implements."""
+    silent = nobody if hook.kind == "question" else nothing
+    return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
+
+
+def _is_direct(one: Implementation) -> bool:
+    """Tells whether the loop may call the function itself: the core's, which takes everything."""
+    return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
+
+
+def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all, in order; their results are ignored."""
+    if hook.argnames == _STATE_ALONE:
+        return _tell_directly(plain, state)
+    calls = [(_adapted(one, state), one) for one in plain]
+
+    def tell_each(_state: State, *rest: Any) -> None:
+        for function, one in calls:
+            try:
+                function(*rest)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+
+    return tell_each
+
+
+def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
+    """Does the same for events that pass the State alone, as those of every batch do.
+
+    One function of Python's calls another, without `functools` in between: a third less. One plugin,
+    and the core with one, need no loop, which takes longer than what it calls.
+    """
+    calls = [(*_direct(one, state), one) for one in plain]
+    if len(calls) == 1:
+        ((only_function, only_given, only),) = calls
+
+        def tell_one(_state: State) -> None:
+            try:
+                only_function(only_given)
+            except BaseException as error:
+                _blame(error, only, state)
+                raise
+
+        return _with_own_code(tell_one)
+    if len(calls) == 2:
+        (first, first_given, one), (second, second_given, other) = calls
+
+        def tell_two(_state: State) -> None:
+            asked = one
+            try:
+                first(first_given)
+                asked = other
+                second(second_given)
+            except BaseException as error:
+                _blame(error, asked, state)
+                raise
+
+        return _with_own_code(tell_two)
+
+    def tell_each(_state: State) -> None:
+        for function, given, one in calls:
+            try:
+                function(given)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+
+    return tell_each
+
+
+def _with_own_code(plan: Any) -> Plan:
+    """Gives a function that shares its code with no other plan.
+
+    Python prepares a call for the function that it met there, which differs from plan to plan.
+    """
+    code = plan.__code__.replace()
+    return FunctionType(code, plan.__globals__, plan.__name__, None, plan.__closure__)
+
+
+def _gather(plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all, in order, and gives their results that aren't None."""
+    calls = [(_adapted(one, state), one) for one in plain]
+
+    def gather(_state: State, *rest: Any) -> list[Any]:
+        results = []
+        for function, one in calls:
+            try:
+                result = function(*rest)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+            if result is not None:
+                results.append(result)
+        return results
+
+    return gather
+
+
+def _ask(hook: Hook, gather: Plan, plain: Sequence[Implementation]) -> Plan:
+    """Reduces the answers to one: any True means yes."""
+
+    def ask(*args: Any) -> bool:
+        answers = gather(*args)
+        for answer in answers:
+            if answer is not True and answer is not False:
+                raise PluginError(
+                    f"{hook.name} was answered with {answer!r}; a question takes True, False "
+                    "or None",
+                    asked=", ".join(one.plugin.origin for one in plain),
+                )
+        return True in answers
+
+    return ask
+
+
+def _act(plain: Sequence[Implementation], state: State) -> Plan:
+    """Asks those who may pass, then the owner, and gives the first result."""
+    owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
+    asked = plain[: owner_idx + 1]
+    if asked and asked[0].hook.argnames == _STATE_ALONE:
+        return _act_directly(asked, state)
+    calls = [(_adapted(one, state), one) for one in asked]
+
+    def act(_state: State, *rest: Any) -> Any:
+        for function, one in calls:
+            try:
+                result = function(*rest)
+                if result is None and not one.conditional:
+                    raise _returned_nothing(one)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+            if result is not None:
+                return result
+        return None
+
+    return act
+
+
+def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
+    """Does the same for actions that pass the State alone, as `_gather_directly` does."""
+    calls = [(*_direct(one, state), one) for one in asked]
+
+    def act(_state: State) -> Any:
+        for function, given, one in calls:
+            try:
+                result = function(given)
+                if result is None and not one.conditional:
+                    raise _returned_nothing(one)
+            except BaseException as error:
+                _blame(error, one, state)
+                raise
+            if result is not None:
+                return result
+        return None
+
+    return act
+
+
+def _answered(hook: Hook, plan: Plan) -> Plan:
+    """Refuses silence where an action has no owner, so that nothing is left undone unseen."""
+
+    def answered(*args: Any) -> Any:
+        result = plan(*args)
+        if result is None:
+            raise PluginError(
+                f"nobody answered the action {hook.name}",
+                fix=f"implement {hook.name} in the task or in an algorithm",
+            )
+        return result
+
+    return answered
+
+
+def _enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
+    """Puts the wrappers around a plan, the first outermost."""
+    for one in reversed(wrappers):
+        inner = _wrap(inner, one, state)
+    return inner
+
+
+def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
+    start: Callable[..., Generator[None, Any, Any]] = _adapted(one, state)
+    is_action = one.hook.kind == "action"
+    must_return = one.hook.kind != "event" and not one.conditional
+
+    def enclosed(*args: Any) -> Any:
+        outer_again = state._again
+
+        def run(*others: Any) -> Any:
+            state._again = None  # what is enclosed would ask for itself, without end
+            try:
+                return inner(args[0], *others) if others else inner(*args)
+            finally:
+                state._again = again
+
+        state._again = again = run if is_action else None
+        passing: BaseException | None = None
+        try:
+            generator = start(*args[1:])
+            try:
+                next(generator)
+            except StopIteration:
+                raise PluginError("a wrapper didn't yield", wrapper=one.origin) from None
+            try:
+                result = run()
+            except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
+                passing = error
+            if passing is None:
+                result = _send(generator, result, one)
+            else:
+                result = _throw(generator, passing, one)
+                if one.plugin.role == "callback":
+                    raise _swallowed(one) from passing
+            if result is None and must_return:
+                raise _returned_nothing(one)
+            return result
+        except BaseException as error:
+            if error is not passing:
+                _blame(error, one, state)
+            raise
+        finally:
+            state._again = outer_again
+
+    return enclosed
+
+
+def _send(generator: Generator[None, Any, Any], result: Any, one: Implementation) -> Any:
+    """Resumes a wrapper with the result of what it encloses; gives what it returns."""
+    try:
+        generator.send(result)
+    except StopIteration as stop:
+        return stop.value
+    generator.close()
+    raise PluginError("a wrapper yielded a second time", wrapper=one.origin)
+
+
+def _throw(generator: Generator[None, Any, Any], error: BaseException, one: Implementation) -> Any:
+    """Resumes a wrapper with the exception of what it encloses; gives what it returns."""
+    try:
+        generator.throw(error)
+    except StopIteration as stop:
+        return stop.value
+    except RuntimeError as converted:
+        # Python turns a StopIteration that leaves a generator into a RuntimeError.
+        if isinstance(error, StopIteration) and converted.__cause__ is error:
+            generator.close()
+            raise error from None
+        raise
+    generator.close()
+    raise PluginError("a wrapper yielded a second time", wrapper=one.origin)
+
+
+def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
+    """Calls all, whatever any of them raises; gives what they raised."""
+    calls = [(_adapted(one, state), one) for one in plain]
+
+    def tell_all(_state: State, *rest: Any) -> list[BaseException]:
+        failures: list[BaseException] = []
+        for function, one in calls:
+            try:
+                function(*rest)
+            except BaseException as error:  # noqa: BLE001  all are told before any is raised
+                _blame(error, one, state)
+                failures.append(error)
+        return failures
+
+    return tell_all
+
+
+def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
+    """Gives a function and the State, or the view of it, that it takes."""
+    if one.every is None and one.argnames == _STATE_ALONE:
+        return one.function, _given(one, state)
+    adapted = _adapted(one, state)
+    return lambda _state: adapted(), state
+
+
+def _given(one: Implementation, state: State) -> State | StateView:
+    """Gives the State, of which a callback gets a view."""
+    return view_of(state, one.origin) if one.plugin.role == "callback" else state
+
+
+def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
+    """Gives the function as it takes what the hook passes after the State, by position.
+
+    The State, or a callback's view of it, is bound: there is one for the whole run.
+    """
+    given = _given(one, state)
+    if one.argnames == one.hook.argnames:
+        return _sometimes(one, functools.partial(one.function, given), state)
+    idxs = [one.hook.argnames.index(name) for name in one.argnames]
+
+    def pick(*rest: Any) -> Any:
+        args = (given, *rest)
+        return one.function(*(args[idx] for idx in idxs))
+
+    return _sometimes(one, pick, state)
+
+
+def _sometimes(
+    one: Implementation, function: Callable[..., Any], state: State
+) -> Callable[..., Any]:
+    """Gives the function as its option `every` wants it: it runs once for each multiple crossed."""
+    if one.every is None:
+        return function
+    every, clock = one.every, state.clock
+    is_inside_batch = one.hook.per == "microbatch"
+
+    def now_and_then(*rest: Any) -> Any:
+        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
+            return function(*rest)
+        return None
+
+    def around(*rest: Any) -> Generator[None, Any, Any]:
+        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
+            return (yield from function(*rest))
+        return (yield)
+
+    return around if one.wrapper else now_and_then
+
+
+def _blame(error: BaseException, one: Implementation, state: State) -> None:
+    """Notes on an exception who raised it, once, whatever passes it on."""
+    if one.plugin.role == "core" or isinstance(error, Interrupted):
+        return
+    if any(note.startswith((BLAME, _OF_TASK)) for note in getattr(error, "__notes__", ())):
+        return
+    clock = state.clock
+    if one.plugin.role == "task":
+        error.add_note(f"{_OF_TASK}{one.hook.name}, epoch {clock.epoch}, batch {clock.batch}")
+        return
+    error.add_note(
+        f"{BLAME}{one.plugin.origin} in {one.hook.name}, epoch {clock.epoch}, "
+        f"batch {clock.batch}, rank {state.rank}\n"
+        f"  at   {one.where}\n"
+        f"  fix  {one.plugin.way_out}"
+    )
+
+
+def _swallowed(one: Implementation) -> PluginError:
+    return PluginError(
+        f"a callback's wrapper of {one.hook.name} swallowed an exception; it may only watch",
+        plugin=one.plugin.origin,
+        at=one.where,
+        fix="raise it again, or make the plugin an algorithm",
+    )
+
+
+def _returned_nothing(one: Implementation) -> PluginError:
+    what = f"wrapper of the {one.hook.kind}" if one.wrapper else "owner of the action"
+    fix = "return the result of `yield`" if one.wrapper else "return the result"
+    return PluginError(
+        f"the {what} {one.hook.name} returned nothing",
+        plugin=one.plugin.origin,
+        at=one.where,
+        fix=fix if one.wrapper else f"{fix}, or pass with @hookimpl(conditional=True)",
+    )

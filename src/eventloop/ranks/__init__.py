@@ -1,1 +1,0 @@
-"""Ranks: the processes that train together."""

@@ -1,0 +1,74 @@
+"""The start of a run: the task's parts are built, in order, and restored from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eventloop.checkpoint.facts import described
+from eventloop.data import first_batch
+from eventloop.plugin.manager import unsuitable_reasons, without
+from eventloop.run.checks import check_eval_dataloaders, check_model, check_optimizers
+from eventloop.seeding import kept_generators, seed_everything, seed_rank
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
+    from eventloop.run.runtime import Core
+    from eventloop.run.start import Start
+
+
+def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None:
+    """Asks for everything that a run needs, from the model to the metrics.
+
+    Args:
+        core: of the run; its plans are frozen.
+        start: what the run goes on from.
+        who_insists: says who asked for a plugin by name.
+
+    Raises:
+        EventloopError: something can't be trained, or isn't what the run was begun with.
+    """
+    state, hooks = core.state, core.hooks
+    seed_everything(state.settings.seed)  # once more: what plugins import may draw
+    state.model = hooks.build_model(state)
+    hooks.init(state)
+    check_model(state, core.assembly)
+    state.wrapped_model = hooks.wrap_model(state)
+    state.optimizers = hooks.build_optimizers(state)
+    check_optimizers(state)
+    optimizers = described(state.optimizers)
+    start.check_optimizers(optimizers)
+    state.precision.check(state.model, state.optimizers)
+    state.train_dataloader = hooks.build_train_dataloader(state)
+    _drop_unsuitable(core, who_insists)
+    core.loop.feeds.take(state, state.train_dataloader)
+    state.eval_dataloaders = hooks.build_eval_dataloaders(state)
+    check_eval_dataloaders(state)
+    state.schedulers = hooks.build_schedulers(state)
+    datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
+    state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
+    known = {"optimizers": optimizers, "absent": list(start.absent)}
+    state.manifest = {**state.manifest, **known}
+    seed_rank(state.settings.seed, state.rank)
+    start.load(core)
+    hooks.after_load(state)
+
+
+def _drop_unsuitable(core: Core, who_insists: Callable[[Found], str]) -> None:
+    """Asks the plugins that want to know whether they suit the first batch."""
+    plugins = (one for one in core.assembly.plugins if one.role != "core")
+    asked = [one for one in plugins if callable(getattr(one.target, "unsuitable", None))]
+    if not asked:
+        return
+    state = core.state
+    with kept_generators():
+        first, state.train_dataloader = first_batch(state.train_dataloader)
+    mine: dict[str, str] = {}
+    if first is not None:
+        state.batch = core.loop.move(first)
+        mine = unsuitable_reasons(asked, state, who_insists)
+        state.batch = None
+    # What doesn't suit one rank is off on all.
+    reasons = {name: why for one in state.gathered(mine) for name, why in one.items()}
+    if reasons:
+        core.freeze(without(core.assembly, reasons))

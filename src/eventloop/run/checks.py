@@ -1,0 +1,161 @@
+"""What must be true before training: of the folder, the model, the optimizers, the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.optim import Optimizer
+
+from eventloop.data import known_length
+from eventloop.errors import PluginError, SettingError, TaskError, a
+from eventloop.files.outputs import why_no_folder
+from eventloop.schedules import Schedule
+
+if TYPE_CHECKING:
+    from eventloop.clock import Time
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.state import State
+
+
+def require_usable(path: Path) -> None:
+    """Makes sure that files can be written in the folder of a run, which isn't made.
+
+    Raises:
+        SettingError: they can't.
+    """
+    if reason := why_no_folder(path):
+        raise SettingError(
+            f"run_dir: nothing can be written in {str(path)!r}: {reason}",
+            fix="give another folder with `--run-dir FOLDER` or Trainer(run_dir=...)",
+        )
+
+
+def check_model(state: State, assembly: Assembly) -> None:
+    """Checks what is left of the model after `init`.
+
+    Raises:
+        PluginError: it is no module; an algorithm put something else in its place.
+    """
+    if not isinstance(state.model, nn.Module):
+        asked = (one.origin for one in assembly.implementations["init"])
+        raise PluginError(
+            f"after init, state.model is {a(type(state.model).__name__)}, not an nn.Module",
+            by=", ".join(asked),
+            fix="assign the changed model, `state.model = changed(state.model)`, or change it in "
+            "place",
+        )
+
+
+def check_optimizers(state: State) -> None:
+    """Checks that the optimizers hold parameters of the model, each its own.
+
+    Raises:
+        TaskError: one holds none of them, or two share one.
+    """
+    names = {id(one): name for name, one in state.model.named_parameters()}
+    names |= {id(one): name for name, one in state.wrapped_model.named_parameters()}
+    holders: dict[int, str] = {}
+    for optimizer, params in _parameters(state.optimizers):
+        if params and not params & names.keys():
+            raise TaskError(
+                f"the optimizer {optimizer!r} holds no parameter of the model, so that its steps "
+                "would change nothing",
+                fix="use the model that the function is given: optimizer=lambda model: "
+                "SGD(model.parameters(), lr=0.1); parameters of a loss belong into the model",
+            )
+        for param in params:
+            other = holders.setdefault(param, optimizer)
+            if other != optimizer:
+                raise TaskError(
+                    f"the optimizers {other!r} and {optimizer!r} share the parameter "
+                    f"{names.get(param, 'of no name')}, so that each batch would move it twice",
+                    fix="give each optimizer parameters of its own",
+                )
+
+
+def check_eval_dataloaders(state: State) -> None:
+    """Checks that each eval data loader has a batch, as far as its length tells.
+
+    Raises:
+        TaskError: one has none.
+    """
+    for name, dataloader in state.eval_dataloaders.items():
+        if known_length(dataloader) == 0:
+            raise TaskError(
+                f"the eval data loader {name!r} has no batch",
+                fix="give it data, or leave it out of Task(eval_dataloaders=...); drop_last=True "
+                "drops a set that is smaller than a batch",
+            )
+
+
+def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_tokens: bool) -> None:
+    """Checks that everything is there that a fit needs.
+
+    Args:
+        counts_tokens: whether the task says how, should its `count_batch` be asked.
+
+    Raises:
+        TaskError: there is no data, not enough of it, or nothing to train.
+        SettingError: something waits for tokens that nobody counts.
+    """
+    _check_train_dataloader(state, assembly, end)
+    if not any(params for _, params in _parameters(state.optimizers)):
+        raise TaskError(
+            "no optimizer holds a parameter, so nothing would be trained",
+            fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
+        )
+    silent = ("core",) if counts_tokens else ("core", "task")
+    waiting = _waiting_for_tokens(state, end)
+    if waiting and assembly.owner("count_batch").role in silent:
+        raise SettingError(
+            f"{waiting[0]}, but nobody counts tokens",
+            fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
+        )
+
+
+def _waiting_for_tokens(state: State, end: Time) -> list[str]:
+    """Says what is counted in tokens."""
+    settings = state.settings
+    lengths = (
+        ("the run ends at", end),
+        ("eval_interval is", settings.eval_interval),
+        ("log_interval is", settings.log_interval),
+    )
+    schedulers = [one for pairs in state.schedulers.values() for one in pairs]
+    return [f"{what} {length}" for what, length in lengths if length and length.unit == "tok"] + [
+        f"the schedule of {name!r} is counted in tokens"
+        for name, scheduler in schedulers
+        if isinstance(scheduler, Schedule) and scheduler.course.unit == "tok"
+    ]
+
+
+def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None:
+    if assembly.owner("build_train_dataloader").role == "core":
+        raise TaskError(
+            "the task has no train data loader",
+            fix="give Task(train_dataloader=DataLoader(...))",
+        )
+    if state.num_batches == 0:
+        raise TaskError(
+            "the train data loader has no batch",
+            fix="give Task(train_dataloader=...) data; drop_last=True drops a set that is "
+            "smaller than a batch",
+        )
+    asked = ("should_end_epoch", "should_rebuild_dataloader")
+    may_end_sooner = any(assembly.implementations[name] for name in asked)
+    num_epochs = end.value - state.clock.epoch if end.unit == "ep" else 0
+    if isinstance(state.train_dataloader, Iterator) and num_epochs > 1 and not may_end_sooner:
+        raise TaskError(
+            f"the train data loader is {a(type(state.train_dataloader).__name__)}, which is used "
+            f"up after one epoch, but {num_epochs} are to come",
+            fix="give an iterable that starts anew each time, such as a list or a DataLoader",
+        )
+
+
+def _parameters(optimizers: Mapping[str, Optimizer]) -> Iterator[tuple[str, set[int]]]:
+    for name, optimizer in optimizers.items():
+        groups = optimizer.param_groups
+        yield name, {id(param) for group in groups for param in group["params"]}

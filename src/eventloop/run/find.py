@@ -1,0 +1,121 @@
+"""Which checkpoint a run goes on from, if from any: rank 0 looks, all ranks read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventloop.checkpoint.format import read
+from eventloop.checkpoint.locations import checkpoint_at
+from eventloop.checkpoint.storage import Storage, local_copy
+from eventloop.checkpoint.verifying import why_passed_over
+from eventloop.errors import CheckpointError, EventloopError, ResumeError
+from eventloop.run.run_manifest import FILE as MANIFEST
+from eventloop.run.start import Allowed, Anew, FromCheckpoint, Start
+from eventloop.shell import shell
+from eventloop.urls import Place, Url
+
+if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.processes import Processes
+
+Refused = Sequence[tuple[Place, str]]
+
+
+def find_start(
+    settings: Settings, storage: Storage, processes: Processes, allowed: Allowed
+) -> Start:
+    """Finds out how a run starts.
+
+    Raises:
+        ResumeError: what is asked for can't be had.
+        CheckpointError: there are checkpoints, but none verifies and is finite.
+    """
+    mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
+    if processes.rank == 0:
+        try:
+            mine = (*_chosen(settings, storage), None)
+        except EventloopError as error:
+            mine = (None, [], error)
+    place, refused, problem = processes.gathered(mine)[0]
+    if problem is not None:
+        raise problem
+    if place is None:
+        return Anew(_note_on(storage))
+    checkpoint = read(local_copy(place, storage, processes))
+    if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
+        raise _not_finite(place)
+    return FromCheckpoint(checkpoint, allowed, refused, place)
+
+
+def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused]:
+    """Gives the checkpoint to go on from, and newer ones that can't be used."""
+    is_new = settings.run_dir is None
+    place: Place | None = None
+    refused: Refused = []
+    if not is_new:
+        place, refused = storage.store.latest()
+    wanted = settings.resume
+    if wanted == "never" and (place is not None or refused):
+        raise ResumeError(
+            f"resume='never', but {settings.run_dir} holds a run already",
+            fix="give another run_dir, or delete this one",
+        )
+    if place is None and refused:
+        raise _none_verifies(refused)
+    if wanted in ("auto", "never"):
+        return place, refused
+    named = wanted if isinstance(wanted, Url) else Path(wanted).expanduser()
+    if isinstance(named, Path):
+        named, _ = checkpoint_at(named)
+    for one, why in refused:
+        if place is not None and _resolved(one) == _resolved(named):
+            raise ResumeError(
+                f"{one.name} can't be gone on from: {why}",
+                fix=f"leave {shell('--resume', str(wanted))} out: the run goes on from {place.name}",
+            )
+    return _named(named, place), refused
+
+
+def _note_on(storage: Storage) -> str:
+    """Says of a folder that a run has left files there, but no checkpoint to go on from."""
+    if not (storage.run_dir / MANIFEST).is_file():
+        return ""
+    return f"no checkpoint in {storage.run_dir}, where a run was begun: this one begins anew"
+
+
+def _named(wanted: Place, newest: Place | None) -> Place:
+    """Gives the checkpoint that a person named, unless the run has gone further."""
+    if newest is None:
+        return wanted
+    one, other = _resolved(wanted), _resolved(newest)
+    if one == other or one.parent != other.parent:
+        return newest
+    raise ResumeError(
+        f"the run has gone on to {newest.name} since {wanted.name}",
+        fix=f"begin another run with it: {shell('--run-dir', 'ANOTHER', '--resume', str(wanted))}",
+    )
+
+
+def _resolved(place: Place) -> Place:
+    return place.resolve() if isinstance(place, Path) else place
+
+
+def _not_finite(place: Place) -> ResumeError:
+    return ResumeError(
+        f"the weights of {place} aren't finite, so that nothing can be learned from there",
+        fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that is "
+        "finite; `--on-bad-loss ignore --allow-config-change` goes on from this one",
+    )
+
+
+def _none_verifies(refused: Refused) -> CheckpointError:
+    listed = "\n    ".join(f"{path.name}: {why}" for path, why in refused)
+    return CheckpointError(
+        f"none of {len(refused)} checkpoints can be used"
+        if len(refused) > 1
+        else "the only checkpoint can't be used",
+        reasons=f"\n    {listed}",
+        fix=f"restore {refused[0][0].parent} from a copy, or begin a new run in another run_dir",
+    )

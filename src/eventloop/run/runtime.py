@@ -1,0 +1,152 @@
+"""The core of one run: its own plugins, always the last in order, and the plans of all plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventloop.checkpoint.capture import Capture
+from eventloop.checkpoint.plugin_states import PluginStates
+from eventloop.checkpoint.saver import Saver
+from eventloop.data.prefetch import mover_to
+from eventloop.distributed.join import choose_device
+from eventloop.loop import Loop
+from eventloop.plugin.assembly import HOOKS, Assembly, Wishes
+from eventloop.plugin.observe import Observer, observe
+from eventloop.plugin.plans import freeze, new_plans, nothing
+from eventloop.plugin.records import Plugin, fold
+from eventloop.run.run_file import RunFile
+from eventloop.run.run_manifest import manifest_of
+from eventloop.state import CALLABLE, State
+from eventloop.training.auto_microbatch import FittingMicrobatches
+from eventloop.training.bad_loss import watches_of
+from eventloop.training.bookkeeping import Bookkeeping
+from eventloop.training.compiling import Compiled, compiled_of
+from eventloop.training.defaults import Defaults
+from eventloop.training.features import features_of
+from eventloop.training.precision import choose_precision
+from eventloop.training.update import Microbatches
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.storage import Storage
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.processes import Processes
+    from eventloop.run.start import Start
+
+
+class Core:
+    """The State, the loop, and what else the core brings to a run.
+
+    Args:
+        settings: what of it there is: features, precision, the kind of accumulation.
+        processes: those that train together.
+        storage: where the run's files go.
+        origin: what the manifest says of the task.
+        start: how the run starts.
+
+    Attributes:
+        hooks: the plans of all hooks; empty before `freeze`.
+        assembly: the plugins of the run; empty before `freeze`.
+        observers: what is put around the implementations.
+        capture: takes the run apart for a checkpoint, and puts it together again.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        processes: Processes,
+        storage: Storage,
+        origin: Mapping[str, Any] | None,
+        start: Start,
+    ) -> None:
+        device = choose_device(settings.device, processes.local_rank)
+        precision = choose_precision(settings.precision, device)
+        self.state = State(
+            settings=settings,
+            device=device,
+            precision=precision,
+            processes=processes,
+            run_dir=storage.run_dir,
+        )
+        self.hooks = new_plans()
+        fits = settings.microbatch_size == "auto"
+        self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
+        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, self._accumulate)
+        self.bookkeeping = Bookkeeping(self.hooks, processes)
+        self._features = tuple(features_of(settings, device, precision))
+        self._watches = watches_of(settings, self.bookkeeping.latest_loss, processes, precision)
+        self._rank_hooks = processes.hooks(settings)
+        self._defaults = Defaults(self.hooks, processes.wrap)
+        self._compiled: tuple[Compiled, ...] = ()
+        self._origin = origin
+        self.assembly = Assembly((), (), {}, {}, Wishes())
+        self.observers: Sequence[Observer] = ()
+        self._saver = Saver(self.hooks, storage, settings)
+        self._files = [RunFile(start)] if settings.run_dir is not None else []
+        self.capture = Capture(
+            self.state,
+            self.hooks,
+            self.loop.feeds,
+            {
+                "clock": self.state.clock,
+                "precision": precision,
+                "bookkeeping": self.bookkeeping,
+                "loop": self.loop,
+                "feeds": self.loop.feeds,
+                "saver": self._saver,
+            },
+            {"loss": self.bookkeeping.latest_loss},
+            PluginStates(lambda: self.assembly.plugins),
+        )
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        """The core's own plugins."""
+        targets = (
+            self._defaults,
+            self.bookkeeping,
+            self.loop,
+            *self._rank_hooks,
+            *self._features,
+            *self._watches,
+            self._saver,
+            *self._files,
+        )
+        return [Plugin("core", "core", target) for target in targets]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the header says: what features switched on and off, and what plugins did."""
+        having = (*self._rank_hooks, *self._features, *self._compiled)
+        plugins = (one for one in self.assembly.plugins if one.role not in ("task", "core"))
+        told = ((one.name, getattr(one.target, "note", None)) for one in plugins)
+        return (
+            *(one.note for one in having if one.note),
+            *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
+        )
+
+    def freeze(self, assembly: Assembly) -> None:
+        """Makes the plans of all hooks; once more where a plugin has dropped out."""
+        self.assembly, state = assembly, self.state
+        self._compiled = compiled_of(assembly, state)
+        for name, hook in assembly.hooks.items():
+            ordered = observe(assembly.implementations[name], (*self._compiled, *self.observers))
+            plan = state.precision.enclose(name, freeze(hook, ordered, state))
+            setattr(self.hooks, name, plan)
+            is_told = hook.kind == "event" and hook.per == "microbatch"
+            setattr(self.loop.quiet, name, nothing if is_told else plan)
+        state.manifest = manifest_of(assembly, state.settings, state.device)
+        state.manifest["task"] = dict(self._origin or {})
+        self._accumulate.splitter = assembly.owner("split_batch").origin
+        state.connect(
+            {fold(one.name): one for one in assembly.plugins if one.role != "core"},
+            owner=assembly.owner,
+            update=self.loop.update,
+            capture=self.capture.all,
+            is_heard=len(assembly.implementations["log"]) > 0,
+            callable_hooks={
+                name: getattr(self.hooks, name)
+                for name in assembly.hooks
+                if name not in HOOKS or name in CALLABLE
+            },
+        )

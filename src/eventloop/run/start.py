@@ -1,0 +1,298 @@
+"""How a run starts: anew, or from a checkpoint; the two have the same methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from eventloop.checkpoint.schema import require_usable
+from eventloop.checkpoint.verifying import why_passed_over
+from eventloop.clock import Time
+from eventloop.errors import ResumeError
+from eventloop.plugin.records import fold
+from eventloop.run.differences import (
+    config_differences,
+    plugin_differences,
+    task_differences,
+)
+from eventloop.shell import pip, shell
+from eventloop.signals import is_interruption
+from eventloop.training.entry import AfterCheckpoint
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.format import Checkpoint
+    from eventloop.config.configuration import Configuration
+    from eventloop.config.settings import Settings
+    from eventloop.run.runtime import Core
+    from eventloop.urls import Place
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What may differ from the run that a checkpoint is of.
+
+    Args:
+        config_change: whether settings, options, task and optimizers may.
+        plugin_change: algorithms whose version may.
+        missing_plugin: algorithms that may be gone; what they kept stays for later checkpoints.
+    """
+
+    config_change: bool = False
+    plugin_change: tuple[str, ...] = ()
+    missing_plugin: tuple[str, ...] = ()
+
+
+NOTHING = Allowed()
+
+
+class Start(Protocol):
+    """How a run starts."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the header says of it."""
+
+    @property
+    def resumed(self) -> str | None:
+        """The checkpoint that the run goes on from, by its path; None for one that begins."""
+
+    @property
+    def changes(self) -> Sequence[str]:
+        """What differs from the run as it was begun."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run was stopped, if all was done then that was to do."""
+
+    def narrowed(self, configuration: Configuration) -> Configuration:
+        """Gives the configuration with the plugins that belong to the run."""
+
+    @property
+    def absent(self) -> Sequence[Mapping[str, Any]]:
+        """The algorithms of the run that aren't here, as its manifest told of them."""
+
+    def duration(self, settings: Settings) -> Time | None:
+        """Gives the length of the run that fractions are of."""
+
+    def check(self, manifest: Mapping[str, Any]) -> None:
+        """Refuses a run that is made of something else.
+
+        Raises:
+            ResumeError: it is, with what differs.
+        """
+
+    def check_optimizers(self, described: Mapping[str, Any]) -> None:
+        """Refuses optimizers that are others.
+
+        Raises:
+            ResumeError: they are, with what differs.
+        """
+
+    def load(self, core: Core) -> None:
+        """Puts the run where it goes on."""
+
+
+class Anew:
+    """A run that begins.
+
+    Args:
+        note: what the header says of it, if anything.
+    """
+
+    resumed: str | None = None
+    changes: Sequence[str] = ()
+    stop_reason: str | None = None
+    absent: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, note: str = "") -> None:
+        self.notes: tuple[str, ...] = (note,) if note else ()
+
+    def narrowed(self, configuration: Configuration) -> Configuration:
+        """Gives the configuration as it is."""
+        return configuration
+
+    def duration(self, settings: Settings) -> Time | None:
+        """Gives the length that is set."""
+        return settings.max_duration
+
+    def check(self, manifest: Mapping[str, Any]) -> None:
+        """Refuses nothing."""
+
+    def check_optimizers(self, described: Mapping[str, Any]) -> None:
+        """Refuses nothing."""
+
+    def load(self, core: Core) -> None:
+        """Leaves everything as it was built."""
+
+
+class FromCheckpoint:
+    """A run that goes on.
+
+    Args:
+        checkpoint: verified.
+        allowed: what may differ.
+        refused: newer checkpoints that aren't used, each with the reason.
+        place: where it is, if that was read from a copy.
+
+    Attributes:
+        changes: what differs from the run as it was begun, complete once everything is built.
+
+    Raises:
+        CheckpointError: it lacks something, or holds what no run would have written.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        allowed: Allowed,
+        refused: Sequence[tuple[Place, str]] = (),
+        place: Place | None = None,
+    ) -> None:
+        require_usable(checkpoint)
+        self._place = place or checkpoint.path
+        self._facts = checkpoint.facts
+        # Given up when the run has been loaded: they take as much memory as the run itself.
+        self._parts: Mapping[str, Any] | None = checkpoint.parts
+        self._is_finished: bool = checkpoint.parts["training"]["loop"]["is_finished"]
+        self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
+        self._allowed = allowed
+        self._refused = tuple(refused)
+        self.changes: list[str] = []
+        self._missing: list[Mapping[str, Any]] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the header says: where the run goes on, what isn't used, what has changed."""
+        at = self._facts["moment"]
+        return (
+            *(f"{path.name} isn't used: {why}" for path, why in self._refused),
+            f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
+            *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
+            *(f"changed since the run began: {one}" for one in self.changes),
+            *(
+                f"{one['name']} isn't here; what it kept stays in the checkpoints"
+                for one in self._missing
+            ),
+        )
+
+    @property
+    def resumed(self) -> str:
+        """The checkpoint that the run goes on from, by its path."""
+        return str(self._place)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run was stopped, if nothing was left to be done."""
+        reason: str | None = self._facts["stop_reason"]
+        return reason if self._is_finished and not is_interruption(reason) else None
+
+    def narrowed(self, configuration: Configuration) -> Configuration:
+        """Keeps algorithms out that weren't there when the run began."""
+        begun_with = frozenset(fold(one["name"]) for one in self._algorithms())
+        off = {fold(one["name"]): one["reason"] for one in self._then["off"]}
+        choice = dataclasses.replace(configuration.choice, begun_with=begun_with, off_then=off)
+        return dataclasses.replace(configuration, choice=choice)
+
+    @property
+    def absent(self) -> Sequence[Mapping[str, Any]]:
+        """The algorithms that aren't here."""
+        return self._missing
+
+    def duration(self, settings: Settings) -> Time | None:
+        """Gives the length that was set when the run began: an extension bends no schedule."""
+        then = self._facts["duration"]
+        return settings.max_duration if then is None else Time(then)
+
+    def check(self, manifest: Mapping[str, Any]) -> None:
+        """Compares settings, task and algorithms."""
+        self._check_missing(manifest)
+        versions, options = plugin_differences(
+            self._then["plugins"], manifest["plugins"], self._allowed.plugin_change
+        )
+        if versions:
+            name = versions[0].partition(":")[0]
+            raise ResumeError(
+                "the run was begun with other versions of its algorithms",
+                **self._diff(versions),
+                fix=f"install those versions, or go on with these: {shell('--allow-plugin-change', name)}",
+            )
+        settings = config_differences(self._then, manifest, "settings")
+        task = task_differences(self._then["task"], manifest["task"])
+        self._refuse([*settings, *task, *options])
+
+    def check_optimizers(self, described: Mapping[str, Any]) -> None:
+        """Compares the optimizers' kinds and what they were made with."""
+        now = {"optimizers": described}
+        self._refuse(list(config_differences(self._then, now, "optimizers")))
+
+    def load(self, core: Core) -> None:
+        """Tells `before_load`, then restores everything; the generators when the loop goes on."""
+        state, hooks, loop, capture = core.state, core.hooks, core.loop, core.capture
+        parts, self._parts = self._parts, None
+        assert parts is not None
+        hooks.before_load(state)
+        missing = {fold(one["name"]) for one in self._missing}
+        kept = {name: one for name, one in parts["plugins"].items() if name in missing}
+        capture.plugins.kept = kept
+        capture.put(parts)
+        if loop.feeds.was_rebuilt:
+            loop.feeds.take(state, hooks.build_train_dataloader(state))
+        capture.put_own(parts)
+        is_in_epoch = loop.feeds.current.under_way
+        loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
+
+    def _check_missing(self, manifest: Mapping[str, Any]) -> None:
+        now = {fold(one["name"]): one for one in manifest["plugins"]}
+        off = {fold(one["name"]): one for one in manifest["off"]}
+        for one in self._algorithms():
+            name = fold(one["name"])
+            if name in now:
+                continue
+            if name in off:
+                reason = off[name]["reason"]
+                self._refuse([f"{one['name']}: active -> off ({reason})"])
+            elif name in map(fold, self._allowed.missing_plugin):
+                self._missing.append(one)
+            else:
+                raise ResumeError(
+                    f"the run was begun with {one['name']}, which isn't here",
+                    checkpoint=self._place,
+                    fix=f"{_how_to_get(one)}, or go on without it: "
+                    f"{shell('--allow-missing-plugin', one['name'])}",
+                )
+        new = [one["name"] for name, one in now.items() if self._is_new(name, one)]
+        self.changes += [f"{name} takes part" for name in new]
+
+    def _is_new(self, name: str, one: Mapping[str, Any]) -> bool:
+        known = (fold(other["name"]) for other in self._algorithms())
+        return one["role"] == "algorithm" and name not in known
+
+    def _algorithms(self) -> Iterator[Mapping[str, Any]]:
+        there = (one for one in self._then["plugins"] if one["role"] == "algorithm")
+        return itertools.chain(there, self._then.get("absent", ()))
+
+    def _refuse(self, differences: list[str]) -> None:
+        if not differences:
+            return
+        if self._allowed.config_change:
+            self.changes += differences
+            return
+        raise ResumeError(
+            "the run was begun with another configuration",
+            **self._diff(differences),
+            fix="start it as it was begun, begin a new one in another run_dir, or go on with the "
+            "change: `--allow-config-change`",
+        )
+
+    def _diff(self, lines: Sequence[str]) -> dict[str, object]:
+        listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
+        return {"checkpoint": self._place, "changed": listed}
+
+
+def _how_to_get(plugin: Mapping[str, Any]) -> str:
+    if plugin["distribution"]:
+        return pip("install", f"{plugin['distribution']}=={plugin['version']}")
+    return f"bring it as before, by {plugin['source']}"

@@ -1,0 +1,176 @@
+"""Signals: what a run does when somebody asks it from outside to save or to stop.
+
+While `fit` runs, a signal only asks: the batch under way is finished, a checkpoint is saved, and
+only then the fit ends. Everywhere else signals do what they did before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
+
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+
+# Windows has no SIGUSR1.
+_SAVING = getattr(signal, "SIGUSR1", None)
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_REASON = re.compile(r"rank [0-9]+ received SIG[A-Z]+")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is no person.
+
+    Args:
+        is_agreed: whether all ranks raise it after the same batch.
+    """
+
+    def __init__(self, what: str, *, is_agreed: bool = False) -> None:
+        super().__init__(what)
+        self.is_agreed = is_agreed
+
+
+class Terminated(SystemExit):
+    """Somebody sent SIGTERM; the exit status is 143."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.what = what
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Signals:
+    """Turns signals into requests of the run, inside its context, which may be entered once.
+
+    SIGUSR1 asks for a checkpoint; SIGTERM and the first SIGINT ask for a checkpoint and the end of
+    the fit; a SIGINT after them raises `Interrupted` at once. Outside of the main thread, where
+    Python has no handlers, and for signals that are ignored, nothing changes.
+
+    Args:
+        state: of the run.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._pid = os.getpid()
+        self._previous: dict[int, Any] = {}
+        self._received: int | None = None
+        self._agreed: int | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (*_STOPPING, _SAVING):
+                # None is a handler that Python can't put back.
+                if number and signal.getsignal(number) not in (None, signal.SIG_IGN):
+                    self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def agree(self, processes: Processes) -> bool:
+        """Tells whether a rank was asked to stop; to be called on all, when the fit is over."""
+        asked = [one for one in processes.gathered(self._received) if one is not None]
+        self._agreed = asked[0] if asked else None
+        return bool(asked)
+
+    def pass_on(self) -> None:
+        """Ends what a signal asked to end; called once the context is left.
+
+        A handler that was there before is called first.
+
+        Raises:
+            Interrupted: SIGINT came.
+            Terminated: SIGTERM came.
+        """
+        if self._agreed is None:
+            if self._received is not None:  # too late for the fit: it is for whoever is there now
+                signal.raise_signal(self._received)
+            return
+        handler = self._previous.get(self._agreed)
+        if self._received == self._agreed and _is_a_user_s(handler):
+            handler(self._agreed, None)
+        after = f"after batch {self._state.clock.batch}"
+        if self._agreed == signal.SIGINT:
+            raise Interrupted(f"interrupted {after}", is_agreed=True)
+        raise Terminated(f"terminated {after}")
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        handler = self._previous[number]
+        if os.getpid() != self._pid:
+            _receive_in_fork(number, frame, handler)
+        elif number == _SAVING:
+            self._state.request_checkpoint()
+            if _is_a_user_s(handler):
+                handler(number, frame)
+        elif self._received is None:
+            self._received = number
+            self._state.request_checkpoint()
+            name = signal.Signals(number).name
+            self._state.request_stop(f"rank {self._state.rank} received {name}")
+        elif number == signal.SIGINT:
+            if _is_a_user_s(handler):
+                handler(number, frame)
+            raise Interrupted("interrupted at once")
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Returns whether all ranks raise an exception, each in its own time, so that none has failed."""
+    return isinstance(error, Terminated) or (isinstance(error, Interrupted) and error.is_agreed)
+
+
+def is_interruption(stop_reason: str | None) -> bool:
+    """Tells whether a signal stopped the run, which is to go on when it is started again."""
+    return stop_reason is not None and _REASON.fullmatch(stop_reason) is not None
+
+
+@contextmanager
+def told_from_a_key() -> Iterator[None]:
+    """Has Ctrl-C raise `Interrupted`, to tell it from a plugin that raises KeyboardInterrupt."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise Interrupted("interrupted")
+
+
+def _is_a_user_s(handler: Any) -> TypeGuard[Callable[[int, FrameType | None], object]]:
+    """Tells whether a handler is neither the system's, nor Python's, nor eventloop's."""
+    return callable(handler) and handler not in (signal.default_int_handler, _interrupt)
+
+
+def _receive_in_fork(number: int, frame: FrameType | None, handler: Any) -> None:
+    """Does what a signal would have done in a fork, a worker of a data loader say.
+
+    But Ctrl-C, which a terminal sends to forks as well, must not keep the batch from its end.
+    """
+    if number == signal.SIGINT:
+        return
+    signal.signal(number, handler)
+    if _is_a_user_s(handler):
+        handler(number, frame)
+    else:
+        os.kill(os.getpid(), number)

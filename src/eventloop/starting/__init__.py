@@ -1,1 +1,0 @@
-"""Starting: a run is built, anew or from a checkpoint."""

@@ -1,0 +1,128 @@
+"""`microbatch_size="auto"`: microbatches as large as the memory of every rank allows."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eventloop.data import num_samples
+from eventloop.errors import counted
+from eventloop.seeding import KeptGenerators
+from eventloop.training.update import Microbatches, Passes
+
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.plugin.plans import Plans
+    from eventloop.state import State
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+
+class FittingMicrobatches:
+    """Runs a batch again from its start in smaller microbatches where the memory didn't suffice.
+
+    No gradient is exchanged before every rank is through: a failed exchange couldn't be repeated.
+
+    Args:
+        processes: those that train together.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._microbatches = Microbatches(processes)
+        self._processes = processes
+
+    @property
+    def splitter(self) -> str:
+        """Who owns `split_batch`, for messages."""
+        return self._microbatches.splitter
+
+    @splitter.setter
+    def splitter(self, splitter: str) -> None:
+        self._microbatches.splitter = splitter
+
+    def __call__(
+        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
+    ) -> Tensor:
+        """Runs all microbatches; gives the batch's mean loss, detached.
+
+        Raises:
+            RuntimeError: the memory doesn't suffice for a single sample.
+        """
+        kept, first_size = _Kept(state), state.microbatch_size
+        state.attempt = 0
+        while True:
+            loss, error = self._attempt(state, hooks, optimizers, passes)
+            if not self._processes.num_yes(error is not None):
+                assert loss is not None
+                self._processes.average(state, optimizers)
+                if state.attempt:
+                    _warn(state, first_size)
+                return loss
+            self._shrink(state, error)
+            # What the failed attempt held goes with its exception's frames.
+            del loss, error
+            hooks.zero_grad(state, optimizers)
+            kept.put_back(state)
+            gc.collect()
+            if state.device.type == "cuda":
+                torch.cuda.empty_cache()
+            state.attempt += 1
+
+    def _attempt(
+        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
+    ) -> tuple[Tensor | None, RuntimeError | None]:
+        try:
+            return self._microbatches(state, hooks, optimizers, passes), None
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            state.microbatch = state.outputs = state.loss = None
+            return None, error.with_traceback(None)
+
+    def _shrink(self, state: State, error: RuntimeError | None) -> None:
+        """Halves the microbatches on all ranks alike, or gives up at one sample."""
+        size = state.microbatch_size or num_samples(state.batch)
+        size = min(self._processes.gathered(size))
+        if size == 1:
+            reason = error or RuntimeError("another rank is out of memory with one sample")
+            reason.add_note("microbatch_size='auto' has come down to one sample")
+            raise reason
+        state.microbatch_size = max(1, size // 2)
+
+
+class _Kept:
+    """What a batch changes before its gradients are there: buffers, generators, metrics."""
+
+    def __init__(self, state: State) -> None:
+        self._buffers = [(one, one.clone()) for one in state.model.buffers()]
+        self._generators = KeptGenerators(state.generators().values())
+        self._metrics = copy.deepcopy(dict(state.metrics["train"]))
+
+    @torch.no_grad()
+    def put_back(self, state: State) -> None:
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
+        self._generators.put_back()
+        state.metrics = {**state.metrics, "train": copy.deepcopy(self._metrics)}
+
+
+def _warn(state: State, first_size: int | None) -> None:
+    if state.rank == 0:
+        size = first_size or num_samples(state.batch)
+        warnings.warn(
+            f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch} on "
+            f"they have {state.microbatch_size}",
+            stacklevel=2,
+        )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    known = isinstance(error, torch.OutOfMemoryError)
+    return known or any(words in str(error) for words in _NO_MEMORY)

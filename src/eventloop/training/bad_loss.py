@@ -1,0 +1,256 @@
+"""A loss that isn't finite any more: found without a wait, and a run that stops there."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop.clock import Counts, moment_of
+from eventloop.errors import NonFiniteError
+from eventloop.hooks import hookimpl
+from eventloop.training.host_copy import HostCopy
+from eventloop.training.weight_watch import EVERY, WeightWatch, local_part
+
+if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+    from eventloop.training.bookkeeping import LatestLoss
+    from eventloop.training.precision import Precision
+
+AT_A_TIME = 10
+_STOPS = "a loss isn't finite"
+Losses = list[tuple[Counts, Tensor]]
+Norms = list[tuple[int, Tensor]]
+_Copied = tuple[Losses, Norms, HostCopy]
+
+
+class BadBatch(NamedTuple):
+    """Where numbers stopped being finite, as one rank has seen it; sorts by batch.
+
+    Attributes:
+        batch: the first that is to blame, as far as that is known.
+        what: what isn't finite there.
+        facts: what else is known.
+    """
+
+    batch: int
+    what: str
+    facts: dict[str, str]
+
+
+def watches_of(
+    settings: Settings, latest: LatestLoss, processes: Processes, precision: Precision
+) -> tuple[object, ...]:
+    """Returns the core's plugins that watch the losses and weights of a run."""
+    weights = WeightWatch(processes, stops=settings.on_bad_loss == "raise")
+    if settings.on_bad_loss == "ignore":
+        return (QuietWatch(weights),)
+    losses = LossWatch(latest, weights)
+    # In fp16 gradients that overflow are no fault: their steps are skipped.
+    has_norms = settings.clip_norm is not None and precision.name != "fp16"
+    return (losses, NormWatch(losses)) if has_norms else (losses,)
+
+
+class LossWatch:
+    """Stops a run whose loss or weights aren't finite: a core plugin of `on_bad_loss="raise"`.
+
+    The losses are kept on the device, copied to the host ten at a time, and looked at when they have
+    arrived. Where one rank finds a bad one, all stop together, and name the first batch of any rank.
+
+    Args:
+        latest: the loss to look at, batch after batch.
+        weights: looks at the weights.
+    """
+
+    __slots__ = ("_bad", "_copies", "_kept", "_latest", "_norms", "_weights")
+
+    def __init__(self, latest: LatestLoss, weights: WeightWatch) -> None:
+        self._latest = latest
+        self._weights = weights
+        self._forget()
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        self._forget()
+        self._weights.start_fit(state)
+
+    @hookimpl
+    def batch_checkpoint(self, state: State) -> None:
+        loss, kept, now = self._latest.value, self._kept, state.clock._now
+        if loss is not None:
+            # One that stays, where an update of a plugin's left none, is looked at once more.
+            kept.append((now, loss))
+        if len(kept) == AT_A_TIME:
+            self._start_copy()
+        while self._copies and self._copies[0][2].is_ready():
+            self._look(state)
+        if state.stop_reason == _STOPS:  # all ranks know by now
+            self._look_at_all(state)
+        if not now[1] % EVERY:
+            self._weights.look(state)
+
+    @hookimpl(wrapper=True)
+    def save_checkpoint(self, state: State) -> Generator[None, Any, Any]:
+        self._look_at_all(state)
+        return (yield)
+
+    @hookimpl
+    def fit_end(self, state: State) -> None:
+        self._look_at_all(state)
+        self._weights.end_fit(state)
+
+    def keep_norm(self, batch: int, norm: Tensor) -> None:
+        """Keeps the norm of a batch's gradients, which tells them from the batch after.
+
+        Args:
+            batch: its number, the first is 1.
+            norm: shape (), on its device.
+        """
+        self._norms.append((batch, norm))
+
+    def _forget(self) -> None:
+        self._kept: Losses = []
+        self._norms: Norms = []
+        self._copies: deque[_Copied] = deque()
+        self._bad: tuple[Counts, float] | None = None
+
+    def _look_at_all(self, state: State) -> None:
+        """Looks at what there is; where the loss of one rank is bad, all ranks raise.
+
+        Raises:
+            NonFiniteError: the first batch of any rank, and that rank.
+        """
+        self._start_copy()
+        while self._copies:
+            self._look(state)
+        if not state.num_yes(self._bad is not None):
+            return
+        mine = None if self._bad is None else self._bad_batch(state, *self._bad)
+        found = [(one, rank) for rank, one in enumerate(state.gathered(mine)) if one is not None]
+        first, rank = min(found, key=lambda one: (one[0].batch, one[1]))
+        alike = [str(other) for one, other in found if one.batch == first.batch]
+        facts = dict(first.facts)
+        if len(alike) > 1:
+            facts = {"ranks": f"{', '.join(alike)} alike", **facts}
+        who = f"rank {rank}: " if state.world_size > 1 else ""
+        raise NonFiniteError(f"{who}{first.what}", **facts)
+
+    def _start_copy(self) -> None:
+        if self._kept:
+            copy = HostCopy([one for _, one in [*self._kept, *self._norms]])
+            self._copies.append((self._kept, self._norms, copy))
+            self._kept, self._norms = [], []
+
+    def _look(self, state: State) -> None:
+        losses, norms, copy = self._copies.popleft()
+        numbers = copy.numbers()
+        if math.isfinite(sum(numbers)):
+            return  # as always but once; to ask for each would be ten calls
+        for (batch, _), norm in zip(norms, numbers[len(losses) :], strict=True):
+            if not math.isfinite(norm):
+                self._weights.bad_gradients.add(batch)
+        first = next((idx for idx in range(len(losses)) if not math.isfinite(numbers[idx])), None)
+        if first is not None and self._bad is None:
+            self._bad = losses[first][0], numbers[first]
+            state.request_stop(_STOPS)
+
+    def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
+        """Says what is known of a bad loss; waits for the device."""
+        at, params = moment_of(counts), list(state.model.named_parameters())
+        before, bad_param = at.batch - 1, _first_bad(params)
+        facts = {
+            "found": f"at batch {state.clock.batch}; everything since then is of no use",
+            "parameters": "all are finite: the loss or the data is to blame, or the step was skipped"
+            if bad_param is None
+            else f"{bad_param!r} is the first that isn't finite",
+        }
+        fix = "lower the learning rate, set clip_norm=1.0, or look at that batch; with "
+        if state.precision.name == "fp16":
+            facts["fp16"] = _range_of_fp16(params)
+            fix = f"set precision to bf16 or fp32, where nothing overflows so soon; or {fix}"
+        what = f"the loss is {loss} at epoch {at.epoch}, batch {at.batch}"
+        named = at.batch
+        if before in self._weights.bad_gradients:
+            what = f"the gradients aren't finite at batch {before}, nor is the loss after: {what}"
+            named = before
+        elif bad_param is not None and before and state.settings.clip_norm is None:
+            facts["suspects"] = (
+                f"batch {at.batch}, or the gradients of batch {before}, whose loss was finite; "
+                "with clip_norm set it is known which"
+            )
+        return BadBatch(named, what, facts | {"fix": f'{fix}on_bad_loss="ignore" the run goes on'})
+
+
+class NormWatch:
+    """Keeps the norms that clipping computes for a `LossWatch`: a core plugin where it clips.
+
+    Args:
+        losses: where they are kept.
+    """
+
+    __slots__ = ("_losses",)
+
+    def __init__(self, losses: LossWatch) -> None:
+        self._losses = losses
+
+    @hookimpl(wrapper=True)
+    def clip_gradients(
+        self, state: State, optimizers: Mapping[str, Optimizer]
+    ) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
+        numbers = yield
+        norm = numbers.get("grad_norm")
+        if norm is not None:
+            self._losses.keep_norm(state.clock._now[1] + 1, local_part(norm))
+        return numbers
+
+
+class QuietWatch:
+    """Warns of weights that aren't finite: a core plugin of `on_bad_loss="ignore"`.
+
+    Args:
+        weights: looks at them.
+    """
+
+    __slots__ = ("_weights",)
+
+    def __init__(self, weights: WeightWatch) -> None:
+        self._weights = weights
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        self._weights.start_fit(state)
+
+    @hookimpl
+    def batch_checkpoint(self, state: State) -> None:
+        if not state.clock._now[1] % EVERY:
+            self._weights.look(state)
+
+    @hookimpl
+    def fit_end(self, state: State) -> None:
+        self._weights.end_fit(state)
+
+
+def _first_bad(params: Iterable[tuple[str, nn.Parameter]]) -> str | None:
+    """Returns the first parameter that isn't finite now; waits for the device."""
+    return next((name for name, one in params if not local_part(one).isfinite().all()), None)
+
+
+def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Says how far parameters are from what fp16 can hold; waits for the device."""
+    own = ((local_part(param), name) for name, param in params)
+    sizes = [(one.abs().max().item(), name) for one, name in own if one.numel()]
+    size, name = max(sizes, default=(0.0, ""))
+    most = torch.finfo(torch.float16).max
+    if not size <= most:
+        return f"it ends at {most:,.0f}, and {name!r} reaches {size:.3g}: the weights exploded"
+    return (
+        f"it ends at {most:,.0f}; the weights reach {size:.3g}, in {name!r}, so that it was an "
+        "output or the loss that overflowed, unless the data did"
+    )

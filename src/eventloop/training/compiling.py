@@ -1,0 +1,227 @@
+"""Compiling: forward and loss become one region for torch.compile, with the hooks outside of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from eventloop.errors import SettingError, closest
+
+if TYPE_CHECKING:
+    from eventloop.config.settings import Settings
+    from eventloop.plugin.assembly import Assembly
+    from eventloop.plugin.order import Implementation
+    from eventloop.state import State
+
+_ACTIONS = ("forward", "loss")
+# Whoever implements one of these may want the graph of the outputs, or changes them.
+_SEES_OUTPUTS = ("forward", "after_forward", "before_loss", "loss", "after_loss", "before_backward",
+                 "backward")  # fmt: skip
+_PARAMETERS = inspect.signature(torch.compile).parameters
+_OPTIONS = _PARAMETERS.keys() - {"model", "disable"}
+# Trainers in one process run the same code, whose recompilations would count together (torch 2.13).
+_DEFAULTS = {"isolate_recompiles": True} if "isolate_recompiles" in _PARAMETERS else {}
+# torch.compile generalizes a kernel when it meets a second shape: which shape came first, and what was
+# compiled before, is another history in a process that resumes (torch 2.13).
+_NO_BITS = (
+    "a resumed run may differ in its last bits, for kernels depend on the order in which a process "
+    "first meets the shapes of its batches"
+)
+# In these modes the next run writes into the results of the last one.
+_REUSING_MODES = ("reduce-overhead", "max-autotune")
+
+
+class Compiled:
+    """Puts compiled functions in the place of the owners of `forward` and `loss`; an observer.
+
+    In training `forward` computes the loss too, in the same compiled region, and keeps it. `loss`
+    gives it, if outputs and batch are what they were; else, for other targets say, it computes the
+    loss again from the outputs, as written. Events and wrappers stay around both. An owner that is
+    a plugin's isn't compiled: what it does beside computing isn't known.
+
+    Where the model is wrapped, in DDP say, the wrapper has to stay outside: the model alone is
+    compiled. Names in its state dict stay in either case.
+
+    Args:
+        assembly: who owns what.
+        state: with `compile` on in its settings.
+    """
+
+    def __init__(self, assembly: Assembly, state: State) -> None:
+        self._state = state
+        self._options = compile_options(state.settings)
+        owners = {action: assembly.asked(action)[-1] for action in _ACTIONS}
+        self._own = {name: one for name, one in owners.items() if one.plugin.role != "algorithm"}
+        self._is_watched = any(
+            one.plugin.role in ("task", "algorithm") and one not in owners.values()
+            for hook in _SEES_OUTPUTS
+            for one in assembly.implementations[hook]
+        )
+        if "forward" not in self._own:
+            raise SettingError(
+                "compile has no effect: a plugin owns forward, and plugins aren't compiled",
+                plugin=owners["forward"].plugin.origin,
+                fix="leave compile out, or let the plugin compile what it calls",
+            )
+        owner = assembly.owner("train_batch")
+        if owner.role != "core":
+            raise SettingError(
+                "compile has no effect: train_batch isn't the core's, and only the core's is compiled",
+                plugin=owner.origin,
+                fix="leave compile out, and compile the networks in the task: "
+                "`model.discriminator.compile()`",
+            )
+        self._forward_alone = self._compile(self._own["forward"].function)
+        can_join = len(self._own) == len(_ACTIONS)
+        self._region = self._compile(self._joined()) if can_join else None
+        self._is_reused = self._options.get("mode") in _REUSING_MODES
+        self._is_compiled_inside = False
+        self._kept: _Kept | None = None
+
+    @property
+    def note(self) -> str:
+        """What the header says."""
+        return f"{self._what}; {_NO_BITS}"
+
+    @property
+    def _what(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self._options.items())
+        if self._is_wrapped:
+            return f"compile: the model inside {type(self._state.wrapped_model).__name__}{options}"
+        if self._region is not None:
+            return f"compile: forward and loss in one region{options}"
+        return f"compile: forward without the loss{options}"
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Gives the implementation, compiled where it is an owner that can be."""
+        if one is self._own.get("forward"):
+            return replace(one, function=self._forward)
+        if one is self._own.get("loss"):
+            return replace(one, function=self._loss)
+        return one
+
+    @property
+    def _is_wrapped(self) -> bool:
+        return self._state.wrapped_model is not self._state.model
+
+    def _forward(self, state: State) -> Any:
+        if self._is_wrapped and state.microbatch is not None:
+            if not self._is_compiled_inside:
+                self._compile_inside(state)
+            return self._own["forward"].function(state)
+        # In evaluation and prediction nobody asks for the loss.
+        if self._region is None or state.microbatch is None:
+            return self._forward_alone(state)
+        self._kept = None
+        outputs, loss = self._region(state)
+        if self._is_reused and isinstance(loss, Tensor):
+            loss = loss.clone()
+        self._kept = _Kept(state.microbatch, outputs, loss)
+        return outputs
+
+    def _loss(self, state: State) -> Any:
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.still_holds(state):
+            return kept.loss
+        return self._own["loss"].function(state)
+
+    def _joined(self) -> Callable[[State], tuple[Any, Any]]:
+        forward, loss = self._own["forward"].function, self._own["loss"].function
+        is_watched = self._is_watched
+
+        def region(state: State) -> tuple[Any, Any]:
+            outputs = state.outputs = forward(state)
+            found = loss(state)
+            # Without a graph of their own the outputs' gradient isn't computed beside the loss's.
+            if not is_watched and isinstance(outputs, Tensor):
+                outputs = outputs.detach()
+            state.outputs = None
+            return outputs, found
+
+        return region
+
+    def _compile_inside(self, state: State) -> None:
+        """Has the wrapper call a compiled model, whose parameters are the same."""
+        for name, module in state.wrapped_model.named_children():
+            if module is state.model:
+                setattr(state.wrapped_model, name, self._compile(module))
+                self._is_compiled_inside = True  # not where another model takes the place for once
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            compiled: Callable[..., Any] = torch.compile(function, **_DEFAULTS | self._options)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise SettingError(
+                f"compile={self._options}: torch.compile says: {error}",
+                fix="set compile to true, or mend its options",
+            ) from error
+        return compiled
+
+
+class _Kept:
+    """A loss, and what it was computed from."""
+
+    def __init__(self, microbatch: Any, outputs: Any, loss: Any) -> None:
+        self.loss = loss
+        self._given = (microbatch, outputs)
+        self._seen = _tensors(self._given)
+
+    def still_holds(self, state: State) -> bool:
+        """Tells whether nobody replaced or wrote into the microbatch and the outputs."""
+        if state.microbatch is not self._given[0] or state.outputs is not self._given[1]:
+            return False
+        now = _tensors(self._given)
+        return len(now) == len(self._seen) and all(
+            tensor is seen and version == then
+            for (tensor, version), (seen, then) in zip(now, self._seen, strict=True)
+        )
+
+
+def compiled_of(assembly: Assembly, state: State) -> tuple[Compiled, ...]:
+    """Gives the observer that compiles, where the setting wants it.
+
+    Raises:
+        SettingError: torch.compile can't take an option, or would have nothing to compile.
+    """
+    return () if state.settings.compile is False else (Compiled(assembly, state),)
+
+
+def compile_options(settings: Settings) -> dict[str, Any]:
+    """Gives the options of torch.compile that the setting holds.
+
+    Raises:
+        SettingError: torch.compile can't take an option.
+    """
+    given = settings.compile if isinstance(settings.compile, dict) else {}
+    for name in given:
+        if name not in _OPTIONS:
+            raise SettingError(
+                f"compile: torch.compile has no option {name!r}{closest(name, _OPTIONS)}",
+                fix=f"one of {', '.join(sorted(_OPTIONS))}, as in compile={{'dynamic': True}}",
+            )
+    backend = given.get("backend", "inductor")
+    known = torch.compiler.list_backends(exclude_tags=()) if given else [backend]
+    if isinstance(backend, str) and backend not in known:
+        raise SettingError(
+            f"compile: torch.compile has no backend {backend!r}{closest(backend, known)}",
+            fix=f"one of {', '.join(known)}",
+        )
+    return dict(given)
+
+
+def _tensors(nest: Any) -> list[tuple[Tensor, int]]:
+    """Gives the tensors of a nest, attributes of objects included, with their versions."""
+    if isinstance(nest, Tensor):
+        return [(nest, nest._version)]
+    if isinstance(nest, Mapping):
+        values: Any = nest.values()
+    elif isinstance(nest, (tuple, list)):
+        values = nest
+    else:
+        values = getattr(nest, "__dict__", {}).values()
+    return [found for value in values for found in _tensors(value)]

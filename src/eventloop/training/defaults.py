@@ -1,0 +1,296 @@
+"""The core's own plugin: the default answer to every action and question that has one.
+
+`train_batch`, `evaluate` and `predict`, whose defaults are parts of the loop, are in `loop.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop import data
+from eventloop.data import Count
+from eventloop.errors import NonFiniteError, TaskError, a
+from eventloop.files.outputs import save_tensors
+from eventloop.hooks import hookimpl
+from eventloop.training.finite import first_not_finite, trained_names
+from eventloop.training.metrics import predictions
+from eventloop.training.optimizer_states import require_optimizer
+from eventloop.training.optimizers import drop_gradients, wants_closure
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+    from eventloop.plugin.plans import Plans
+    from eventloop.state import State
+    from eventloop.training.grad_scaling import Stepped
+
+
+class Defaults:
+    """Answers every action that neither a plugin nor the task answers.
+
+    Args:
+        plans: the plans of the run, for defaults that are other actions.
+        wrap: puts the model into what several processes need.
+    """
+
+    __slots__ = ("_count", "_plans", "_with_closure", "_wrap")
+
+    def __init__(self, plans: Plans, wrap: Callable[[State], nn.Module]) -> None:
+        self._plans = plans
+        self._wrap = wrap
+        self._with_closure: frozenset[str] = frozenset()
+        self._count = Count(0, 0, 0)
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        named = state.optimizers.items()
+        self._with_closure = frozenset(name for name, one in named if wants_closure(one))
+
+    @hookimpl
+    def build_model(self, state: State) -> nn.Module:
+        raise TaskError("the task has no model", fix="give Task(model=...) or build_model")
+
+    @hookimpl
+    def wrap_model(self, state: State) -> nn.Module:
+        return self._wrap(state)
+
+    @hookimpl
+    def build_optimizers(self, state: State) -> dict[str, Optimizer]:
+        return {}
+
+    @hookimpl
+    def build_train_dataloader(self, state: State) -> tuple[()]:
+        return ()
+
+    @hookimpl
+    def build_eval_dataloaders(self, state: State) -> dict[str, Any]:
+        return {}
+
+    @hookimpl
+    def build_schedulers(self, state: State) -> dict[str, Any]:
+        return {}
+
+    @hookimpl
+    def build_metrics(self, state: State, dataset: str) -> dict[str, Metric]:
+        return {}
+
+    @hookimpl
+    def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
+        state.model.load_state_dict(weights, strict=strict)
+        return True
+
+    @hookimpl
+    def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
+        for name, optimizer in state.optimizers.items():
+            require_optimizer(optimizer, states[name])
+            optimizer.load_state_dict(states[name])
+        return True
+
+    @hookimpl
+    def count_batch(self, state: State, batch: Any) -> Count:
+        samples = data.num_samples(batch)
+        if self._count.samples != samples:
+            self._count = Count(samples, 0, samples)
+        return self._count
+
+    @hookimpl
+    def split_batch(self, state: State) -> Sequence[Any]:
+        size = state.microbatch_size
+        return [state.batch] if size is None else data.split(state.batch, size)
+
+    @hookimpl
+    def forward(self, state: State) -> Any:
+        if state.microbatch is None:
+            batch, model = state.batch, state.model
+        else:
+            batch, model = state.microbatch, state.wrapped_model
+        if data.is_pair(batch):
+            return model(batch[0])
+        if isinstance(batch, Mapping):
+            try:
+                return model(**batch)
+            except TypeError as error:
+                _explain_keywords(error, state.model, batch)
+                raise
+        if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
+            return model(data.inputs_of(batch))  # to predict for takes no targets
+        raise TaskError(
+            f"a batch of {data.describe(batch)} can't be split into inputs and targets",
+            fix="let the data loader give pairs (inputs, targets) or mappings, "
+            "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
+            "loss needs more than outputs and targets",
+        )
+
+    @hookimpl
+    def loss(self, state: State) -> Tensor:
+        outputs = state.outputs
+        found = outputs.get("loss") if isinstance(outputs, Mapping) else _loss_of(outputs)
+        if found is None:
+            raise TaskError(
+                f"the task has no loss, and the model's {type(outputs).__name__} has no .loss",
+                fix="give Task(loss=torch.nn.functional.cross_entropy), say",
+            )
+        return found
+
+    @hookimpl
+    def backward(self, state: State, loss: Tensor) -> bool:
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise _no_scalar(loss)
+        try:
+            state.precision.backward(loss)
+        except RuntimeError as error:
+            if loss.requires_grad:
+                raise
+            raise TaskError(
+                "the loss depends on no parameter that is trained: it has no gradient",
+                fix="let the model's outputs reach the loss without .detach(), .item() or "
+                "torch.no_grad(), and leave parameters unfrozen",
+            ) from error
+        return True
+
+    @hookimpl
+    def clip_gradients(
+        self, state: State, optimizers: Mapping[str, Optimizer]
+    ) -> dict[str, Tensor]:
+        settings = state.settings
+        if settings.clip_norm is None and settings.clip_value is None:
+            return {}
+        params = [
+            param
+            for optimizer in optimizers.values()
+            for group in optimizer.param_groups
+            for param in group["params"]
+            if param.grad is not None
+        ]
+        logged = {}
+        if settings.clip_norm is not None:
+            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)
+        if settings.clip_value is not None:
+            nn.utils.clip_grad_value_(params, settings.clip_value)
+        return logged
+
+    @hookimpl
+    def optimizer_step(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        closure: Callable[[], Tensor],
+    ) -> bool | Stepped:
+        stepped: bool | Stepped = True
+        for name, optimizer in optimizers.items():
+            if name in self._with_closure:
+                optimizer.step(closure)  # type: ignore[arg-type]  # torch's stub says float
+            else:
+                stepped = state.precision.step(optimizer)
+        return stepped
+
+    @hookimpl
+    def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
+        for optimizer in optimizers.values():
+            drop_gradients(optimizer)
+        return True
+
+    @hookimpl
+    def scheduler_step(self, state: State, interval: str) -> bool:
+        for name, scheduler in state.schedulers.get(interval, ()):
+            try:
+                scheduler.step()
+            except ValueError as error:  # OneCycleLR's, beyond its end
+                error.add_note(
+                    f"raised by the {type(scheduler).__name__} of the optimizer {name!r}, which was "
+                    f"made for a run of {state.duration}\n"
+                    "  fix  take a scheduler without an end, or one of eventloop.schedules"
+                )
+                raise
+        return True
+
+    @hookimpl
+    def eval_batches(self, state: State, dataloader: Any) -> Any:
+        return dataloader
+
+    @hookimpl
+    def eval_forward(self, state: State) -> Any:
+        return self._plans.forward(state)
+
+    @hookimpl
+    def predict_forward(self, state: State) -> Any:
+        return self._plans.forward(state)
+
+    @hookimpl
+    def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
+        if metrics:
+            given = predictions(state.outputs)
+            targets = state.targets
+            for metric in metrics.values():
+                metric.update(given, targets)
+        return True
+
+    @hookimpl
+    def capture_model(self, state: State) -> dict[str, Tensor]:
+        return state.model.state_dict()
+
+    @hookimpl
+    def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]]:
+        return {name: optimizer.state_dict() for name, optimizer in state.optimizers.items()}
+
+    @hookimpl
+    def export(self, state: State, path: Path) -> Path:
+        weights = self._plans.capture_model(state)
+        _require_finite(state, weights)
+        return save_tensors(weights, path) if state.rank == 0 else path
+
+
+def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
+    """Refuses to export what isn't finite; collective: every rank must call it.
+
+    Raises:
+        NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
+    """
+    mine = first_not_finite(weights, trained_names(state.model)) if state.rank == 0 else None
+    (name, *_) = state.gathered(mine)
+    if name is None:
+        return
+    error = NonFiniteError(
+        f"the weights aren't exported: {name!r} isn't finite",
+        fix="export an earlier checkpoint, `eventloop export CHECKPOINT FILE.safetensors`; with "
+        'on_bad_loss="ignore" they are written all the same',
+    )
+    if state.settings.on_bad_loss == "raise":
+        raise error
+    if state.rank == 0:
+        warnings.warn(f"the exported weights aren't finite: {name!r} is the first", stacklevel=2)
+
+
+def _no_scalar(loss: object) -> TaskError:
+    if isinstance(loss, Tensor):
+        return TaskError(
+            f"the loss is no scalar but {tuple(loss.shape)}",
+            fix="give a loss that is the mean over the batch: reduction='mean', or .mean()",
+        )
+    return TaskError(
+        f"the loss is no scalar but {a(type(loss).__name__)}, which has no gradient",
+        fix="give a tensor of shape (), without .item() or float()",
+    )
+
+
+def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Notes on an error how a mapping becomes arguments, where they don't fit the model."""
+    try:
+        inspect.signature(model.forward).bind(**batch)
+    except TypeError:
+        error.add_note(
+            f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}\n"
+            "  fix  take the other keys out of the batch, or give "
+            "Task(forward=lambda model, batch: model(batch['inputs']))"
+        )
+
+
+def _loss_of(outputs: Any) -> Tensor | None:
+    return getattr(outputs, "loss", None)

@@ -1,0 +1,83 @@
+"""What evaluation and prediction have in common: they leave no trace in the training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.errors import TaskError, counted
+from eventloop.seeding import kept_generators
+from eventloop.training.metrics import compute
+
+if TYPE_CHECKING:
+    from eventloop.plugin.plans import Plans
+    from eventloop.state import State
+
+
+@contextmanager
+def evaluation_mode(state: State) -> Iterator[None]:
+    """Puts the model into evaluation mode, without gradients.
+
+    Afterwards every module is in the mode in which it was, each by itself (a frozen batch norm
+    stays frozen), the global random generators stand where they stood, and the State holds no
+    batch, also after an exception.
+    """
+    training = [module for module in state.wrapped_model.modules() if module.training]
+    state.microbatch = None  # a fit that failed may have left one
+    state.wrapped_model.eval()
+    try:
+        with torch.no_grad(), kept_generators():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        state.batch = state.outputs = state.eval_name = None
+
+
+def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
+    """Gives a data loader's batches.
+
+    Raises:
+        TaskError: there is none.
+    """
+    batch = None
+    for batch in dataloader:
+        yield batch
+    if batch is None:
+        raise TaskError(
+            f"the {what} gave no batch",
+            fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
+            "generator is used up after one turn",
+        )
+
+
+def try_evaluation(
+    hooks: Plans, state: State, move: Callable[[Any], Any], num_batches: int
+) -> None:
+    """Evaluates a few batches of each eval data loader with metrics of its own, and tells nobody.
+
+    Args:
+        move: copies a batch to the device.
+        num_batches: of each data loader, at most.
+    """
+    with evaluation_mode(state):
+        for name, dataloader in state.eval_dataloaders.items():
+            state.eval_name = name
+            metrics = hooks.build_metrics(state, f"eval/{name}")
+            batches = hooks.eval_batches(state, itertools.islice(dataloader, num_batches))
+            try:
+                for batch in batches_of(batches, f"eval data loader {name!r}"):
+                    state.batch = move(batch)
+                    state.outputs = hooks.eval_forward(state)
+                    hooks.update_metrics(state, metrics)
+                compute(metrics)
+            except Exception as error:
+                error.add_note(
+                    f"in the sanity evaluation of {name!r}, "
+                    f"{counted(num_batches, 'batch', 'batches')} before training"
+                )
+                raise

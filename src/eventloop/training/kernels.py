@@ -1,0 +1,129 @@
+"""Which kernels compute: the fastest by default, the same ones each time where that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from eventloop.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+    from eventloop.training.precision import Precision
+
+# With this, cuBLAS uses the same workspace each time; torch refuses to be deterministic without.
+_WORKSPACE_VARIABLE, _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+
+class Deterministic:
+    """Has torch compute the same bits each time, until the trainer is closed.
+
+    Operations that can't raise a RuntimeError that names them. What torch was told before is put
+    back at `close`.
+
+    Args:
+        device: where the run computes.
+    """
+
+    note = (
+        "deterministic: off are kernels whose order varies, the search for the fastest "
+        "convolution (cudnn.benchmark), and channels_last"
+    )
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._found: tuple[bool, bool, bool, str | None] | None = None
+
+    @hookimpl(wrapper=True)
+    def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
+        """Sets torch's switches, before anything computes."""
+        self._found = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            os.environ.get(_WORKSPACE_VARIABLE),
+        )
+        if self._is_cuda:
+            os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACE)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        return (yield)
+
+    @hookimpl
+    def close(self) -> None:
+        """Puts torch's switches back."""
+        if self._found is None:
+            return
+        enabled, warn_only, benchmark, workspace = self._found
+        self._found = None
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            os.environ.pop(_WORKSPACE_VARIABLE, None)
+
+
+class TunedConvolutions:
+    """Lets cuDNN try its convolutions on the first batch of each shape, and keep the fastest.
+
+    It chooses by time, so that two runs may differ in the last bits.
+    """
+
+    note = ""
+
+    def __init__(self) -> None:
+        self._found: bool | None = None
+
+    @hookimpl(wrapper=True)
+    def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
+        """Switches the search on."""
+        self._found = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        return (yield)
+
+    @hookimpl
+    def close(self) -> None:
+        """Puts the switch back."""
+        if self._found is not None:
+            torch.backends.cudnn.benchmark = self._found
+            self._found = None
+
+
+class ChannelsLast:
+    """Keeps the weights of 2-D convolutions in the layout in which reduced precision is fast.
+
+    A convolution whose weights are channels_last computes and answers in this layout whatever its
+    input's is, and so do the layers after it: no batch has to be converted. Shapes, values and
+    state dict stay.
+
+    Args:
+        precision: for the header.
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        self._precision = precision.name
+        self.note = ""
+
+    @hookimpl(wrapper=True)
+    def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
+        """Converts the weights, in place, before anybody shards or copies them."""
+        convolutions = [
+            one for one in state.model.modules() if isinstance(one, (nn.Conv2d, nn.ConvTranspose2d))
+        ]
+        for one in convolutions:
+            one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in no stub
+        wrapped = yield
+        # Who shards them may need another layout.
+        num = sum(map(_is_channels_last, convolutions))
+        if num:
+            layers = f"{num} convolution{'s' * (num > 1)}"
+            self.note = f"channels_last: {layers}, because of {self._precision}"
+        return wrapped
+
+
+def _is_channels_last(convolution: nn.Module) -> bool:
+    weight = convolution.weight
+    return isinstance(weight, Tensor) and weight.is_contiguous(memory_format=torch.channels_last)

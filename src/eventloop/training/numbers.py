@@ -1,0 +1,158 @@
+"""Logged numbers: kept on the device, copied in one go, handed on when they have arrived."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eventloop.clock import Clock, Counts, Moment, Time, moment_of
+from eventloop.training.host_copy import HostCopy
+
+Row = dict[str, float | Tensor]
+Reduction = Literal["mean", "sum"]
+Delivery = tuple[Moment, dict[str, float]]
+Place = tuple[Row, str]
+OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Iterable[Place]]
+
+
+class Numbers:
+    """The numbers logged and not yet delivered, in rows of one moment each.
+
+    Args:
+        interval: how often they are brought to the host.
+        over_ranks: puts tensors of all ranks' values in the place of this one's, in the rows that
+            are about to be copied, and tells where; not asked where there is one rank.
+    """
+
+    __slots__ = (
+        "_at",
+        "_copies",
+        "_over_ranks",
+        "_reductions",
+        "_row",
+        "_rows",
+        "_tensors",
+        "interval",
+    )
+
+    def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
+        self.interval = interval
+        self._over_ranks = over_ranks
+        self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
+        self._row: Row = {}
+        self._rows: list[Row] = []
+        self._at: list[Counts] = []
+        # Where tensors were put: a place may be in it twice, and hold a number since.
+        self._tensors: list[Place] = []
+        self._copies: deque[_Copied] = deque()
+
+    def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
+        """Keeps a number for the moment under way; a later one of the same name replaces it.
+
+        Args:
+            value: a number, or a detached tensor of one entry that nobody writes into any more.
+            reduce: whether the ranks' values are averaged or added up; then all must record it.
+        """
+        self._row[name] = value
+        if isinstance(value, Tensor):
+            self._tensors.append((self._row, name))
+        if reduce is not None:
+            self._reductions[name] = reduce
+
+    def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
+        """Keeps what every batch has: its loss, if any, and the learning rates."""
+        row = self._row
+        if loss is not None:
+            row["train/loss"] = loss
+            self._tensors.append((row, "train/loss"))
+        for name, optimizer in optimizers.items():
+            rate = optimizer.param_groups[0]["lr"]
+            if type(rate) is not float and isinstance(rate, Tensor):
+                rate = rate.clone()  # schedulers write into it
+                self._tensors.append((row, f"lr/{name}"))
+            row[f"lr/{name}"] = rate
+
+    def forget(self) -> None:
+        """Drops the numbers of the moment under way, which won't come."""
+        self._tensors = [one for one in self._tensors if one[0] is not self._row]
+        self._row = {}
+
+    def arrived(self, clock: Clock) -> Iterable[Delivery]:
+        """Ends the moment under way; gives the rows that are on the host by now, in order.
+
+        The copy of the rows so far starts when it is due.
+        """
+        row, copies = self._row, self._copies
+        if row:
+            self._rows.append(row)
+            self._at.append(clock._now)
+            self._row = {}
+        if self._rows and clock.crossed(self.interval):
+            self._start_copy(alone=False)
+        rows: Iterable[Delivery] = ()
+        while copies and copies[0].is_ready():
+            rows = [*rows, *copies.popleft().rows()]
+        return rows
+
+    def everything(self, clock: Clock, *, alone: bool = False) -> Iterable[Delivery]:
+        """Ends the moment under way; gives all rows, in order, and waits for them.
+
+        Args:
+            alone: leaves the other ranks out: what isn't reduced yet stays this rank's.
+        """
+        if self._row:
+            self._rows.append(self._row)
+            self._at.append(clock._now)
+            self._row = {}
+        if self._rows:
+            self._start_copy(alone=alone)
+        rows = [row for copied in self._copies for row in copied.rows()]
+        self._copies.clear()
+        return rows
+
+    def _start_copy(self, *, alone: bool) -> None:
+        if self._over_ranks is not None and not alone:
+            self._tensors += self._over_ranks(self._rows, self._reductions)
+        self._copies.append(_Copied(self._at, self._rows, self._tensors))
+        self._at, self._rows, self._tensors = [], [], []
+
+
+class NoNumbers(Numbers):
+    """What stands in the place of `Numbers` where no plugin listens: everything is dropped."""
+
+    __slots__ = ()
+
+    def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
+        """Drops a number."""
+
+    def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
+        """Drops them."""
+
+    def arrived(self, clock: Clock) -> Iterable[Delivery]:
+        """Gives nothing."""
+        return ()
+
+    def everything(self, clock: Clock, *, alone: bool = False) -> Iterable[Delivery]:
+        """Gives nothing."""
+        return ()
+
+
+class _Copied:
+    """Rows on their way to the host, and the moment of each."""
+
+    def __init__(self, at: list[Counts], rows: list[Row], tensors: list[Place]) -> None:
+        self._at, self._rows = at, rows
+        self._tensors = [(row, name) for row, name in tensors if isinstance(row[name], Tensor)]
+        self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in self._tensors]))
+        self.is_ready = self._copy.is_ready
+
+    def rows(self) -> Iterable[Delivery]:
+        """Gives the rows with their moments, and numbers in the place of tensors."""
+        for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
+            row[name] = number
+        rows = cast("list[dict[str, float]]", self._rows)
+        return zip(map(moment_of, self._at), rows, strict=True)

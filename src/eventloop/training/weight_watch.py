@@ -1,0 +1,174 @@
+"""Weights that aren't finite, or differ between ranks: found every now and then, without a wait."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from eventloop.errors import NonFiniteError
+from eventloop.training.finite import is_finite
+from eventloop.training.host_copy import HostCopy
+
+if TYPE_CHECKING:
+    from eventloop.distributed.processes import Processes
+    from eventloop.state import State
+
+EVERY = 100  # batches
+_WIDE = (torch.float32, torch.float64)
+Params = list[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class WeightSums:
+    """The sum of each parameter that is trained, on its way to the host.
+
+    A sum is finite only where all entries are, and differs where ranks have drifted apart.
+
+    Attributes:
+        batch: how many batches the run had had.
+        names: of the parameters.
+        copy: their sums, one each.
+    """
+
+    batch: int
+    names: list[str]
+    copy: HostCopy
+
+    @classmethod
+    def of(cls, params: Params, batch: int) -> WeightSums:
+        """Starts to add up the weights as they are now."""
+        return cls(batch, [name for name, _ in params], HostCopy([_sum(one) for _, one in params]))
+
+    def numbers(self) -> dict[str, float]:
+        """Returns the sums by name; waits for them where they aren't there."""
+        return dict(zip(self.names, self.copy.numbers(), strict=True))
+
+
+class WeightWatch:
+    """Looks at the weights at each start of a fit, every hundred batches, and at its end.
+
+    What a look starts on the device is read by the next one, so that no step waits for it.
+
+    Args:
+        processes: those that train together, whose weights are compared.
+        stops: whether weights that aren't finite stop the run; otherwise it warns, once a fit.
+
+    Attributes:
+        bad_gradients: the batches whose gradients are known to be not finite, from 1.
+    """
+
+    __slots__ = (
+        "_good",
+        "_has_warned",
+        "_params",
+        "_processes",
+        "_stops",
+        "_sums",
+        "bad_gradients",
+    )
+
+    def __init__(self, processes: Processes, *, stops: bool) -> None:
+        self._processes = processes
+        self._stops = stops
+        self._has_warned = False
+        self._sums: WeightSums | None = None
+        self._params: Params = []
+        self._good: int | None = None
+        self.bad_gradients: set[int] = set()
+
+    def start_fit(self, state: State) -> None:
+        """Begins to look; what a fit that failed has left is dropped."""
+        self._good, self._has_warned = None, False
+        self.bad_gradients.clear()
+        self._params = trained(state.model)
+        self._sums = WeightSums.of(self._params, state.clock.batch)
+
+    def look(self, state: State) -> None:
+        """Reads the look before, and starts another; collective: every rank must call it.
+
+        Raises:
+            NonFiniteError: the weights weren't finite.
+            EventloopError: those of the ranks differed.
+        """
+        self._read(state)
+        self._sums = WeightSums.of(self._params, state.clock.batch)
+
+    def end_fit(self, state: State) -> None:
+        """Looks at the weights as they are, and waits for it; raises as `look` does."""
+        self._params = trained(state.model)  # some may have been thawed or replaced since
+        self.look(state)
+        self._read(state)
+
+    def _read(self, state: State) -> None:
+        sums, self._sums = self._sums, None
+        if sums is None:
+            return
+        numbers = sums.numbers()
+        self._require_finite(state, sums.batch, numbers)
+        self._processes.compare_weights(state, numbers, self._when(sums.batch))
+        self._good = sums.batch
+
+    def _require_finite(self, state: State, batch: int, sums: dict[str, float]) -> None:
+        bad = [name for name, one in sums.items() if not math.isfinite(one)]
+        if bad and not math.isfinite(sum(sums.values())):
+            # A sum overflows, too, where entries are finite and huge: the weights themselves tell.
+            params = dict(self._params)
+            bad = [name for name in bad if not is_finite(local_part(params[name]))]
+        if not state.num_yes(bool(bad)):
+            return
+        everybody = state.gathered((bad[:1], min(self.bad_gradients, default=None)))
+        rank, (name, *_), at = next(
+            (rank, names, at) for rank, (names, at) in enumerate(everybody) if names
+        )
+        who = f"rank {rank}: " if state.world_size > 1 else ""
+        what = f"the weights aren't finite {self._when(batch)}"
+        if at is not None:
+            what = f"the gradients aren't finite at batch {at}, nor are the weights since then"
+        error = NonFiniteError(
+            f"{who}{what}",
+            parameters=f"{name!r} is the first that isn't finite",
+            fix="lower the learning rate, set clip_norm=1.0, which also names the batch, or look for "
+            "what has no derivative: sqrt at 0, a division, a hook on gradients",
+        )
+        if self._stops:
+            raise error
+        if state.rank == 0 and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{error}", stacklevel=2)
+
+    def _when(self, batch: int) -> str:
+        """Says since when something holds that didn't at the last look."""
+        if self._good is None:
+            return f"at batch {batch}, where this fit began"
+        first = min(self._good + 1, batch)
+        return f"since batch {batch}" if first == batch else f"since a batch of {first} to {batch}"
+
+
+def trained(model: nn.Module) -> Params:
+    """Returns the parameters that are trained, but those without a shape as yet."""
+    named = model.named_parameters()
+    return [(name, one) for name, one in named if one.requires_grad and not is_lazy(one)]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns a detached tensor; of a sharded one this rank's share: others may not be looking."""
+    from torch.distributed.tensor import DTensor  # of use here alone, and slow to import
+
+    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return own.detach()
+
+
+def _sum(param: Tensor) -> Tensor:
+    own = param.detach() if type(param) is nn.Parameter else local_part(param)
+    if own.dtype in _WIDE:
+        return own.sum()
+    if own.is_complex():
+        own = torch.view_as_real(own.resolve_conj())
+    # Half precision would overflow; float32 is as fast as can be.
+    return own.sum(dtype=torch.promote_types(own.dtype, torch.float32))
