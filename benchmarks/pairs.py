@@ -44,7 +44,8 @@ from pairs_tasks import KINDS, OPTIONS, StoppedError, Stops
 
 from eventloop import EventloopError, Trainer
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.records import GROUPS, fold
+from eventloop.naming import fold
+from eventloop.plugin.records import GROUPS
 from eventloop.testing import run_ranks
 
 PLUGINS = Path(__file__).parents[1] / "plugins"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from eventloop.clock import Time
+from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Value
 from eventloop.errors import SettingError
-from eventloop.plugin.select import Choice
 
 PYPROJECT = """
 [tool.eventloop]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 
 ROOT = Path(__file__).parents[1]
 HEAD = "import sys\nimport torch\nfrom eventloop import hookimpl\n\n\nclass Plugin:\n"

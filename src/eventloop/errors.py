@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
@@ -115,3 +116,18 @@ def raise_all(problems: Sequence[EventloopError]) -> None:
         is_usage = all(isinstance(one, UsageError) for one in problems)
         kind = UsageError if is_usage else PluginError
         raise kind(f"{len(problems)} problems with plugins\n{listed}")
+
+
+def keep(error: BaseException, other: BaseException) -> None:
+    """Notes on an exception that another was raised while it was dealt with, and where."""
+    details = "".join(traceback.format_exception(other, chain=False))
+    error.add_note(f"then also: {type(other).__name__}: {other}\n{details}".rstrip())
+
+
+def failures_of(function: Callable[[], None]) -> list[BaseException]:
+    """Calls a function; gives what it raised, if it did."""
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001  the caller raises what came first
+        return [error]
+    return []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
 import pluggy
@@ -181,3 +182,30 @@ def _describe(name: str, function: Callable[..., Any]) -> Hook:
         kind = "action"
     doc = inspect.getdoc(function) or ""
     return Hook(name, kind, per, closes, argnames, doc, for_algorithms)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A wish that one plugin runs before another.
+
+    Args:
+        first, then: folded names.
+        declared_by: who wished it, as messages say it.
+        by_user: whether a person did, in the configuration; that wins over a plugin's.
+        typed: both names as a person types them.
+    """
+
+    first: str
+    then: str
+    declared_by: str
+    by_user: bool = False
+    typed: tuple[str, str] = field(default=("", ""), compare=False)
+
+    def __str__(self) -> str:
+        first, then = self.typed
+        return f"{first or self.first} before {then or self.then}, declared by {self.declared_by}"
+
+    def named(self, names: Mapping[str, str]) -> Edge:
+        """Gives the edge with names as they are typed, where these are known by folded name."""
+        first, then = names.get(self.first, self.first), names.get(self.then, self.then)
+        return dataclasses.replace(self, typed=(first, then))

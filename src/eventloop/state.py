@@ -16,7 +16,8 @@ from eventloop import data
 from eventloop.clock import Clock, Time, resolve
 from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
-from eventloop.plugin.records import Plugin, fold
+from eventloop.naming import fold
+from eventloop.plugin.records import Plugin
 from eventloop.training.numbers import NoNumbers, Numbers
 
 if TYPE_CHECKING:

@@ -22,18 +22,19 @@ from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.join import join_processes
-from eventloop.errors import EventloopError, SettingError, TaskError, a, closest
+from eventloop.errors import EventloopError, SettingError, TaskError, a, closest, failures_of, keep
+from eventloop.naming import listed
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.disable import observers_of
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.plans import told
-from eventloop.plugin.records import Plugin, Selected, listed
+from eventloop.plugin.records import Plugin, Selected
 from eventloop.run.build import build
 from eventloop.run.checks import (
     check_trainable,
     require_usable,
 )
-from eventloop.run.failures import close_all, failures_of, keep
+from eventloop.run.failures import close_all
 from eventloop.run.find import find_start
 from eventloop.run.runtime import Core
 from eventloop.run.start import NOTHING, Allowed

@@ -11,8 +11,9 @@ import sys
 import importlib_metadata
 import pytest
 
+from eventloop.config.choice import Choice
 from eventloop.plugin.discover import discover
-from eventloop.plugin.select import Choice, select
+from eventloop.plugin.select import select
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, UsageError, raise_all
@@ -13,7 +14,7 @@ from eventloop.plugin.configure import configure
 from eventloop.plugin.discover import discover
 from eventloop.plugin.from_file import found_in_file
 from eventloop.plugin.load import load
-from eventloop.plugin.select import Choice, problems_of, select
+from eventloop.plugin.select import problems_of, select
 
 WATCH = """
 import sys

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
+from eventloop.config.choice import Choice
 from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
-from eventloop.plugin.select import Choice, select
+from eventloop.plugin.select import select
 
 NAMES = ("aa-test", "bb-test")
 

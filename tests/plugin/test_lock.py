@@ -10,9 +10,9 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError
+from eventloop.hooks import Edge
 from eventloop.plugin.assembly import Assembly, Wishes, arrange
 from eventloop.plugin.lock import check_lock, lock_text, order_digest
-from eventloop.plugin.order import Edge
 from eventloop.plugin.records import Found, Plugin
 
 

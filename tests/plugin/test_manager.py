@@ -15,11 +15,11 @@ import pytest
 from importlib_metadata import EntryPoint
 
 from eventloop import Trainer, hookimpl
+from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError
 from eventloop.plugin.manager import assemble, handed_over
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import Choice
 
 HEARS = """
 import builtins

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from eventloop.errors import PluginError
+from eventloop.hooks import Edge
 from eventloop.plugin.assembly import HOOKS
-from eventloop.plugin.order import Edge, order
+from eventloop.plugin.order import order
 from eventloop.plugin.validate import implementations
 
 PHASES = ({}, {"tryfirst": True}, {"trylast": True})

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from importlib_metadata import EntryPoint
 
+from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
-from eventloop.plugin.records import Found, Plugin, fold
-from eventloop.plugin.select import Choice, problems_of, select
+from eventloop.naming import fold
+from eventloop.plugin.records import Found, Plugin
+from eventloop.plugin.select import problems_of, select
 
 
 def found(name: str, version: str = "1.0") -> Found:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from importlib_metadata import EntryPoint
 
+from eventloop.config.choice import Choice
 from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import Choice, name_problems, problems_of, select
+from eventloop.plugin.select import name_problems, problems_of, select
 
 
 def found(name: str, distribution: str = "", version: str = "1.0") -> Found:

@@ -7,12 +7,12 @@ from types import ModuleType
 import pytest
 
 from eventloop import hookimpl
+from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
-from eventloop.plugin.select import Choice
 from eventloop.plugin.validate import implementations
 
 ALONE = Configuration(choice=Choice(autoload=False, autoload_reason="a test"))

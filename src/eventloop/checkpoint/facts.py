@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.run.run_manifest import plain
+from eventloop.naming import plain
 
 if TYPE_CHECKING:
     from eventloop.state import State

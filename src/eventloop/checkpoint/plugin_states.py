@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from eventloop.checkpoint.schema import loading
+from eventloop.naming import fold
 from eventloop.plugin.plans import BLAME
-from eventloop.plugin.records import Plugin, fold
+from eventloop.plugin.records import Plugin
 from eventloop.plugin.state_methods import is_per_rank, keeps_state
 
 

@@ -14,9 +14,8 @@ from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.host_snapshot import Snapshot
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
-from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError
+from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
 from eventloop.hooks import hookimpl
-from eventloop.run.failures import failures_of
 from eventloop.signals import is_interruption
 from eventloop.training.finite import are_finite, trained_names
 

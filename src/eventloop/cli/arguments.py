@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from eventloop.config.choice import Choice
 from eventloop.errors import UsageError, closest
-from eventloop.plugin.records import fold
-from eventloop.plugin.select import Choice
+from eventloop.naming import fold
 
 _NEGATIVE = re.compile(r"-\.?[0-9].*")
 

@@ -21,7 +21,7 @@ from eventloop.cli.arguments import CommandOption
 from eventloop.distributed.exit import kill_group
 from eventloop.distributed.reports import FAILURE
 from eventloop.errors import UsageError, counted
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 
 if TYPE_CHECKING:
     from eventloop.distributed.failure_store import Bulletin

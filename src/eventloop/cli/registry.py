@@ -91,7 +91,7 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
 
 
 def _find(name: str) -> Found:
-    from eventloop.plugin.records import fold
+    from eventloop.naming import fold
 
     found, problems = _added()
     for one in found:

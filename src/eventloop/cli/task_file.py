@@ -19,11 +19,11 @@ import eventloop
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
+from eventloop.naming import plain
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.source_files import spec_of_file
 from eventloop.plugin.validate import implementations
-from eventloop.run.run_manifest import plain
 from eventloop.shell import shell
 from eventloop.task import Task
 from eventloop.text import one_line

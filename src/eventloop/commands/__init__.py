@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from eventloop.config.options import flag
     from eventloop.distributed.reports import FAILURE
     from eventloop.errors import UsageError, closest, counted
+    from eventloop.naming import fold
     from eventloop.plugin.load import Loaded
-    from eventloop.plugin.records import fold
     from eventloop.text import one_line
 
 __all__ = [

@@ -15,8 +15,7 @@ from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.mode_flags import OPTIONS as MODES
 from eventloop.config.options import flag
 from eventloop.errors import UsageError
-from eventloop.plugin.records import fold
-from eventloop.run.run_manifest import plain
+from eventloop.naming import fold, plain
 from eventloop.urls import place_of
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from eventloop.config.choice import Choice
 from eventloop.config.layers import (
     SITE_VARIABLE,
     Kind,
@@ -24,8 +25,8 @@ from eventloop.config.options import Value, typed
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest
-from eventloop.plugin.records import Found, fold
-from eventloop.plugin.select import Choice
+from eventloop.naming import fold
+from eventloop.plugin.records import Found
 from eventloop.shell import shell
 
 _HOW_TO_FIX: dict[Kind, str] = {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from eventloop.config.options import Value, flag
 from eventloop.config.plugin_rules import KEYS
 from eventloop.errors import SettingError, closest
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 from eventloop.text import one_line
 
 PREFIX = "EVENTLOOP_"

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union
 
 from eventloop.clock import Time
 from eventloop.errors import SettingError, closest
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 from eventloop.shell import shell
 from eventloop.urls import Url
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
-from eventloop.plugin.order import Edge
-from eventloop.plugin.records import Plugin, fold
+from eventloop.hooks import Edge
+from eventloop.naming import fold
+from eventloop.plugin.records import Plugin
 
 KEYS = ("disable", "allow", "required", "order", "owners")
 EVERY_HOOK = "all"

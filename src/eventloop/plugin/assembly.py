@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from eventloop.actions import Actions
 from eventloop.errors import PluginError, closest
 from eventloop.events import Events
-from eventloop.hooks import Hook, declared_hooks
-from eventloop.plugin.order import Edge, Implementation, Ordered, order, order_of_owners
-from eventloop.plugin.records import Plugin, Selected, fold
+from eventloop.hooks import Edge, Hook, declared_hooks
+from eventloop.naming import fold
+from eventloop.plugin.order import Implementation, Ordered, order, order_of_owners
+from eventloop.plugin.records import Plugin, Selected
 from eventloop.plugin.select import RESERVED
 from eventloop.plugin.validate import (
     edges_to_nobody,

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError, PluginError, SettingError
+from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.discover import discover_all
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.mistakes import without_hooks
-from eventloop.plugin.records import Found, Plugin, Selected, fold
+from eventloop.plugin.records import Found, Plugin, Selected
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.shadow import shadowed
 from eventloop.plugin.validate import takes_part

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from importlib_metadata import EntryPoint
 
 from eventloop.errors import EventloopError
+from eventloop.naming import fold
 from eventloop.plugin.from_file import found_in_file
 from eventloop.plugin.metadata import Installed, installed_entry_points, marks, name_and_version
-from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, fold
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role
 
 
 def discover(

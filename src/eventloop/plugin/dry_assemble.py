@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from eventloop.hooks import Hook, hookimpl
+from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, Wishes, arrange
 from eventloop.plugin.candidates import Row, choose, take_up, unexpected
-from eventloop.plugin.records import Plugin, Selected, fold
+from eventloop.plugin.records import Plugin, Selected
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from eventloop.errors import PluginError
+from eventloop.naming import fold
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import place_of
-from eventloop.plugin.records import Found, fold
+from eventloop.plugin.records import Found
 from eventloop.plugin.select import is_usable_name
 from eventloop.shell import pip
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError, UsageError, closest
-from eventloop.plugin.records import GROUPS, Found, kebab
+from eventloop.naming import kebab
+from eventloop.plugin.records import GROUPS, Found
 from eventloop.plugin.source_files import spec_of_file
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from eventloop.config.layers import find_pyproject
 from eventloop.errors import PluginError
-from eventloop.plugin.records import Plugin, fold
+from eventloop.naming import fold
+from eventloop.plugin.records import Plugin
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered

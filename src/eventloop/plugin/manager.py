@@ -14,10 +14,11 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
+from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
 from eventloop.plugin.candidates import choose, take_up
 from eventloop.plugin.discover import discover_all
-from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected, fold
+from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.shell import shell
 

@@ -9,12 +9,14 @@ reverses roles and names; phases and edges on it are literal.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
-from eventloop.plugin.records import Plugin, fold
+from eventloop.hooks import Edge
+from eventloop.naming import fold
+from eventloop.plugin.records import Plugin
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -60,33 +62,6 @@ class Implementation:
         """File and line of the function, as far as Python knows them."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A wish that one plugin runs before another.
-
-    Args:
-        first, then: folded names.
-        declared_by: who wished it, as messages say it.
-        by_user: whether a person did, in the configuration; that wins over a plugin's.
-        typed: both names as a person types them.
-    """
-
-    first: str
-    then: str
-    declared_by: str
-    by_user: bool = False
-    typed: tuple[str, str] = field(default=("", ""), compare=False)
-
-    def __str__(self) -> str:
-        first, then = self.typed
-        return f"{first or self.first} before {then or self.then}, declared by {self.declared_by}"
-
-    def named(self, names: Mapping[str, str]) -> Edge:
-        """Gives the edge with names as they are typed, where these are known by folded name."""
-        first, then = names.get(self.first, self.first), names.get(self.then, self.then)
-        return replace(self, typed=(first, then))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,35 +23,6 @@ EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",
     "eventloop.storage": "storage",
 }
-
-
-def fold(name: str) -> str:
-    """Folds a name to the form in which names are compared: lower case, no dashes.
-
-    `Label-Smoothing` and `label_smoothing` are one name.
-    """
-    return name.lower().replace("-", "_")
-
-
-def kebab(name: str) -> str:
-    """Writes a class's name in kebab-case: `LabelSmoothing` is label-smoothing, `EMA` is ema."""
-    return "".join(
-        f"-{char.lower()}"
-        if char.isupper() and idx and not name[idx - 1].isupper()
-        else char.lower()
-        for idx, char in enumerate(name)
-    )
-
-
-def listed(objects: object, what: str) -> tuple[object, ...]:
-    """Gives plugins that were handed over as a tuple.
-
-    Raises:
-        TypeError: they stand in no list.
-    """
-    if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
-        raise TypeError(f"{what}={objects!r} is no list; write {what}=[...]")
-    return tuple(objects)
 
 
 @dataclass(frozen=True)

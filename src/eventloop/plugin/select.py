@@ -3,89 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from eventloop.config.choice import NOT_IN_RUN, Choice
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
+from eventloop.naming import fold
 from eventloop.plugin.metadata import place_of
-from eventloop.plugin.records import Found, Selected, fold
+from eventloop.plugin.records import Found, Selected
 from eventloop.shell import pip, shell, switch_off
 
 RESERVED = ("task", "core")
-NOT_IN_RUN = "not part of this run"
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which plugins a person wants.
-
-    Args:
-        insist: names given with `-p NAME`.
-        off: names given with `-p no:NAME`.
-        files: what was given with `-p FILE.py:NAME`, as written.
-        autoload: whether plugins take part because they are installed.
-        autoload_reason: what said so, as the reason why a plugin is off.
-        begun_with: the algorithms, by folded name, that a run in progress was begun with; None for
-            a new run.
-        off_then: why others were off then, by folded name.
-    """
-
-    insist: tuple[str, ...] = ()
-    off: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    autoload: bool = True
-    autoload_reason: str = ""
-    begun_with: frozenset[str] | None = None
-    off_then: Mapping[str, str] = field(default_factory=dict)
-
-    def stays_out(self, found: Found) -> str:
-        """Says why an algorithm isn't part of a run in progress; "" where it may be."""
-        name = fold(found.name)
-        if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
-            return ""
-        then = self.off_then.get(name)
-        if then is not None and then.startswith(NOT_IN_RUN):
-            return then  # it was so when the run went on the last time
-        if then is not None:
-            return f"{NOT_IN_RUN}: off when it began, {then}"
-        return f"{NOT_IN_RUN}: installed since; {shell('-p', found.name)} takes it in"
-
-    def switches_off(self, name: str) -> bool:
-        """Tells whether `-p no:NAME` was given."""
-        return fold(name) in map(fold, self.off)
-
-    @classmethod
-    def parse(cls, values: Iterable[str]) -> Choice:
-        """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME` or `FILE.py`.
-
-        Raises:
-            UsageError: a value has no name, or one name is both wanted and not.
-        """
-        insist: dict[str, str] = {}
-        off: dict[str, str] = {}
-        files: dict[str, None] = {}
-        for value in values:
-            name = value.removeprefix("no:")
-            if value.endswith(".py") or ".py:" in value:
-                if value != name:
-                    raise UsageError(
-                        f"-p {value} switches a file off", fix="leave it out, or name a plugin"
-                    )
-                files[value] = None
-                continue
-            if not name:
-                raise UsageError(
-                    f"-p {value!r} names no plugin", fix="write `-p NAME` or `-p no:NAME`"
-                )
-            (off if value.startswith("no:") else insist)[fold(name)] = name
-        for key in insist.keys() & off.keys():
-            raise UsageError(
-                f"-p {insist[key]} and -p no:{off[key]} contradict each other",
-                fix="leave one of them out",
-            )
-        return cls(tuple(insist.values()), tuple(off.values()), tuple(files))
 
 
 def select(

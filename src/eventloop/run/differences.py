@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 
 _NOTHING = "none"
 # What changes neither the weights nor what is known of them.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from eventloop.errors import keep
 from eventloop.plugin.plans import Plans, told
 
 if TYPE_CHECKING:
@@ -20,18 +19,3 @@ def close_all(hooks: Plans, state: State) -> None:
         for other in others:
             keep(first, other)
         raise first
-
-
-def keep(error: BaseException, other: BaseException) -> None:
-    """Notes on an exception that another was raised while it was dealt with, and where."""
-    details = "".join(traceback.format_exception(other, chain=False))
-    error.add_note(f"then also: {type(other).__name__}: {other}\n{details}".rstrip())
-
-
-def failures_of(function: Callable[[], None]) -> list[BaseException]:
-    """Calls a function; gives what it raised, if it did."""
-    try:
-        function()
-    except BaseException as error:  # noqa: BLE001  the caller raises what came first
-        return [error]
-    return []

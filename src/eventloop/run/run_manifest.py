@@ -20,6 +20,7 @@ from eventloop.errors import EventloopError
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.corruption import Damage
 from eventloop.files.run_folder import RunFolder
+from eventloop.naming import plain
 from eventloop.plugin.lock import order_digest
 from eventloop.urls import hidden
 
@@ -120,15 +121,6 @@ def _earlier_starts(files: RunFolder) -> list[Any]:
     known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     one = {key: found.get(key) for key in _OF_A_START}
     return [*known, one]
-
-
-def plain(value: Any) -> Any:
-    """Gives a value as JSON can hold it; what it can't, as text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return str(value)
 
 
 @functools.cache

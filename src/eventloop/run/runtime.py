@@ -11,10 +11,11 @@ from eventloop.checkpoint.saver import Saver
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
 from eventloop.loop import Loop
+from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import freeze, new_plans, nothing
-from eventloop.plugin.records import Plugin, fold
+from eventloop.plugin.records import Plugin
 from eventloop.run.run_file import RunFile
 from eventloop.run.run_manifest import manifest_of
 from eventloop.state import CALLABLE, State

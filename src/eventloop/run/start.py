@@ -12,7 +12,7 @@ from eventloop.checkpoint.schema import require_usable
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.clock import Time
 from eventloop.errors import ResumeError
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 from eventloop.run.differences import (
     config_differences,
     plugin_differences,

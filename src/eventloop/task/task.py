@@ -17,7 +17,7 @@ from eventloop import data
 from eventloop.data import Count
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
-from eventloop.plugin.records import listed
+from eventloop.naming import listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import check_values, named_optimizers
 

@@ -13,7 +13,7 @@ from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.format import name_of, read
 from eventloop.errors import CheckpointError
 from eventloop.hooks import hookimpl
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 from eventloop.plugin.state_methods import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
 

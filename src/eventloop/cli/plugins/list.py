@@ -12,9 +12,10 @@ from eventloop.cli.plugins.added import seen_extensions
 from eventloop.cli.plugins.reading import JSON, configuration_of
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
+from eventloop.naming import fold
 from eventloop.plugin.candidates import choose
 from eventloop.plugin.metadata import installed_entry_points
-from eventloop.plugin.records import Found, Selected, fold
+from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.select import name_problems
 from eventloop.plugin.static_check import glance
 

@@ -16,7 +16,7 @@ from eventloop.cli.plugins.reading import JSON
 from eventloop.cli.plugins.templates import FILES, GROUPS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
-from eventloop.plugin.records import fold
+from eventloop.naming import fold
 from eventloop.plugin.select import is_usable_name
 
 COMMAND = Command(

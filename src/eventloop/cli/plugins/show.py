@@ -12,10 +12,11 @@ from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest
+from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.discover import extensions
 from eventloop.plugin.measure import measure_import
-from eventloop.plugin.records import Found, fold
+from eventloop.plugin.records import Found
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

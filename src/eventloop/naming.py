@@ -1,0 +1,44 @@
+"""Names as people write and read them: folded for comparison, in kebab-case, listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def fold(name: str) -> str:
+    """Folds a name to the form in which names are compared: lower case, no dashes.
+
+    `Label-Smoothing` and `label_smoothing` are one name.
+    """
+    return name.lower().replace("-", "_")
+
+
+def kebab(name: str) -> str:
+    """Writes a class's name in kebab-case: `LabelSmoothing` is label-smoothing, `EMA` is ema."""
+    return "".join(
+        f"-{char.lower()}"
+        if char.isupper() and idx and not name[idx - 1].isupper()
+        else char.lower()
+        for idx, char in enumerate(name)
+    )
+
+
+def listed(objects: object, what: str) -> tuple[object, ...]:
+    """Gives plugins that were handed over as a tuple.
+
+    Raises:
+        TypeError: they stand in no list.
+    """
+    if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
+        raise TypeError(f"{what}={objects!r} is no list; write {what}=[...]")
+    return tuple(objects)
+
+
+def plain(value: Any) -> Any:
+    """Gives a value as JSON can hold it; what it can't, as text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return str(value)
