@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
-from eventloop.seeding import kept_generators, seed_everything
+from eventloop.rng import kept_generators, seed_everything
 
 NUM_SAMPLES, BATCH_SIZE = 2048, 64
 

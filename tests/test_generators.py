@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from eventloop.generators import global_generators, is_generator, plain, put, standing_of, unplain
+from eventloop.rng import global_generators, is_generator, plain, put, standing_of, unplain
 
 KINDS = {
     "python": (random.Random(1), lambda one: one.gauss(0, 1)),

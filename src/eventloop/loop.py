@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.data import to_host
-from eventloop.data.feeds import Feeds
+from eventloop.data.feed import Feeds
 from eventloop.hooks import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.state import State

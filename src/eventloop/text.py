@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 
 MOST_CHARS = 2_000
@@ -40,3 +41,23 @@ def _is_plain(char: str) -> bool:
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def shell(*words: str) -> str:
+    """Returns a command between backticks, safe to paste whatever its words hold.
+
+    What isn't printed is written as in Python, so that one line stays one. A word that isn't the
+    first but begins as an option does, without being one of ours, is for the caller to keep out.
+    """
+    return f"`{' '.join(shlex.quote(one_line(word)) for word in words)}`"
+
+
+def switch_off(name: str) -> str:
+    """Returns the flag that switches a plugin off, between backticks."""
+    return shell("-p", f"no:{name}")
+
+
+def pip(action: str, *requirements: str) -> str:
+    """Returns a command of pip's between backticks; no requirement is taken for an option."""
+    guard = ("--",) if any(one.startswith("-") for one in requirements) else ()
+    return shell("pip", *action.split(), *guard, *requirements)

@@ -29,16 +29,15 @@ from eventloop.plugin.disable import observers_of
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.plans import told
 from eventloop.plugin.records import Plugin, Selected
+from eventloop.rng import seed_everything
 from eventloop.run.build import build
 from eventloop.run.checks import (
     check_trainable,
     require_usable,
 )
-from eventloop.run.failures import close_all
 from eventloop.run.find import find_start
-from eventloop.run.runtime import Core
+from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
-from eventloop.seeding import seed_everything
 from eventloop.signals import Signals
 from eventloop.task.task_defaults import brought_by, task_plugin
 from eventloop.training.evaluation import try_evaluation

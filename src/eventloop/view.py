@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.errors import ReadOnlyStateError
-from eventloop.readonly import ReadOnlyMapping
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -190,3 +189,42 @@ class ReadOnlyState:
             fix="what changes the training is an algorithm: register it in eventloop.algorithms, "
             "or pass it to Trainer(algorithms=...)",
         )
+
+
+class ReadOnlyMapping(Mapping[str, Any]):
+    """A mapping that refuses item assignment, nested ones included.
+
+    Args:
+        name: how it is reached: `state.eval_metrics`.
+        refuse: makes the error of what was tried.
+    """
+
+    __slots__ = ("_mapping", "_name", "_refuse")
+
+    def __init__(
+        self, mapping: Mapping[str, Any], name: str, refuse: Callable[[str], Exception]
+    ) -> None:
+        self._mapping = mapping
+        self._name = name
+        self._refuse = refuse
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._mapping[key]
+        if type(value) is dict:
+            return ReadOnlyMapping(value, f"{self._name}[{key!r}]", self._refuse)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapping)
+
+    def __len__(self) -> int:
+        return len(self._mapping)
+
+    def __repr__(self) -> str:
+        return repr(self._mapping)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        raise self._refuse(f"a callback assigned {self._name}[{key!r}], but it may only read")
+
+    def __delitem__(self, key: str) -> None:
+        raise self._refuse(f"a callback deleted {self._name}[{key!r}], but it may only read")

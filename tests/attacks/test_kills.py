@@ -24,7 +24,7 @@ import pytest
 from eventloop import Event, hookimpl
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import name_of, read
-from eventloop.checkpoint.rng_states import Generators
+from eventloop.checkpoint.states import Generators
 from eventloop.files import disk
 from eventloop.run.start import Allowed
 from eventloop.testing.runs import isolated_trainer

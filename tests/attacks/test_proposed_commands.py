@@ -15,7 +15,7 @@ from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.plugin.select import _several, _unusable
-from eventloop.shell import pip, shell, switch_off
+from eventloop.text import pip, shell, switch_off
 
 SOURCE = Path(eventloop.__file__).parent
 HOSTILE = (

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from eventloop.checkpoint.schema import BestState, ClockState, Empty, PrecisionState
 from eventloop.checkpoint.type_check import FormError, require_form
 from eventloop.data.attributes import declares
-from eventloop.generators import put, standing_of
+from eventloop.rng import put, standing_of
 from eventloop.training.optimizer_states import fitting_scheduler
 
 NOW = [1, 8, 32, 0, 0.5]

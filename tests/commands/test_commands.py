@@ -62,7 +62,7 @@ def test_a_run_that_starts_while_a_signal_arrives_is_stopped_too(tmp_path):
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_command_without_its_package_says_which_to_install(name, clean, monkeypatch, capsys):
     """The message has the line that brings it."""
-    monkeypatch.setattr("eventloop.plugin.discover.installed_entry_points", lambda: ([], []))
+    monkeypatch.setattr("eventloop.plugin.metadata.installed_entry_points", lambda: ([], []))
 
     assert main([name, "task.py"]) == 2
 

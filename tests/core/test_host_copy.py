@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from eventloop.training.host_copy import HostCopy
+from eventloop.training.numbers import HostCopy
 
 
 def test_on_the_host_numbers_have_arrived_at_once():

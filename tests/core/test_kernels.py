@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from eventloop.config.settings import Settings
-from eventloop.training.features import features_of
+from eventloop.run.runtime import features_of
 from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
 from eventloop.training.precision import Precision
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
 from eventloop.checkpoint.diff import differences
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
-from eventloop.generators import global_generators, put, standing_of
+from eventloop.rng import global_generators, put, standing_of
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 26, 4, 3
 NUM_BATCHES = 7

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from eventloop.data.batches import FirstBatches
 from eventloop.data.feed import Feed
-from eventloop.data.first_batches import FirstBatches
 from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError
 

@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.feed import Feed
 from eventloop.errors import TaskError
-from eventloop.seeding import kept_generators
+from eventloop.rng import kept_generators
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 
 GLOBAL_BATCH, NUM_EPOCHS = 4, 3

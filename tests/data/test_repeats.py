@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from eventloop.data.repeats import Again, may_repeat, numbered
+from eventloop.data.sample_seeds import Again, may_repeat, numbered
 
 
 def times(indices):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from eventloop.cli import main
-from eventloop.distributed.timeout import timeout_s
+from eventloop.distributed.exit import timeout_s
 from eventloop.errors import SettingError
 
 HANGS = """

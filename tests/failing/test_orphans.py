@@ -9,7 +9,7 @@ import pytest
 
 PARENT = """
 import subprocess, sys, time
-from eventloop.distributed.orphans import ending_with_parent
+from eventloop.distributed.exit import ending_with_parent
 
 subprocess.Popen(
     [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"],

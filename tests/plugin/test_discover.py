@@ -12,7 +12,7 @@ import importlib_metadata
 import pytest
 
 from eventloop.config.choice import Choice
-from eventloop.plugin.discover import discover
+from eventloop.plugin.metadata import discover
 from eventloop.plugin.select import select
 
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from eventloop.config.choice import Choice
-from eventloop.plugin.discover import discover
 from eventloop.plugin.load import load
+from eventloop.plugin.metadata import discover
 from eventloop.plugin.select import select
 
 NAMES = ("aa-test", "bb-test")

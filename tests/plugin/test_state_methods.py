@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
+from eventloop.plugin.mistakes import keeps_state, state_misfits
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
-from eventloop.plugin.state_methods import keeps_state, state_misfits
 
 
 class Base:

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from eventloop.checkpoint.facts import facts_of
-from eventloop.checkpoint.metric_states import counts_of, put_counts
-from eventloop.checkpoint.rng_states import Generators
 from eventloop.checkpoint.schema import loading
+from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.errors import CheckpointError
 from eventloop.training.optimizer_states import fitting_scheduler
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.plugin_states import PluginStates
-    from eventloop.data.feeds import Feeds
+    from eventloop.checkpoint.states import PluginStates
+    from eventloop.data.feed import Feeds
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 

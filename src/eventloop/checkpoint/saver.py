@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
@@ -12,7 +13,6 @@ from torch.nn.parameter import is_lazy
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.host_snapshot import Snapshot
-from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
 from eventloop.hooks import hookimpl
@@ -275,3 +275,40 @@ def interval_of(settings: Settings) -> Time | None:
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval
+
+
+class Writer:
+    """Runs one task after the other in a thread, so that training goes on meanwhile.
+
+    Attributes:
+        failure: what a task raised, until somebody forgets it.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def start(self, task: Callable[[], object]) -> None:
+        """Begins a task, once the one before is done."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  told to who asks next
+                self.failure = error
+
+        # No daemon: an interpreter that ends waits for what is being written.
+        self._thread = threading.Thread(target=run, name="eventloop-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the task under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def forget(self) -> BaseException | None:
+        """Gives the failure once more, and forgets it."""
+        failure, self.failure = self.failure, None
+        return failure

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.checkpoint.remote_folder import RemoteStorage
 from eventloop.errors import PluginError, UsageError
-from eventloop.plugin.discover import extensions
 from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.load import imported
+from eventloop.plugin.metadata import extensions
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found

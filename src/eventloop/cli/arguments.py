@@ -10,6 +10,7 @@ from pathlib import Path
 from eventloop.config.choice import Choice
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
+from eventloop.run.start import Allowed
 
 _NEGATIVE = re.compile(r"-\.?[0-9].*")
 
@@ -190,3 +191,26 @@ def _choice(choice: Choice, flags: dict[str, str], no_plugins: bool) -> Choice:
             fix="leave one of them out",
         )
     return replace(choice, autoload=False, autoload_reason="--no-plugins")
+
+
+CHANGES = (
+    CommandOption("allow-config-change", "", "resume though settings, options or task differ"),
+    CommandOption("allow-plugin-change", "NAMES", "resume with other versions of these algorithms"),
+    CommandOption(
+        "allow-missing-plugin", "NAMES", "resume without these algorithms; keep their state"
+    ),
+)
+
+
+def allowed(arguments: Arguments) -> Allowed:
+    """Reads what may differ; several names are separated by commas."""
+    given = arguments.given
+    return Allowed(
+        config_change="allow_config_change" in given,
+        plugin_change=_names(given.get("allow_plugin_change", "")),
+        missing_plugin=_names(given.get("allow_missing_plugin", "")),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))

@@ -9,9 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
-from eventloop.cli.changes import CHANGES, allowed
-from eventloop.cli.crash import crash_report
+from eventloop.cli.arguments import (
+    CHANGES,
+    Arguments,
+    Command,
+    CommandOption,
+    allowed,
+    read_arguments,
+)
+from eventloop.cli.failure import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, prepare, weights_path
 from eventloop.cli.launch import OPTION as NPROC

@@ -10,8 +10,7 @@ from eventloop.cli.arguments import Command, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.facts_text import size_text
 from eventloop.cli.checkpoints.paths import one_checkpoint, words
 from eventloop.cli.help import command_help
-from eventloop.cli.new_file import require_writable
-from eventloop.cli.output import write_text
+from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
 from eventloop.text import one_line
 

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
-from eventloop.cli.changes import CHANGES, allowed
-from eventloop.cli.crash import crash_report
+from eventloop.cli.arguments import (
+    CHANGES,
+    Arguments,
+    Command,
+    CommandOption,
+    allowed,
+    read_arguments,
+)
 from eventloop.cli.diagnostics import Diagnostics
+from eventloop.cli.failure import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import write_lines, write_text
+from eventloop.cli.plugins.lock import require_lock
 from eventloop.cli.print_config import config_lines
-from eventloop.cli.require_lock import require_lock
 from eventloop.cli.result import ResultFile
 from eventloop.errors import SettingError, counted
 from eventloop.run.run_manifest import write_manifest

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.checkpoints.paths import one_checkpoint
 from eventloop.cli.help import command_help, options_help
-from eventloop.cli.new_file import SUFFIX, require_writable
+from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import flag
 from eventloop.config.settings import setting_options
 from eventloop.errors import UsageError, closest, raise_all
-from eventloop.plugin.candidates import choose, unexpected
+from eventloop.plugin.candidates import choose, survey, unexpected
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
-from eventloop.plugin.dry_assemble import survey
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.select import name_problems
-from eventloop.seeding import seed_everything
+from eventloop.rng import seed_everything
 from eventloop.task import Task
 from eventloop.urls import Url, place_of
 

@@ -14,8 +14,7 @@ import eventloop
 from eventloop.cli.failure import report
 from eventloop.cli.output import short_warnings
 from eventloop.cli.registry import COMMANDS, help_lines, run_added
-from eventloop.distributed.exit import end_process
-from eventloop.distributed.orphans import end_with_launcher, has_launcher
+from eventloop.distributed.exit import end_process, end_with_launcher, has_launcher
 from eventloop.distributed.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.errors import UsageError
 from eventloop.signals import Interrupted, told_from_a_key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 import textwrap
 import warnings
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
+from eventloop.errors import UsageError
+from eventloop.files.outputs import why_no_file
 from eventloop.text import one_line, plain
 
 if TYPE_CHECKING:
@@ -163,3 +166,38 @@ def _finite(content: object) -> object:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content
+
+
+SUFFIX = ".safetensors"
+
+
+def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None:
+    """Refuses a path where no such file can be written.
+
+    Args:
+        option: what stands before it on the command line: "--export ".
+        suffix: what its name must end with.
+
+    Raises:
+        UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
+    """
+
+    def written(path: Path) -> str:
+        return f"write `{option}{shlex.quote(str(path))}`"
+
+    if path.suffix != suffix:
+        name = option.strip(" -")
+        what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
+        raise UsageError(
+            f"{option}{path}: {what} written as {suffix}", fix=written(path.with_suffix(suffix))
+        )
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{option}{path}: there is no folder {str(path.parent)!r}",
+            fix=f"make it with `mkdir -p {shlex.quote(str(path.parent))}`",
+        )
+    if reason := why_no_file(path):
+        raise UsageError(
+            f"{option}{path}: it can't be written: {reason}",
+            fix=f"give another file: `{option}other{SUFFIX}`",
+        )

@@ -10,10 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
-from eventloop.cli.changes import CHANGES, allowed
-from eventloop.cli.crash import crash_report
+from eventloop.cli.arguments import (
+    CHANGES,
+    Arguments,
+    Command,
+    CommandOption,
+    allowed,
+    read_arguments,
+)
 from eventloop.cli.eval import require_eval_data
+from eventloop.cli.failure import crash_report
 from eventloop.cli.header import header_lines
 from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, output_path, prepare, weights_path
 from eventloop.cli.output import write_lines, write_text

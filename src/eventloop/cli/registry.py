@@ -83,8 +83,8 @@ def help_lines() -> Iterator[str]:
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     """Returns the commands that packages add, and what is wrong with some of them."""
-    from eventloop.plugin.discover import extensions  # reads metadata: `eventloop fit` needn't
     from eventloop.plugin.extensions import extension_problems
+    from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
 
     found = extensions(GROUP)
     return found, extension_problems(found, {"command": COMMANDS})

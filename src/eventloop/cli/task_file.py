@@ -21,12 +21,11 @@ from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
 from eventloop.naming import plain
 from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.from_file import spec_of_file
 from eventloop.plugin.records import Plugin
-from eventloop.plugin.source_files import spec_of_file
 from eventloop.plugin.validate import implementations
-from eventloop.shell import shell
 from eventloop.task import Task
-from eventloop.text import one_line
+from eventloop.text import one_line, shell
 
 T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep

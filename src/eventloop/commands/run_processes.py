@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, Self
 
 from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
-from eventloop.distributed.orphans import ending_with_parent
+from eventloop.distributed.exit import ending_with_parent
 from eventloop.files.run_folder import RunFolder
 from eventloop.signals import Interrupted, Terminated
 from eventloop.text import one_line

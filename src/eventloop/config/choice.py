@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.errors import UsageError
 from eventloop.naming import fold
-from eventloop.shell import shell
+from eventloop.text import shell
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found

@@ -27,7 +27,7 @@ from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, 
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
 from eventloop.plugin.records import Found
-from eventloop.shell import shell
+from eventloop.text import shell
 
 _HOW_TO_FIX: dict[Kind, str] = {
     "flag": "list the options with `eventloop fit TASK --help`",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union
 from eventloop.clock import Time
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
-from eventloop.shell import shell
+from eventloop.text import shell
 from eventloop.urls import Url
 
 REQUIRED = inspect.Parameter.empty

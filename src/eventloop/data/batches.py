@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.first_batches import FirstBatches
 from eventloop.errors import TaskError, counted
 
 LABELS = "labels"
@@ -293,3 +292,31 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, (tuple, list)):
         return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
     return batch
+
+
+class FirstBatches:
+    """Gives the first batches of a data loader each time it is gone through.
+
+    Args:
+        dataloader: an iterable of batches.
+        limit: how many at most.
+        num_batches: how many there are; None where nobody knows.
+    """
+
+    def __init__(self, dataloader: Any, limit: int, num_batches: int | None) -> None:
+        self.dataloader = dataloader
+        self.limit = limit
+        self.num_batches = None if num_batches is None else min(limit, num_batches)
+
+    @property
+    def sampler(self) -> Any:
+        """The data loader's sampler, which is told the epoch; None where it has none."""
+        return getattr(self.dataloader, "sampler", None)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The data loader's batch sampler, which is told the epoch; None where it has none."""
+        return getattr(self.dataloader, "batch_sampler", None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.dataloader), self.limit)

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import DataLoader
 
 from eventloop.data import is_map_style, known_length
-from eventloop.data.epoch_start import Turns
-from eventloop.data.first_batches import FirstBatches
-from eventloop.data.map_style import MapStyle
-from eventloop.data.sample_order import Order
-from eventloop.data.stateful import Stateful
+from eventloop.data.batches import FirstBatches
+from eventloop.data.map_style import MapStyle, Turns
+from eventloop.data.sample_order import Order, Stateful
 from eventloop.errors import TaskError
-from eventloop.seeding import KeptGenerators
+from eventloop.rng import KeptGenerators
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes

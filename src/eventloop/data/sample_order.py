@@ -6,7 +6,7 @@ import itertools
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,11 +21,10 @@ from torch.utils.data import (
 )
 
 from eventloop.data.attributes import declares
-from eventloop.data.repeats import may_repeat, numbered
+from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.data.sharding import RankPart
-from eventloop.data.stateful import Stateful
 from eventloop.errors import TaskError
-from eventloop.generators import global_generators, is_generator, plain, put, standing_of, unplain
+from eventloop.rng import global_generators, is_generator, plain, put, standing_of, unplain
 
 _PLAIN = (bool, int, float, str, type(None))
 # Those that draw all that they need with their first index, from nothing that is hidden.
@@ -293,3 +292,14 @@ def _equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     same = one == other
     return bool(same.all() if hasattr(same, "all") else same)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object like those of `torch.distributed.checkpoint.stateful`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gives where it is."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """Goes on from what `state_dict` gave."""

@@ -6,13 +6,17 @@ import hashlib
 import operator
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
     StackDataset,
     Subset,
     TensorDataset,
@@ -21,9 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.data.repeats import Again
-from eventloop.generators import is_generator, put, reseed, standing_of
-from eventloop.seeding import KeptGenerators
+from eventloop.rng import KeptGenerators, is_generator, put, reseed, standing_of
 
 _BITS = 2**64 - 1
 _ODD = 0xD1342543DE82EF95  # far from any index
@@ -263,3 +265,54 @@ def _seed(seed: int) -> None:
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+
+
+class Again(int):
+    """The index of a sample that the epoch has given before; an int to everybody else.
+
+    Attributes:
+        times: how often it has been given before.
+    """
+
+    times: int
+
+    def __new__(cls, index: int, times: int = 0) -> Again:
+        """Makes it of the index."""
+        made = super().__new__(cls, index)
+        made.times = times
+        return made
+
+
+def may_repeat(sampler: Any) -> bool:
+    """Tells whether a sampler may give an index twice an epoch: no, if it is known not to.
+
+    A `DistributedSampler` does, to give all ranks as many; those few draw the same again.
+    """
+    kind = type(sampler)
+    if kind is BatchSampler:
+        return may_repeat(sampler.sampler)
+    if kind is RandomSampler:
+        return bool(sampler.replacement) or len(sampler) > len(sampler.data_source)
+    return kind not in (SequentialSampler, DistributedSampler)
+
+
+def numbered(indices: Iterable[Any]) -> Iterator[Any]:
+    """Gives indices, or lists of them, with those that come again as `Again`.
+
+    What is no whole number, such as a name, stays as it is.
+    """
+    counts: dict[int, int] = {}
+
+    def number(index: Any) -> Any:
+        if type(index) is Again:
+            return index
+        try:
+            key = operator.index(index)
+        except TypeError:
+            return index
+        times = counts.get(key, 0)
+        counts[key] = times + 1
+        return Again(key, times) if times else index
+
+    for one in indices:
+        yield [number(index) for index in one] if isinstance(one, (list, tuple)) else number(one)

@@ -14,9 +14,9 @@ from torch.utils.data import (
 )
 
 from eventloop.data import is_map_style
-from eventloop.data.repeats import may_repeat, numbered
+from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.errors import TaskError, counted
-from eventloop.seeding import kept_generators, seed_everything
+from eventloop.rng import kept_generators, seed_everything
 
 # Kinds of shared order that a run keeps, whatever the number of ranks with which it goes on.
 LASTING = ("distributed", "seeded")

@@ -11,7 +11,7 @@ from eventloop.data.loaders import source_of
 from eventloop.data.prefetch import mover_to
 from eventloop.data.sample_order import samplers_of
 from eventloop.errors import TaskError
-from eventloop.seeding import kept_generators
+from eventloop.rng import kept_generators
 
 if TYPE_CHECKING:
     import torch

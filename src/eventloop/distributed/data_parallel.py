@@ -32,17 +32,17 @@ from torch.optim import Optimizer
 
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.drift import require_same_weights
+from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import CountBatch, Parts, Shares, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
-from eventloop.distributed.timeout import timeout_s
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.exchange import Agreed, Exchange
+    from eventloop.run.runtime import Feature
     from eventloop.state import State
-    from eventloop.training.features import Feature
     from eventloop.training.numbers import OverRanks, Place, Reduction, Row
 
 

@@ -10,9 +10,8 @@ import os
 import select
 import time
 
-from eventloop.distributed.exit import kill_rank
+from eventloop.distributed.exit import kill_rank, timeout_s
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, wait_until
-from eventloop.distributed.timeout import timeout_s
 
 POLL_S = 0.5
 _STILL_S = 4 * POLL_S  # without a heartbeat: it can't end by itself

@@ -19,8 +19,8 @@ from eventloop.errors import TaskError
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.data import Count
+    from eventloop.run.runtime import Feature
     from eventloop.state import State
-    from eventloop.training.features import Feature
     from eventloop.training.numbers import OverRanks
 
 Weight = float | Tensor

@@ -17,12 +17,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
-from eventloop.distributed.exit import end_process, kill_rank
+from eventloop.distributed.exit import end_process, kill_rank, timeout_s
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
 from eventloop.distributed.neighbours import POLL_S, neighbours
 from eventloop.distributed.reports import details, exit_status, first_line
-from eventloop.distributed.timeout import timeout_s
 from eventloop.errors import EventloopError
 from eventloop.signals import is_agreed
 

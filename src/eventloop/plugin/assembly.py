@@ -20,7 +20,7 @@ from eventloop.plugin.validate import (
     implementations,
     unknown_names,
 )
-from eventloop.shell import pip, switch_off
+from eventloop.text import pip, switch_off
 
 HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
 

@@ -9,7 +9,7 @@ from typing import Any
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
-from eventloop.shell import shell, switch_off
+from eventloop.text import shell, switch_off
 
 
 def plugin_options(target: object) -> dict[str, Option]:

@@ -12,7 +12,7 @@ from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found
 from eventloop.plugin.select import is_usable_name
-from eventloop.shell import pip
+from eventloop.text import pip
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 

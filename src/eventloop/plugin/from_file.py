@@ -6,6 +6,9 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib.abc import SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 from importlib_metadata import EntryPoint
@@ -13,7 +16,6 @@ from importlib_metadata import EntryPoint
 from eventloop.errors import PluginError, UsageError, closest
 from eventloop.naming import kebab
 from eventloop.plugin.records import GROUPS, Found
-from eventloop.plugin.source_files import spec_of_file
 
 
 def found_in_file(label: str) -> Found:
@@ -125,3 +127,31 @@ def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield from bound_names(block)
             for handler in getattr(node, "handlers", []):
                 yield from bound_names(handler.body)
+
+
+def spec_of_file(name: str, path: Path) -> ModuleSpec:
+    """Gives the spec of a module that is compiled from the source each time.
+
+    Python knows a file by its size and its time in seconds, so that an edit of one digit within a
+    second would leave the compiled file of before in its place.
+
+    Args:
+        name: of the module.
+        path: its file, whatever its suffix.
+    """
+    spec = spec_from_file_location(name, path, loader=_AsItStands(path))
+    assert spec is not None
+    return spec
+
+
+class _AsItStands(SourceLoader):
+    """Reads a file, and nothing beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self._path)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self._path.read_bytes()

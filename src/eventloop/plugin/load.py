@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from eventloop.errors import PluginError
 from eventloop.plugin.from_file import import_from_file
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Selected
-from eventloop.shell import pip, shell, switch_off
 from eventloop.signals import Interrupted, told_from_a_key
+from eventloop.text import pip, shell, switch_off
 
 
 @dataclass(frozen=True)

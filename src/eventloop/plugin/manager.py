@@ -17,10 +17,10 @@ from eventloop.hooks import PROJECT
 from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
 from eventloop.plugin.candidates import choose, take_up
-from eventloop.plugin.discover import discover_all
+from eventloop.plugin.metadata import discover_all
 from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected
 from eventloop.plugin.validate import takes_part
-from eventloop.shell import shell
+from eventloop.text import shell
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration

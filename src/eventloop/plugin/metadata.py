@@ -6,14 +6,23 @@ import functools
 import os
 import re
 import site
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError
-from eventloop.shell import pip
+from eventloop.naming import fold
+from eventloop.plugin.from_file import found_in_file
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role
+from eventloop.text import pip
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Selected
 
 _FIELD = re.compile(r"^(Name|Version|Summary):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # Entry points that can be read, and a problem for each distribution whose can't.
@@ -122,3 +131,123 @@ def _unreadable(
         if name
         else "delete what is left of it",
     )
+
+
+def discover(
+    entry_points: Iterable[EntryPoint] | None = None, files: Iterable[str] = ()
+) -> tuple[Found, ...]:
+    """Finds the plugins of all installed distributions; imports none of them.
+
+    Args:
+        entry_points: where to look; all that are installed unless given.
+        files: what was given with `-p FILE.py:NAME`; read, not run.
+
+    Returns:
+        Sorted by what is found, so that the order in which the file system lists it is no matter.
+
+    Raises:
+        UsageError: a file isn't there, or hasn't what is named.
+    """
+    if entry_points is None:
+        entry_points, _ = installed_entry_points()
+    found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
+    return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
+
+
+def discover_all(
+    files: Iterable[str], installed: Installed | None = None
+) -> tuple[tuple[Found, ...], list[EventloopError]]:
+    """Finds what is installed and what files hold, as far as it can be read.
+
+    Args:
+        installed: what `installed_entry_points` returned, where it was asked already.
+
+    Returns:
+        What was found, and a problem for each file and distribution that can't be read.
+    """
+    points, unreadable = installed or installed_entry_points()
+    problems = [*unreadable]
+    readable = []
+    for file in files:
+        try:
+            found_in_file(file)
+        except EventloopError as error:
+            problems.append(error)
+        else:
+            readable.append(file)
+    return discover(points, readable), problems
+
+
+def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found, ...]:
+    """Returns what packages add beside plugins, from metadata alone, sorted by name.
+
+    Args:
+        groups: the entry-point groups, `eventloop.commands` say; all of `EXTENSIONS` unless given.
+        installed: what `installed_entry_points` returned, where it was asked already.
+    """
+    points, _ = installed or installed_entry_points()
+    wanted = groups or tuple(EXTENSIONS)
+    found = [_found(point, EXTENSIONS[point.group]) for point in points if point.group in wanted]
+    return tuple(sorted(found, key=_key))
+
+
+def _found(point: EntryPoint, role: Role) -> Found:
+    if point.dist is None:
+        return Found(point.name, role, point, "", "")
+    name, version = name_and_version(point.dist)
+    if not (name and version):  # is told of by name_problems
+        return Found(point.name, role, point, "", "")
+    return Found(point.name, role, point, name, version, tuple(marks(point.dist)))
+
+
+def _key(found: Found) -> tuple[str, ...]:
+    return (
+        fold(found.name),
+        found.name,
+        found.role,
+        found.distribution,
+        found.version,
+        found.entry_point.value,
+    )
+
+
+def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
+    """Finds active plugins whose distribution is there in more than one version.
+
+    Which of the two is described and which is imported need not be the same: a leftover of an old
+    installation, or a folder on PYTHONPATH.
+    """
+    active: dict[str, list[Selected]] = {}
+    for one in selected:
+        if one.status == "active" and one.found.distribution:
+            active.setdefault(one.found.distribution, []).append(one)
+    repeated = _repeated()
+    for distribution, group in active.items():
+        if canonical(distribution) not in repeated:
+            continue
+        there = importlib_metadata.distributions(name=distribution)
+        places = {
+            name_and_version(one)[1] or "none": str(one.locate_file(""))
+            for one in reversed([*there])
+        }
+        if len(places) > 1:
+            listed = [f"{version} in {place}" for version, place in reversed(places.items())]
+            yield PluginError(
+                f"{distribution} is installed in {len(places)} versions, of which one hides the "
+                f"others: {', '.join(listed)}",
+                plugin=", ".join(one.found.origin for one in group),
+                fix=f"{pip('uninstall', distribution)} until none is left, and install it once",
+            )
+
+
+def _repeated() -> set[str]:
+    """Gives the distributions that are there more than once; to read their metadata takes longer."""
+    names: list[str] = []
+    for folder in dict.fromkeys(os.path.realpath(one) for one in sys.path):
+        try:
+            entries = [one.name for one in Path(folder).iterdir()]
+        except OSError:  # no folder
+            continue
+        infos = (one for one in entries if one.endswith((".dist-info", ".egg-info")))
+        names += [canonical(one.rpartition(".")[0].partition("-")[0]) for one in infos]
+    return {name for name, count in Counter(names).items() if count > 1}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-from eventloop.shell import shell, switch_off
+from eventloop.text import shell, switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
 Status = Literal["active", "off"]

@@ -11,7 +11,7 @@ from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected
-from eventloop.shell import pip, shell, switch_off
+from eventloop.text import pip, shell, switch_off
 
 RESERVED = ("task", "core")
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")

@@ -12,10 +12,9 @@ import pluggy
 from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
-from eventloop.plugin.mistakes import computed, hidden, method_of, unmarked
+from eventloop.plugin.mistakes import computed, hidden, method_of, state_misfits, unmarked
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
-from eventloop.plugin.state_methods import state_misfits
 
 
 def implementations(

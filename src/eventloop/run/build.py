@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from eventloop.checkpoint.facts import described
 from eventloop.data import first_batch
 from eventloop.plugin.manager import unsuitable_reasons, without
+from eventloop.rng import kept_generators, seed_everything, seed_rank
 from eventloop.run.checks import check_eval_dataloaders, check_model, check_optimizers
-from eventloop.seeding import kept_generators, seed_everything, seed_rank
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found

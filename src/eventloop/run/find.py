@@ -13,7 +13,7 @@ from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, Anew, FromCheckpoint, Start
-from eventloop.shell import shell
+from eventloop.text import shell
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from eventloop.errors import EventloopError
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.corruption import Damage
 from eventloop.files.run_folder import RunFolder
+from eventloop.hooks import hookimpl
 from eventloop.naming import plain
 from eventloop.plugin.lock import order_digest
 from eventloop.urls import hidden
@@ -27,6 +28,8 @@ from eventloop.urls import hidden
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.plugin.assembly import Assembly
+    from eventloop.run.start import Start
+    from eventloop.state import State
 
 FILE = "manifest.json"
 _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device")
@@ -138,3 +141,36 @@ def _git(folder: Path, *arguments: str) -> str:
         ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=5
     )
     return result.stdout
+
+
+class RunFile:
+    """Writes `manifest.json` when a trainer's first fit begins; a plugin of the core.
+
+    It stands after what takes the run's lock.
+
+    Args:
+        start: of the run.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._is_written = False
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        """Writes it, once."""
+        if self._is_written:
+            return
+        problem = None
+        if state.rank == 0:
+            start = self._start
+            try:
+                write_manifest(
+                    state.manifest, state.run_dir, resumed=start.resumed, changes=start.changes
+                )
+            except EventloopError as error:
+                problem = error
+        (problem, *_) = state.gathered(problem)
+        if problem is not None:
+            raise problem
+        self._is_written = True

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from eventloop.checkpoint.capture import Capture
-from eventloop.checkpoint.plugin_states import PluginStates
 from eventloop.checkpoint.saver import Saver
+from eventloop.checkpoint.states import PluginStates
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
+from eventloop.errors import keep
 from eventloop.loop import Loop
 from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS, Assembly, Wishes
 from eventloop.plugin.observe import Observer, observe
-from eventloop.plugin.plans import freeze, new_plans, nothing
+from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
-from eventloop.run.run_file import RunFile
-from eventloop.run.run_manifest import manifest_of
+from eventloop.run.run_manifest import RunFile, manifest_of
 from eventloop.state import CALLABLE, State
 from eventloop.training.auto_microbatch import FittingMicrobatches
 from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
-from eventloop.training.features import features_of
+from eventloop.training.garbage import GarbageCollection
+from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
 from eventloop.training.precision import choose_precision
 from eventloop.training.update import Microbatches
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.run.start import Start
+    from eventloop.state import State
+    from eventloop.training.precision import Precision
 
 
 class Core:
@@ -151,3 +156,37 @@ class Core:
                 if name not in HOOKS or name in CALLABLE
             },
         )
+
+
+def close_all(hooks: Plans, state: State) -> None:
+    """Tells every plugin to close; raises the first failure with the others noted on it."""
+    failures = told(hooks.close, state)
+    if failures:
+        first, *others = failures
+        for other in others:
+            keep(first, other)
+        raise first
+
+
+class Feature(Protocol):
+    """A plugin of the core."""
+
+    @property
+    def note(self) -> str:
+        """What the header says of it; "" for nothing."""
+        ...
+
+
+def features_of(
+    settings: Settings, device: torch.device, precision: Precision
+) -> Iterator[Feature]:
+    """Gives the features that a run asks for."""
+    if settings.gc_interval is not None:
+        yield GarbageCollection(settings.gc_interval)
+    if settings.deterministic:
+        yield Deterministic(device)
+        return
+    if device.type == "cuda":
+        yield TunedConvolutions()
+    if precision.name in ("bf16", "fp16"):
+        yield ChannelsLast(precision)

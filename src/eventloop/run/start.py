@@ -18,8 +18,8 @@ from eventloop.run.differences import (
     plugin_differences,
     task_differences,
 )
-from eventloop.shell import pip, shell
 from eventloop.signals import is_interruption
+from eventloop.text import pip, shell
 from eventloop.training.entry import AfterCheckpoint
 
 if TYPE_CHECKING:

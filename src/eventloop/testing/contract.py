@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eventloop.errors import EventloopError
 from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.discover import discover
+from eventloop.plugin.metadata import discover
 from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
 from eventloop.testing.ranks import RankError, run_ranks
 from eventloop.testing.resuming import is_resumed

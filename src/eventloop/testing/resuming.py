@@ -14,7 +14,7 @@ from eventloop.checkpoint.format import name_of, read
 from eventloop.errors import CheckpointError
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.state_methods import is_per_rank, keeps_state
+from eventloop.plugin.mistakes import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
 
 if TYPE_CHECKING:

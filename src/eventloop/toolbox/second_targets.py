@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from eventloop.errors import TaskError
-from eventloop.shell import switch_off
+from eventloop.text import switch_off
 
 if TYPE_CHECKING:
     from eventloop.state import State

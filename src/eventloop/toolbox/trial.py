@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from eventloop.seeding import kept_generators
+from eventloop.rng import kept_generators
 
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:

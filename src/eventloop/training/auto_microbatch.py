@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from eventloop.data import num_samples
 from eventloop.errors import counted
-from eventloop.seeding import KeptGenerators
+from eventloop.rng import KeptGenerators
 from eventloop.training.update import Microbatches, Passes
 
 if TYPE_CHECKING:

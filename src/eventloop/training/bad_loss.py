@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from eventloop.clock import Counts, moment_of
 from eventloop.errors import NonFiniteError
 from eventloop.hooks import hookimpl
-from eventloop.training.host_copy import HostCopy
+from eventloop.training.numbers import HostCopy
 from eventloop.training.weight_watch import EVERY, WeightWatch, local_part
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eventloop.errors import TaskError, counted
-from eventloop.seeding import kept_generators
+from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
 
 if TYPE_CHECKING:

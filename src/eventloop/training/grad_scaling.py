@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from eventloop.errors import NonFiniteError, SettingError
-from eventloop.training.host_copy import HostCopy
+from eventloop.training.numbers import HostCopy
 from eventloop.training.optimizers import wants_closure
 
 if TYPE_CHECKING:

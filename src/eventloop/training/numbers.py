@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Counts, Moment, Time, moment_of
-from eventloop.training.host_copy import HostCopy
 
 Row = dict[str, float | Tensor]
 Reduction = Literal["mean", "sum"]
@@ -156,3 +156,46 @@ class _Copied:
             row[name] = number
         rows = cast("list[dict[str, float]]", self._rows)
         return zip(map(moment_of, self._at), rows, strict=True)
+
+
+class HostCopy:
+    """A copy that has been started and may be asked for later.
+
+    Args:
+        tensors: one entry each, of any type and device, the host too; only work queued on the
+            current stream may still write into them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._copied: torch.cuda.Event | None = None
+        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if has_cuda and any(tensor.is_cuda for tensor in tensors):
+            self._tensors = _started(tensors)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def is_ready(self) -> bool:
+        """Tells whether `numbers` would give its answer without a wait."""
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+
+    def numbers(self) -> list[float]:
+        """Gives the numbers; waits for them where they aren't there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return list(map(Tensor.item, self._tensors))
+
+
+def _started(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Starts one copy a type and device; gives the tensors on the host, in order."""
+    on_host = list(tensors)
+    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for idx, tensor in enumerate(tensors):
+        if tensor.is_cuda:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(idx)
+    for idxs in groups.values():
+        stacked = torch.stack([tensors[idx].reshape(()) for idx in idxs])
+        pinned = torch.empty_like(stacked, device="cpu", pin_memory=True)
+        for idx, copy in zip(idxs, pinned.copy_(stacked, non_blocking=True), strict=True):
+            on_host[idx] = copy
+    return on_host

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.errors import NonFiniteError
 from eventloop.training.finite import is_finite
-from eventloop.training.host_copy import HostCopy
+from eventloop.training.numbers import HostCopy
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes

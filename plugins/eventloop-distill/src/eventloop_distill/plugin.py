@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.errors import EventloopError
-from eventloop.seeding import kept_generators
+from eventloop.rng import kept_generators
 from eventloop.training.metrics import predictions
 from eventloop_distill.softened import class_dim, counted_positions, soft_loss
 from eventloop_distill.teacher import named_teacher, parts_of

@@ -11,7 +11,7 @@ from types import ModuleType
 from torch import nn
 
 from eventloop.checkpoint.loading import weights_at
-from eventloop.plugin.source_files import spec_of_file
+from eventloop.plugin.from_file import spec_of_file
 
 
 def named_teacher(label: str, weights: Path | None = None) -> nn.Module:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from eventloop import PluginError
 from eventloop.errors import closest
-from eventloop.plugin.source_files import spec_of_file
+from eventloop.plugin.from_file import spec_of_file
 
 
 def callback_of(given: object) -> object:

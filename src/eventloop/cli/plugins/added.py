@@ -10,8 +10,8 @@ from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.errors import EventloopError
 from eventloop.naming import fold
-from eventloop.plugin.discover import extensions
 from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
 from eventloop.plugin.static_check import glance
 

@@ -14,7 +14,7 @@ from eventloop.plugin.measure import Measured, measure_imports
 from eventloop.text import plain
 
 if TYPE_CHECKING:
-    from eventloop.plugin.dry_assemble import Survey
+    from eventloop.plugin.candidates import Survey
     from eventloop.plugin.records import Found
 
 COMMAND = Command(

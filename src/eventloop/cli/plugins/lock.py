@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import Command, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
 from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.errors import PluginError
-from eventloop.plugin.lock import NAME, lock_path, lock_text, order_digest
+from eventloop.plugin.candidates import survey
+from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
+
+if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
 
 COMMAND = Command(
     "plugins lock",
@@ -42,3 +47,18 @@ def run(argv: Sequence[str]) -> int:
     else:
         write_lines([f"{path}: {', '.join(names) or 'no plugins'}"])
     return 0
+
+
+def require_lock(configuration: Configuration) -> None:
+    """Refuses what differs from the lock; does nothing where there is none.
+
+    What is compared is what `eventloop plugins lock` writes: the installed plugins as they would
+    take part whatever the task is.
+
+    Raises:
+        PluginError: something differs, shown as a diff.
+    """
+    path = lock_path(Path.cwd())
+    if path.is_file():
+        assembly = survey(configuration).assembly
+        check_lock(path, assembly.plugins, assembly.implementations)

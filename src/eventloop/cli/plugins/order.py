@@ -10,7 +10,7 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError, closest
-from eventloop.plugin.dry_assemble import implemented
+from eventloop.plugin.candidates import implemented
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.errors import UsageError, raise_all
 
 if TYPE_CHECKING:
-    from eventloop.plugin.dry_assemble import Survey
+    from eventloop.plugin.candidates import Survey
 
 JSON = CommandOption("json", "", "write JSON instead of a table")
 
@@ -27,7 +27,7 @@ def configuration_of(arguments: Arguments) -> Configuration:
 
 def surveyed(arguments: Arguments) -> tuple[Configuration, Survey]:
     """Looks at all plugins, which may print meanwhile: on stdout stands what the command says."""
-    from eventloop.plugin.dry_assemble import (
+    from eventloop.plugin.candidates import (
         survey,  # kept out of subcommands that import no plugin
     )
 

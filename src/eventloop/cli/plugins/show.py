@@ -14,8 +14,8 @@ from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.discover import extensions
 from eventloop.plugin.measure import measure_import
+from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
 
 if TYPE_CHECKING:
