@@ -17,7 +17,6 @@ from eventloop.clock import Clock, Time, resolve
 from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
-from eventloop.plugin.records import Plugin
 from eventloop.training.numbers import NoNumbers, Numbers
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.capture import Captured
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
+    from eventloop.plugin.records import Plugin
     from eventloop.training.grad_scaling import Stepped
     from eventloop.training.precision import Precision
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.config.choice import Choice
 from eventloop.config.layers import (
@@ -26,8 +26,10 @@ from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
-from eventloop.plugin.records import Found
 from eventloop.text import shell
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Found
 
 _HOW_TO_FIX: dict[Kind, str] = {
     "flag": "list the options with `eventloop fit TASK --help`",

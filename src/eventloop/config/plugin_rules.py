@@ -6,13 +6,16 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
 from eventloop.hooks import Edge
 from eventloop.naming import fold
-from eventloop.plugin.records import Plugin
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin
 
 KEYS = ("disable", "allow", "required", "order", "owners")
 EVERY_HOOK = "all"
