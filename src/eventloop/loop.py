@@ -23,9 +23,11 @@ from eventloop.training.entry import Entry, FromStart
 from eventloop.training.evaluation import batches_of, evaluation_mode
 from eventloop.training.metrics import compute
 from eventloop.training.update import (
-    Accumulation,
+    Accumulate,
+    Passes,
     misplaced_update,
     named,
+    no_microbatch,
     passes_of,
     require_gradients,
 )
@@ -36,18 +38,6 @@ if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
     from eventloop.training.grad_scaling import Stepped
 
-Fill = Callable[[State, Plans, Mapping[str, Optimizer]], Tensor]
-
-
-def forward_and_loss(state: State, hooks: Plans) -> None:
-    """Runs a microbatch from its forward pass to its loss."""
-    hooks.before_forward(state)
-    state.outputs = hooks.forward(state)
-    hooks.after_forward(state)
-    hooks.before_loss(state)
-    state.loss = hooks.loss(state)
-    hooks.after_loss(state)
-
 
 class Loop:
     """Runs the plans of one trainer over its State.
@@ -57,7 +47,7 @@ class Loop:
         quiet: the same plans, with nothing for the events of a microbatch.
         move: copies a batch to the device.
         processes: those that train together.
-        accumulate: fills `.grad` for a batch.
+        retry: makes of the function that fills `.grad` one that may run a batch again.
 
     Attributes:
         feeds: where batches come from.
@@ -66,12 +56,12 @@ class Loop:
     """
 
     __slots__ = (
+        "_accumulate",
         "_can_update",
         "_evaluated_at",
         "_has_begun",
         "_in_training",
         "_saved_at",
-        "accumulate",
         "entry",
         "feeds",
         "hooks",
@@ -87,13 +77,13 @@ class Loop:
         quiet: Plans,
         move: Callable[[Any], Any],
         processes: Processes,
-        accumulate: Accumulation,
+        retry: Callable[[Accumulate], Accumulate],
     ) -> None:
         self.hooks = hooks
         self.quiet = quiet
         self.move = move
         self.processes = processes
-        self.accumulate = accumulate
+        self._accumulate = retry(self._microbatches)
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
@@ -192,8 +182,8 @@ class Loop:
         state.clock.end_batch(samples, tokens, seconds)
         hooks.batch_end(state)
         state.batch = state.loss = None
-        if stepped:
-            hooks.scheduler_step(state, "ba")
+        # Whether fp16 did step is known a batch later; the schedulers follow when it is.
+        state.precision.once_stepped(stepped, hooks.scheduler_step, state)
 
         if hooks.should_eval(state):
             self._evaluate_once(state)
@@ -205,7 +195,94 @@ class Loop:
     def train_batch(self, state: State) -> bool | Stepped:
         """Trains on the batch at hand: the default of the action `train_batch`."""
         self._begin(state)
-        return self._update(state, state.optimizers, self._fill)
+        return self._update(state, state.optimizers, self._accumulate, forward_and_loss)
+
+    def _begin(self, state: State) -> None:
+        """Tells of the batch once, however many updates it gets, one after the other."""
+        self._can_update = False
+        if not self._has_begun:
+            self._has_begun = True
+            self.hooks.before_train_batch(state)
+
+    def _update(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        accumulate: Accumulate,
+        passes: Passes,
+        suffix: str = "",
+    ) -> bool | Stepped:
+        """Makes one step of these optimizers, with the gradients of the batch."""
+        hooks = self.hooks
+        state.loss = accumulate(state, hooks, optimizers, passes)
+        numbers = hooks.clip_gradients(state, optimizers)
+        for name, value in numbers.items():
+            state.log(f"train/{name}{suffix}", value)
+        hooks.after_train_batch(state)
+
+        def closure() -> Tensor:
+            return self._repeat(state, optimizers, accumulate, passes)
+
+        stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
+            state, optimizers, closure
+        )
+        hooks.zero_grad(state, optimizers)
+        self._can_update = True
+        return stepped
+
+    def _microbatches(
+        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
+    ) -> Tensor:
+        """Adds a batch's gradients to `.grad`, a microbatch at a time.
+
+        Args:
+            hooks: with or without the events of a microbatch.
+            optimizers: whose parameters the gradients are for.
+            passes: runs a microbatch from its forward pass to its loss.
+
+        Returns:
+            The batch's mean loss, shape (), detached.
+        """
+        microbatches = hooks.split_batch(state)
+        if not microbatches:
+            raise no_microbatch(state)
+        state.num_microbatches = len(microbatches)
+        weights = self.processes.loss_weights(state, microbatches, hooks.count_batch)
+
+        mean_loss: Tensor | None = None
+        for idx, microbatch in enumerate(microbatches):
+            state.microbatch, state.microbatch_idx = microbatch, idx
+            passes(state, hooks)
+            assert state.loss is not None
+
+            # Weighted, so that the gradient is that of the batch in one piece.
+            hooks.before_backward(state)
+            loss = weights.scaled(state.loss, idx)
+            hooks.backward(state, loss)
+            hooks.after_backward(state)
+
+            loss = loss.detach()
+            mean_loss = loss if mean_loss is None else mean_loss + loss
+            state.microbatch = state.outputs = state.loss = None
+        assert mean_loss is not None
+        return mean_loss
+
+    def _repeat(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        accumulate: Accumulate,
+        passes: Passes,
+    ) -> Tensor:
+        """Computes the gradients of the batch again, without events: the closure of a step."""
+        kept = state.loss
+        self.hooks.zero_grad(state, optimizers)
+        with torch.enable_grad():
+            loss = accumulate(state, self.quiet, optimizers, passes)
+            self.hooks.clip_gradients(state, optimizers)
+        state.loss = kept
+        # An optimizer that decides by the loss must decide alike on all ranks.
+        return self.processes.mean(loss)
 
     def update(
         self,
@@ -217,65 +294,24 @@ class Loop:
         if not self._can_update:
             raise misplaced_update()
         optimizers = named(state.optimizers, names)
-        passes = passes_of(state.precision.under_autocast(loss_fn))
+        own_passes = passes_of(state.precision.under_autocast(loss_fn))
 
-        def fill(state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]) -> Tensor:
-            loss = self.accumulate(state, hooks, optimizers, passes)
+        def accumulate(
+            state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
+        ) -> Tensor:
+            loss = self._accumulate(state, hooks, optimizers, passes)
             self.processes.average(state, optimizers)
             require_gradients(optimizers)
             return loss
 
         self._begin(state)
         suffix = f".{'.'.join(optimizers)}"
-        stepped = self._update(state, optimizers, fill, suffix)
+        stepped = self._update(state, optimizers, accumulate, own_passes, suffix)
         assert state.loss is not None
         state.log(f"train/loss{suffix}", state.loss, "mean")
         # The passes may have left gradients with the parameters of the others.
         self.hooks.zero_grad(state, state.optimizers)
         return stepped
-
-    def _fill(self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer]) -> Tensor:
-        """Fills `.grad` from the actions `forward` and `loss`."""
-        return self.accumulate(state, hooks, optimizers, forward_and_loss)
-
-    def _begin(self, state: State) -> None:
-        """Tells of the batch once, however many updates it gets, one after the other."""
-        self._can_update = False
-        if not self._has_begun:
-            self._has_begun = True
-            self.hooks.before_train_batch(state)
-
-    def _update(
-        self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill, suffix: str = ""
-    ) -> bool | Stepped:
-        """Makes one step of these optimizers, from gradients that `fill` gives."""
-        hooks = self.hooks
-        state.loss = fill(state, hooks, optimizers)
-        numbers = hooks.clip_gradients(state, optimizers)
-        for name, value in numbers.items():
-            state.log(f"train/{name}{suffix}", value)
-        hooks.after_train_batch(state)
-
-        def closure() -> Tensor:
-            return self._repeat(state, optimizers, fill)
-
-        stepped = not hooks.should_skip_step(state) and hooks.optimizer_step(
-            state, optimizers, closure
-        )
-        hooks.zero_grad(state, optimizers)
-        self._can_update = True
-        return stepped
-
-    def _repeat(self, state: State, optimizers: Mapping[str, Optimizer], fill: Fill) -> Tensor:
-        """Fills `.grad` for the batch once more, without events: the closure of a step."""
-        kept = state.loss
-        self.hooks.zero_grad(state, optimizers)
-        with torch.enable_grad():
-            loss = fill(state, self.quiet, optimizers)
-            self.hooks.clip_gradients(state, optimizers)
-        state.loss = kept
-        # An optimizer that decides by the loss must decide alike on all ranks.
-        return self.processes.mean(loss)
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
@@ -385,3 +421,13 @@ class Loop:
             # What was logged so far is in the loggers' hands, and needn't be in the checkpoint.
             self.deliver_everything(state)
             self.hooks.save_checkpoint(state)
+
+
+def forward_and_loss(state: State, hooks: Plans) -> None:
+    """Runs a microbatch from its forward pass to its loss."""
+    hooks.before_forward(state)
+    state.outputs = hooks.forward(state)
+    hooks.after_forward(state)
+    hooks.before_loss(state)
+    state.loss = hooks.loss(state)
+    hooks.after_loss(state)

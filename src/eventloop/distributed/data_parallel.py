@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.drift import require_same_weights
 from eventloop.distributed.exit import timeout_s
-from eventloop.distributed.processes import CountBatch, Parts, Shares, Weight, weights_of
+from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError
@@ -103,7 +103,9 @@ class DataParallel:
             find_unused_parameters=settings.find_unused_parameters,
         )
 
-    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+    def loss_weights(
+        self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
+    ) -> LossWeights:
         """Gives what each weighs of the mean weight of a rank: gradients are averaged.
 
         The sum over the ranks starts now and is awaited when the first loss is there.

@@ -27,7 +27,7 @@ Weight = float | Tensor
 CountBatch = Callable[["State", Any], "Count"]
 
 
-class Shares(Protocol):
+class LossWeights(Protocol):
     """What each microbatch contributes to the mean over the global batch."""
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
@@ -48,7 +48,9 @@ class Processes(Protocol):
     def wrap(self, state: State) -> nn.Module:
         """Gives what a forward pass with gradients calls, which averages them over the ranks."""
 
-    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+    def loss_weights(
+        self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
+    ) -> LossWeights:
         """Gives the microbatches' shares of the mean over the batch of all ranks.
 
         Args:
@@ -109,7 +111,9 @@ class SingleProcess:
         """Gives the model itself."""
         return state.model
 
-    def shares(self, state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> Shares:
+    def loss_weights(
+        self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
+    ) -> LossWeights:
         """Gives what each weighs of what all weigh; a batch in one piece is its own mean."""
         if state.num_microbatches == 1:
             return WHOLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
 from eventloop.run.run_manifest import RunFile, manifest_of
 from eventloop.state import CALLABLE, State
-from eventloop.training.auto_microbatch import FittingMicrobatches
+from eventloop.training.auto_microbatch import AutoMicrobatch
 from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
@@ -29,7 +30,6 @@ from eventloop.training.defaults import Defaults
 from eventloop.training.garbage import GarbageCollection
 from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
 from eventloop.training.precision import choose_precision
-from eventloop.training.update import Microbatches
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from eventloop.run.start import Start
     from eventloop.state import State
     from eventloop.training.precision import Precision
+    from eventloop.training.update import Accumulate
 
 
 class Core:
@@ -76,8 +77,8 @@ class Core:
         )
         self.hooks = new_plans()
         fits = settings.microbatch_size == "auto"
-        self._accumulate = (FittingMicrobatches if fits else Microbatches)(processes)
-        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, self._accumulate)
+        retry = functools.partial(AutoMicrobatch, processes) if fits else _once
+        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, retry)
         self.bookkeeping = Bookkeeping(self.hooks, processes)
         self._features = tuple(features_of(settings, device, precision))
         self._watches = watches_of(settings, self.bookkeeping.latest_loss, processes, precision)
@@ -143,7 +144,6 @@ class Core:
             setattr(self.loop.quiet, name, nothing if is_told else plan)
         state.manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest["task"] = dict(self._origin or {})
-        self._accumulate.splitter = assembly.owner("split_batch").origin
         state.connect(
             {fold(one.name): one for one in assembly.plugins if one.role != "core"},
             owner=assembly.owner,
@@ -190,3 +190,8 @@ def features_of(
         yield TunedConvolutions()
     if precision.name in ("bf16", "fp16"):
         yield ChannelsLast(precision)
+
+
+def _once(accumulate: Accumulate) -> Accumulate:
+    """Returns the function itself, which runs each batch once."""
+    return accumulate

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from eventloop.data import num_samples
 from eventloop.errors import counted
 from eventloop.rng import KeptGenerators
-from eventloop.training.update import Microbatches, Passes
+from eventloop.training.update import Accumulate, Passes
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -25,27 +25,19 @@ if TYPE_CHECKING:
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
-class FittingMicrobatches:
+class AutoMicrobatch:
     """Runs a batch again from its start in smaller microbatches where the memory didn't suffice.
 
     No gradient is exchanged before every rank is through: a failed exchange couldn't be repeated.
 
     Args:
         processes: those that train together.
+        accumulate: adds a batch's gradients to `.grad`.
     """
 
-    def __init__(self, processes: Processes) -> None:
-        self._microbatches = Microbatches(processes)
+    def __init__(self, processes: Processes, accumulate: Accumulate) -> None:
+        self._accumulate = accumulate
         self._processes = processes
-
-    @property
-    def splitter(self) -> str:
-        """Who owns `split_batch`, for messages."""
-        return self._microbatches.splitter
-
-    @splitter.setter
-    def splitter(self, splitter: str) -> None:
-        self._microbatches.splitter = splitter
 
     def __call__(
         self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
@@ -79,7 +71,7 @@ class FittingMicrobatches:
         self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
     ) -> tuple[Tensor | None, RuntimeError | None]:
         try:
-            return self._microbatches(state, hooks, optimizers, passes), None
+            return self._accumulate(state, hooks, optimizers, passes), None
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise

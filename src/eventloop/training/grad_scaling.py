@@ -65,6 +65,11 @@ class Unscaled:
         optimizer.step()
         return True
 
+    def once_stepped(self, stepped: bool | Stepped, scheduler_step: Plan, state: State) -> None:
+        """Moves the schedulers that are counted in batches, if the optimizers did step."""
+        if stepped:
+            scheduler_step(state, "ba")
+
     def found_inf(self) -> Sequence[Tensor]:
         """Gives nothing."""
         return ()
@@ -101,12 +106,10 @@ class Scaled:
         self._made: Stepped | None = None
         self._awaited: bool | Stepped = False
         self._num_skipped = 0
-        self._scheduler_step: Plan = _nothing
+        self._scheduler_step: Plan | None = None
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
         """Gives the plan of a hook with what scaling does around it."""
-        if hook == "scheduler_step":
-            self._scheduler_step = plan
         if hook == "train_batch":
             return self._around_batch(plan)
         if hook == "clip_gradients":
@@ -172,6 +175,11 @@ class Scaled:
             self._begun.add(id(optimizer))
         return self._made
 
+    def once_stepped(self, stepped: bool | Stepped, scheduler_step: Plan, state: State) -> None:
+        """Keeps the question until its answer is on the host, or is needed."""
+        self._await_known(state)
+        self._awaited, self._scheduler_step = stepped, scheduler_step
+
     def found_inf(self) -> Sequence[Tensor]:
         """Gives the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
 
@@ -191,13 +199,11 @@ class Scaled:
             self._num_skipped = state["num_skipped"]
 
     def _around_batch(self, plan: Plan) -> Plan:
-        def train_batch(state: State) -> bool:
+        def train_batch(state: State) -> bool | Stepped:
             if self._unscaled:
                 self._forget()  # of a batch that raised
                 self._flags = []
-            stepped = plan(state)
-            self._await_known(state)
-            self._awaited = stepped
+            stepped: bool | Stepped = plan(state)
             if self._flags:
                 state.numbers.record("train/overflow", self._flags[0].clone())
                 self._scaler.update()
@@ -207,7 +213,7 @@ class Scaled:
                 self._forget()  # no parameter had a gradient
             self._flags = []
             self._unscaled.clear()
-            return False  # the schedulers aren't the loop's to move
+            return stepped
 
         return train_batch
 
@@ -229,6 +235,7 @@ class Scaled:
         """Learns whether the last step was made; if so, the schedulers follow."""
         stepped, self._awaited = self._awaited, False
         if stepped:
+            assert self._scheduler_step is not None
             self._num_skipped = 0
             self._scheduler_step(state, "ba")
         elif isinstance(stepped, Stepped):
@@ -252,10 +259,6 @@ class Scaled:
 
 # Whatever could miss a move of the schedulers.
 _KNOWN_BEFORE = ("optimizer_step", "evaluate", "save_checkpoint", "epoch_end", "fit_end")
-
-
-def _nothing(*_args: object) -> None:
-    """Stands for the schedulers' plan until it is there."""
 
 
 def _never_finite(num_skipped: int, scale: float) -> NonFiniteError:

@@ -29,6 +29,8 @@ class Precision:
     Attributes:
         backward: adds the gradients of a loss, shape (), to `.grad`; scaled under fp16. An owner of
             the action `backward` calls it.
+        once_stepped: calls a function as soon as it is known that a step was made: at once, or under
+            fp16 before the next step.
         step: lets an optimizer step; gives True, or under fp16 a `Stepped`. An owner of the action
             `optimizer_step` calls it, and returns what it gives.
     """
@@ -48,6 +50,7 @@ class Precision:
         self._tf32 = tf32
         self._scaling = Unscaled() if scaling is None else scaling
         self.backward: Final = self._scaling.backward
+        self.once_stepped: Final = self._scaling.once_stepped
         self.step: Final = self._scaling.step
 
     def under_autocast(self, function: Function) -> Function:

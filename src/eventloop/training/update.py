@@ -1,9 +1,9 @@
-"""Accumulation: the gradients of a batch, a microbatch at a time."""
+"""Updates: what one is made of, and the errors of one that can't be made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 from eventloop.errors import PluginError, closest
 
 if TYPE_CHECKING:
-    from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-# Leaves the loss of the microbatch at hand in the State.
+# Leaves the loss of the microbatch under way in the State.
 Passes = Callable[["State", "Plans"], None]
+# Adds a batch's gradients to `.grad`; returns its mean loss, shape (), detached.
+Accumulate = Callable[["State", "Plans", Mapping[str, Optimizer], Passes], Tensor]
 
 
 def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
@@ -85,59 +86,8 @@ def misplaced_update() -> PluginError:
     )
 
 
-class Accumulation(Protocol):
-    """Fills `.grad` for a batch."""
-
-    splitter: str
-
-    def __call__(
-        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
-    ) -> Tensor:
-        """Runs all microbatches; gives the batch's mean loss, detached.
-
-        Args:
-            hooks: with or without the events of a microbatch.
-            optimizers: whose parameters the gradients are for.
-            passes: runs a microbatch from its forward pass to its loss.
-        """
-
-
-class Microbatches:
-    """Runs the microbatches that `split_batch` gives.
-
-    Args:
-        processes: those that train together.
-
-    Attributes:
-        splitter: who owns `split_batch`, for messages.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self.splitter = ""
-        self._processes = processes
-
-    def __call__(
-        self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
-    ) -> Tensor:
-        """Runs all microbatches; gives the batch's mean loss, detached."""
-        microbatches = hooks.split_batch(state)
-        if not microbatches:
-            raise PluginError(
-                "split_batch gave no microbatch", by=self.splitter, fix="give at least one"
-            )
-        state.num_microbatches = len(microbatches)
-        shares = self._processes.shares(state, microbatches, hooks.count_batch)
-        mean_loss: Tensor | None = None
-        for idx, microbatch in enumerate(microbatches):
-            state.microbatch, state.microbatch_idx = microbatch, idx
-            passes(state, hooks)
-            hooks.before_backward(state)
-            assert state.loss is not None
-            loss = shares.scaled(state.loss, idx)
-            hooks.backward(state, loss)
-            hooks.after_backward(state)
-            loss = loss.detach()
-            mean_loss = loss if mean_loss is None else mean_loss + loss
-            state.microbatch = state.outputs = state.loss = None
-        assert mean_loss is not None
-        return mean_loss
+def no_microbatch(state: State) -> PluginError:
+    """Returns the error of a `split_batch` that left nothing to train on."""
+    return PluginError(
+        "split_batch gave no microbatch", by=state.owner("split_batch"), fix="give at least one"
+    )
