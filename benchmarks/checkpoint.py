@@ -84,7 +84,7 @@ class Watch:
 
 
 def stall(folder: Path, width: int, num_turns: int) -> dict[str, float]:
-    """Gives milliseconds: the loop's wait, the whole of a save, and torch.save's."""
+    """Returns milliseconds: the loop's wait, the whole of a save, and torch.save's."""
     task = tiny_task(
         model=lambda: nn.Sequential(
             nn.Linear(3, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3)
@@ -118,7 +118,7 @@ def stall(folder: Path, width: int, num_turns: int) -> dict[str, float]:
 
 
 def cost(folder: Path, num_batches: int, num_pairs: int) -> dict[str, float]:
-    """Gives the seconds of a turn with and without checkpoints, and their ratio."""
+    """Returns the seconds of a turn with and without checkpoints, and their ratio."""
     seconds: dict[str | None, list[float]] = {None: [], "100ba": []}
     for turn in range(num_pairs + 1):
         for interval, times in seconds.items():

@@ -40,7 +40,7 @@ class Batches:
             yield batch
 
     def host_ms(self, run: Run, num_steps: int) -> float:
-        """Gives the median time between two batches of a run."""
+        """Returns the median time between two batches of a run."""
         self.host_s, self._since, self.is_paced = [], None, True
         run(num_steps)
         self.is_paced = False
@@ -57,7 +57,7 @@ class Batches:
 def plain_run(
     workload: Workload, batches: Batches, device: torch.device, *, compiled: bool
 ) -> Iterator[Run]:
-    """Gives a function that makes so many steps of a loop written by hand."""
+    """Returns a function that makes so many steps of a loop written by hand."""
     torch.manual_seed(0)
     model = workload.make_model().to(device).train()
     if workload.is_convolutional:
@@ -105,7 +105,7 @@ def prefetched(batches: Batches, device: torch.device) -> Iterator[Batch]:
 def eventloop_run(
     workload: Workload, batches: Batches, device: torch.device, *, compiled: bool
 ) -> Iterator[Run]:
-    """Gives a function that makes so many steps of `Trainer.fit`."""
+    """Returns a function that makes so many steps of `Trainer.fit`."""
     task = Task(
         model=workload.make_model,
         loss=workload.loss,

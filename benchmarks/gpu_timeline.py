@@ -46,7 +46,7 @@ _KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op")
 
 
 def record(run: Callable[[], object], device: torch.device) -> list[Activity]:
-    """Gives what a device did while `run` ran, in order; waits for it before and after."""
+    """Returns what a device did while `run` ran, in order; waits for it before and after."""
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
     synchronize(device)
@@ -85,12 +85,12 @@ def counts(activities: Iterable[Activity], kind: str) -> Counter[str]:
 
 
 def busy_us(activities: Iterable[Activity]) -> float:
-    """Gives the time in which at least one of these was under way."""
+    """Returns the time in which at least one of these was under way."""
     return sum(end - start for start, end in _merged(activities))
 
 
 def hidden_frac(copy: Activity, kernels: Sequence[Activity]) -> float:
-    """Gives the share of a copy's time in which one of the kernels was under way."""
+    """Returns the share of a copy's time in which one of the kernels was under way."""
     hidden = sum(
         max(0.0, min(end, copy.end_us) - max(start, copy.start_us))
         for start, end in _merged(kernels)

@@ -35,7 +35,7 @@ class Workload:
 
 
 def workloads(*, tiny: bool = False) -> dict[str, Workload]:
-    """Gives the workloads by name.
+    """Returns the workloads by name.
 
     Args:
         tiny: the same shapes of network, so small that a CPU is done in a blink.
@@ -68,7 +68,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def images(size: int, num_classes: int) -> Callable[[int, torch.Generator], Batch]:
-    """Gives what makes batches of images, (B, 3, size, size), with a class each."""
+    """Returns what makes batches of images, (B, 3, size, size), with a class each."""
 
     def make_batch(batch_size: int, generator: torch.Generator) -> Batch:
         shape = (batch_size, 3, size, size)
@@ -210,7 +210,7 @@ class GPT(nn.Module):
 
 
 def texts(size: GPTSize) -> Callable[[int, torch.Generator], Batch]:
-    """Gives what makes batches of random texts, each with the tokens that follow."""
+    """Returns what makes batches of random texts, each with the tokens that follow."""
 
     def make_batch(batch_size: int, generator: torch.Generator) -> Batch:
         shape = (batch_size, size.context + 1)

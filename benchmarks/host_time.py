@@ -86,7 +86,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def plain_run(batches: Batches, metric: MulticlassAccuracy | None) -> Run:
-    """Gives a function that makes so many steps of a loop written by hand."""
+    """Returns a function that makes so many steps of a loop written by hand."""
     model = make_model().train()
     optimizer = make_optimizer(model)
     endless = itertools.cycle(batches)  # as the epochs of the other: the same memory is touched
@@ -105,7 +105,7 @@ def plain_run(batches: Batches, metric: MulticlassAccuracy | None) -> Run:
 
 
 def eventloop_run(batches: Batches, num_plugins: int, metric: MulticlassAccuracy | None) -> Run:
-    """Gives a function that makes so many steps of `Trainer.fit`."""
+    """Returns a function that makes so many steps of `Trainer.fit`."""
     task = Task(
         model=make_model(),
         loss=cross_entropy,
@@ -207,7 +207,7 @@ def measure(num_rounds: int, num_steps: int, num_more: int) -> Iterator[Row]:
 
 
 def interleaved(runs: Sequence[Run], num_rounds: int, num_steps: int) -> dict[Run, list[float]]:
-    """Gives the µs a step of every run in every round, in each of which all have their turn.
+    """Returns the µs a step of every run in every round, in each of which all have their turn.
 
     In another order each time, so that none has always the same one before it.
     """
@@ -225,7 +225,7 @@ def interleaved(runs: Sequence[Run], num_rounds: int, num_steps: int) -> dict[Ru
 
 
 def median_difference(some: Sequence[float], others: Sequence[float]) -> float:
-    """Gives the median over the rounds of what one took more than another."""
+    """Returns the median over the rounds of what one took more than another."""
     return statistics.median(one - other for one, other in zip(some, others, strict=True))
 
 

@@ -132,7 +132,7 @@ def _judged_on(kind: str, first: Package, second: Package, folder: Path) -> Verd
                 return verdict("no part", told)
             whole = outcome_of(built)
     except EventloopError as error:
-        # A rule of the two names both; what one alone can't do is no matter of the pair.
+        # A rule of the two names both; what one alone can't do is not a matter of the pair.
         is_rule = len(pair) == 2 and all(is_named(one, str(error)) for one in pair)
         return verdict("refused" if is_rule else "fails", str(error))
     except Exception as error:  # noqa: BLE001 - a plugin may do anything
@@ -230,7 +230,7 @@ def outcome_of(built: Trainer) -> Outcome:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Gives a copy of a tensor, or of this rank's part of it."""
+    """Returns a copy of a tensor, or of this rank's part of it."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()
 
 
@@ -250,7 +250,7 @@ def differing(one: Outcome, other: Outcome) -> str:
 
 
 def is_named(package: Package, text: str) -> bool:
-    """Tells whether a text names a package."""
+    """Returns whether a text names a package."""
     return re.search(rf"(?<![\w-]){re.escape(package.name)}(?![\w-])", text) is not None
 
 
@@ -269,7 +269,7 @@ def _quiet() -> Iterator[None]:
 
 
 def matrix(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Gives the lines of the matrix; a package alone stands on the diagonal."""
+    """Yields the lines of the matrix; a package alone stands on the diagonal."""
     marks = {frozenset({one.first, one.second}): MARKS[one.verdict] for one in verdicts}
     names = sorted({name for one in verdicts for name in (one.first, one.second)})
     width = max(map(len, names))

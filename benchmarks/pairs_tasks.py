@@ -24,7 +24,7 @@ OPTIONS = {
 
 
 def image_model() -> nn.Module:
-    """Gives a network for images (B, 1, 8, 8) of 3 classes, of 4 pixels or more."""
+    """Returns a network for images (B, 1, 8, 8) of 3 classes, of 4 pixels or more."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
         nn.MaxPool2d(2),
@@ -35,7 +35,7 @@ def image_model() -> nn.Module:
 
 
 def images() -> Task:
-    """Gives a task with 6 batches of 4 images an epoch."""
+    """Returns a task with 6 batches of 4 images an epoch."""
     generator = torch.Generator().manual_seed(0)
     images_BCHW = torch.rand(24, 1, 8, 8, generator=generator)
     labels_B = torch.randint(0, 3, (24,), generator=generator)
@@ -48,14 +48,14 @@ def images() -> Task:
 
 
 def text_model() -> nn.Module:
-    """Gives a network for tokens (B, T) of a vocabulary of 16."""
+    """Returns a network for tokens (B, T) of a vocabulary of 16."""
     return nn.Sequential(
         nn.Embedding(16, 16), nn.Linear(16, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 16)
     )
 
 
 def texts() -> Task:
-    """Gives a task with 6 batches of 4 sequences of 32 tokens an epoch."""
+    """Returns a task with 6 batches of 4 sequences of 32 tokens an epoch."""
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(0, 16, (24, 33), generator=generator)
     return Task(

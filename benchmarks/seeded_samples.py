@@ -91,7 +91,7 @@ def turn(dataset: Any, sample_seed: int | None) -> float:
 
 
 def measure(name: str, num_turns: int) -> dict[str, float]:
-    """Gives microseconds a sample: alone, and what each way of seeding adds."""
+    """Returns microseconds a sample: alone, and what each way of seeding adds."""
     dataset = DATASETS[name]()
     seconds: dict[str, list[float]] = {"alone": [], "seeded": [], "naive": []}
     for _ in range(num_turns):

@@ -88,16 +88,16 @@ class Run:
             sys.exit(f"the run in {self.folder} ended with status {status}:\n{self.tail()}")
 
     def tail(self) -> str:
-        """Gives the end of what it printed."""
+        """Returns the end of what it printed."""
         return self._log.read_text(errors="replace")[-3000:]
 
     def position(self) -> int | None:
-        """Gives the batch of the newest checkpoint that verifies."""
+        """Returns the batch of the newest checkpoint that verifies."""
         path, _ = self.checkpoints.latest()
         return None if path is None else int(path.name[2:])
 
     def ranks_of(self, process: subprocess.Popen[bytes]) -> list[int]:
-        """Gives the processes that a launcher has started, in order of rank (Linux)."""
+        """Returns the processes that a launcher has started, in order of rank (Linux)."""
         return list(_children(process.pid)) if self._ranks > 1 else []
 
     def wait_for_batches(self, process: subprocess.Popen[bytes]) -> None:
@@ -107,7 +107,7 @@ class Run:
             time.sleep(0.01)
 
     def numbers(self) -> Numbers:
-        """Gives the log: what was logged last counts, where a batch was done twice."""
+        """Returns the log: what was logged last counts, where a batch was done twice."""
         rows = map(json.loads, self._numbers.read_text().splitlines())
         return {(row["batch"], row["name"]): row["value"] for row in rows}
 
@@ -228,7 +228,7 @@ def main() -> None:
 
 
 def compare(whole: Run, killed: Run) -> Iterator[str]:
-    """Gives what differs at the end of two runs."""
+    """Yields what differs at the end of two runs."""
     paths = [run.checkpoints.latest()[0] for run in (whole, killed)]
     if None in paths:
         yield f"a run has no checkpoint: {paths}"
@@ -245,13 +245,13 @@ def compare(whole: Run, killed: Run) -> Iterator[str]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    """Gives the processes that one has started, the oldest first."""
+    """Yields the processes that one has started, the oldest first."""
     with contextlib.suppress(OSError):
         yield from map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def _is_alive(pid: int) -> bool:
-    """Tells whether a process runs; one that nobody has waited for yet doesn't."""
+    """Returns whether a process runs; one that nobody has waited for yet doesn't."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

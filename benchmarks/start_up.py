@@ -110,7 +110,7 @@ def _cpu_seconds() -> float:
 
 
 def measure(folders: dict[int, Path], repeat: int) -> dict[int, dict[str, float]]:
-    """Gives the fastest seconds of each kind, by the number of plugins."""
+    """Returns the fastest seconds of each kind, by the number of plugins."""
     fastest: dict[int, dict[str, float]] = {number: {} for number in folders}
     for _ in range(repeat + 1):  # the first run compiles the modules
         for number, folder in folders.items():

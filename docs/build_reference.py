@@ -19,7 +19,7 @@ MADE = "<!-- made by docs/build_reference.py; edit the docstrings instead -->"
 
 
 def pages() -> dict[str, str]:
-    """Gives the text of each page by its file name."""
+    """Returns the text of each page by its file name."""
     return {
         "events.md": _page(
             "Events and questions", events, _hook_sections(events.HOOKS, events.Events)

@@ -97,7 +97,7 @@ class Adversarial:
         return state.update(self.generator_loss, ["G"])
 
     def discriminator_loss(self, state: State) -> Tensor:
-        """Gives what it costs not to tell real from drawn."""
+        """Returns what it costs not to tell real from drawn."""
         labels_B = state.targets
         real_B1HW = state.inputs.detach().requires_grad_()
         real_B = state.model.discriminator(real_B1HW, labels_B)
@@ -107,7 +107,7 @@ class Adversarial:
         return softplus(-real_B).mean() + softplus(drawn_B).mean() + self.penalty * steepness
 
     def generator_loss(self, state: State) -> Tensor:
-        """Gives what it costs to be found out."""
+        """Returns what it costs to be found out."""
         return softplus(-state.model.discriminator(drawn(state), state.targets)).mean()
 
 

@@ -72,7 +72,7 @@ class Lines(Dataset[dict[str, Tensor]]):
 
 
 def tokenize(line: str) -> list[int]:
-    """Gives a number for each word and sign; some words share one, of those that nobody reserved."""
+    """Returns a number for each word and sign; some words share one, of those that nobody reserved."""
     words = re.findall(r"\w+|[^\w\s]", line)
     return [START, *(START + 1 + crc32(word.encode()) % (NUM_TOKENS - 2) for word in words)]
 

@@ -149,7 +149,7 @@ def plain_loop(case: Case, weigh: Callable[[int, int], float] = share) -> Traine
 
 
 def by_name(momenta: list[dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Gives the momenta as tensors of a state dict."""
+    """Returns the momenta as tensors of a state dict."""
     return {
         f"momentum.{optimizer_idx}.{param_idx}": state["momentum_buffer"]
         for optimizer_idx, states in enumerate(momenta)

@@ -73,11 +73,11 @@ def test_a_time_is_printed_as_it_is_read(unit):
 )
 def test_what_is_no_time_is_refused_with_what_was_meant(text, suggestion):
     """`5 epoch` is the first thing that everybody tries."""
-    with pytest.raises(ValueError, match="is no time") as caught:
+    with pytest.raises(ValueError, match="is not a time") as caught:
         Time(text)
 
     assert str(caught.value) == (
-        f"{text!r} is no time; {suggestion}a number with its unit, one of {UNITS_TEXT}"
+        f"{text!r} is not a time; {suggestion}a number with its unit, one of {UNITS_TEXT}"
     )
 
 
@@ -88,8 +88,8 @@ def test_what_is_no_time_is_refused_with_what_was_meant(text, suggestion):
         (("1e999ba",), "infba isn't a finite number above zero"),
         ((-2, "ba"), "-2ba isn't a finite number above zero"),
         ((float("nan"), "ba"), "nanba isn't a finite number above zero"),
-        (("1.5ba",), "1.5ba is no whole number of batches"),
-        ((0.5, "tok"), "0.5tok is no whole number of tokens"),
+        (("1.5ba",), "1.5ba is not a whole number of batches"),
+        ((0.5, "tok"), "0.5tok is not a whole number of tokens"),
         (("1.5dur",), "1.5dur is more than the whole run, which is 1dur"),
         ((5,), f"5 has no unit of time; one of {UNITS_TEXT}"),
         ((5, "epoch"), f"5epoch has no unit of time; one of {UNITS_TEXT}"),

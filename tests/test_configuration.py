@@ -107,7 +107,7 @@ def test_the_nearest_pyproject_upwards_counts(files):
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_an_empty_config_file_says_nothing(tmp_path, text):
-    """A template with everything commented out is no mistake."""
+    """A template with everything commented out is not a mistake."""
     (tmp_path / "run.yaml").write_text(text)
 
     assert read(tmp_path, config_file=tmp_path / "run.yaml").settings() is not None
@@ -135,7 +135,7 @@ def test_a_file_from_windows_is_read(tmp_path, name):
     ],
 )
 def test_a_config_file_of_another_form_is_refused_by_name(tmp_path, content, message):
-    """The file is the user's to mend, so the message names it."""
+    """The file is the user's to fix, so the message names it."""
     (tmp_path / "run.yaml").write_bytes(content)
 
     text = refusal(read, tmp_path, config_file=tmp_path / "run.yaml")

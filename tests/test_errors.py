@@ -20,10 +20,10 @@ from eventloop.errors import (
 
 def test_a_message_has_a_line_for_each_fact():
     """Aligned, in the order given, with what to do next at the end."""
-    error = PluginError("it broke", fix="mend it", plugin="ema (eventloop-ema 0.2.1)", at="x.py:3")
+    error = PluginError("it broke", fix="fix it", plugin="ema (eventloop-ema 0.2.1)", at="x.py:3")
 
     assert str(error) == (
-        "it broke\n  plugin  ema (eventloop-ema 0.2.1)\n  at      x.py:3\n  fix     mend it"
+        "it broke\n  plugin  ema (eventloop-ema 0.2.1)\n  at      x.py:3\n  fix     fix it"
     )
     assert error.what == "it broke"
 
@@ -88,9 +88,9 @@ def test_the_only_problem_is_raised_as_it_is():
 def test_several_problems_are_raised_as_one():
     """Mending one a run is slow."""
     with pytest.raises(PluginError) as caught:
-        raise_all([PluginError("one", fix="mend it"), PluginError("two")])
+        raise_all([PluginError("one", fix="fix it"), PluginError("two")])
 
-    assert str(caught.value) == "2 problems with plugins\n1. one\n  fix  mend it\n2. two"
+    assert str(caught.value) == "2 problems with plugins\n1. one\n  fix  fix it\n2. two"
 
 
 def test_a_count_agrees_with_its_noun():

@@ -15,7 +15,7 @@ LINES = {
     "question": ["Asked", "Answer"],
     "action": ["Asked"],
 }
-# Only what is no moment of its own: of numbers and checkpoints one hears when they have arrived.
+# Only what is not a moment of its own: of numbers and checkpoints one hears when they have arrived.
 AT_ANY_TIME = {Event.LOG, Event.CHECKPOINT_SAVED, Event.EXCEPTION, Event.CLOSE}
 
 

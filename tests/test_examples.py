@@ -113,7 +113,7 @@ def test_the_small_gpt_does_not_see_what_comes(example):
 
 
 def test_the_text_is_cut_without_loss_or_overlap(example):
-    """Each piece's targets are its inputs, one further; held-out files are no others'."""
+    """Each piece's targets are its inputs, one further; held-out files aren't others'."""
     charlm = example("charlm")
     loader = charlm.task(num_files=17, context=16).train_dataloader
     windows = loader.dataset

@@ -31,8 +31,8 @@ def test_a_file_is_no_folder(clean):
     """Neither itself nor on the way."""
     (clean / "file").touch()
 
-    assert why_no_folder(clean / "file") == f"{clean / 'file'} is no folder"
-    assert why_no_folder(clean / "file" / "a" / "b") == f"{clean / 'file'} is no folder"
+    assert why_no_folder(clean / "file") == f"{clean / 'file'} is not a folder"
+    assert why_no_folder(clean / "file" / "a" / "b") == f"{clean / 'file'} is not a folder"
     assert why_no_file(clean) == "it is a folder"
     assert why_no_file(clean / "file") == ""
 

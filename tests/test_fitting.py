@@ -143,7 +143,7 @@ class Fails:
 
 
 def test_other_errors_are_not_repeated(train):
-    """Only a lack of memory is mended by smaller pieces."""
+    """Only a lack of memory is fixed by smaller pieces."""
     with pytest.raises(RuntimeError, match="not a matter of memory"):
         train(10_000, plugins=[Fails()])
 

@@ -42,7 +42,7 @@ def test_without_a_gpu_it_runs_and_says_what_that_is_worth(gpu_step, capsys):
 
 
 def test_every_workload_is_measured_with_the_machine_named(gpu_step, capsys):
-    """A number without its machine is no number."""
+    """A number without its machine is not a number."""
     gpu_step.main(["--device", "cpu", "--steps", "1", "--turns", "2", "--json"])
 
     told = json.loads(capsys.readouterr().out)

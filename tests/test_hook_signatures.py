@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("hook_signatures.txt")
 
 
 def signatures() -> str:
-    """Gives a line a hook: kind, how often, signature, what it closes."""
+    """Returns a line a hook: kind, how often, signature, what it closes."""
     lines = []
     for name, hook in HOOKS.items():
         function = getattr(Events, name, None) or getattr(Actions, name)

@@ -25,7 +25,7 @@ def host_time(clean):
 
 @pytest.fixture
 def added_calls(host_time):
-    """Gives the Python and builtin calls a step beyond the plain loop's."""
+    """Returns the Python and builtin calls a step beyond the plain loop's."""
     batches = host_time.make_batches(2 * NUM_STEPS)
 
     def added_calls(num_plugins: int = 0, with_metric: bool = False) -> float:

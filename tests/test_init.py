@@ -31,7 +31,7 @@ def test_the_version_is_that_of_the_distribution():
 
 
 def imported(run_python, statement: str) -> set[str]:
-    """Gives the top-level packages that a statement imports, as Python tells of them."""
+    """Returns the top-level packages that a statement imports, as Python tells of them."""
     ran = run_python(statement, "-X", "importtime")
     assert ran.returncode == 0, ran.stderr
     modules = [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()]

@@ -188,7 +188,7 @@ def test_an_owner_that_returns_nothing_is_named(make_trainer, make_plugin):
 )
 def test_a_loss_that_is_no_scalar_tensor_is_refused(loss, shown, make_trainer, make_task):
     """What to do with four losses is the task's decision."""
-    with pytest.raises(TaskError, match=f"the loss is no scalar but {shown}"):
+    with pytest.raises(TaskError, match=f"the loss is not a scalar but {shown}"):
         make_trainer(make_task(loss=loss)).fit()
 
 

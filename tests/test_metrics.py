@@ -122,7 +122,7 @@ def test_metrics_of_training_see_every_microbatch_once(logged):
 def test_the_numbers_of_an_evaluation_have_its_moment_and_name(
     make_trainer, make_task, make_batches, make_plugin
 ):
-    """eval/SET/METRIC; a matrix is no number to log, but stands in the results."""
+    """eval/SET/METRIC; a matrix is not a number to log, but stands in the results."""
     heard = {}
     task = make_task(
         eval_dataloaders={"valid": make_batches(2)},

@@ -103,12 +103,12 @@ def test_what_a_person_writes_becomes_a_value_of_the_type(annotation, raw, value
         (int, True, "True isn't of type int"),
         (str, None, "none isn't of type str"),
         (float, "none", "'none' isn't of type float"),
-        (Time | None, "5 epoch", "'5 epoch' is no time; write '5ep'"),
+        (Time | None, "5 epoch", "'5 epoch' is not a time; write '5ep'"),
         (Literal["fp32", "bf16"], "fp23", "isn't one of fp32, bf16; the closest is 'fp32'"),
     ],
 )
 def test_what_has_another_type_is_refused_with_what_was_expected(annotation, raw, message):
-    """The message alone must be enough to mend it."""
+    """The message alone must be enough to fix it."""
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         convert_value(Option("x", annotation, None, print), raw)
 

@@ -81,13 +81,13 @@ def test_a_readme_has_the_sections_of_all_readmes(folder):
 
 
 def sections_of(text: str) -> list[str]:
-    """Gives the headings of the second level, but for what looks like one in a code block."""
+    """Returns the headings of the second level, but for what looks like one in a code block."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"^## (.+?) *$", prose, flags=re.MULTILINE)
 
 
 def test_sections_are_not_read_from_code():
-    """A comment in a shell snippet is no heading."""
+    """A comment in a shell snippet is not a heading."""
     assert sections_of("# A\n## One\n```\n## no\n```\n### deeper\n## Two \n") == ["One", "Two"]
 
 
@@ -119,7 +119,7 @@ def test_mypy_checks_every_plugin():
 
 
 def run_time_imports(source: str) -> Iterator[str]:
-    """Gives the modules that a file imports when it runs, not those that type checkers read.
+    """Yields the modules that a file imports when it runs, not those that type checkers read.
 
     Of `from a.b import c` both `a.b` and `a.b.c`, which may be a module, too.
     """
@@ -147,7 +147,7 @@ LEAVES = {f"eventloop.{name}" for name in ("events", "actions", "hooks", "clock"
 
 
 def importers_of(prefix: str) -> set[str]:
-    """Gives the modules that import a module or anything inside it, but for those inside it."""
+    """Returns the modules that import a module or anything inside it, but for those inside it."""
     return {
         name
         for name, imported in IMPORTS.items()

@@ -350,7 +350,9 @@ def test_times_that_do_not_fit_are_refused_when_the_trainer_is_built(scheduler, 
 @pytest.mark.parametrize("warmup", ["5 epochs", "0ba", "2dur"])
 def test_what_is_no_time_is_refused_where_it_is_written(make, warmup):
     """With what was meant, as everywhere."""
-    with pytest.raises(ValueError, match=r"is no time|isn't a finite number|more than the whole"):
+    with pytest.raises(
+        ValueError, match=r"is not a time|isn't a finite number|more than the whole"
+    ):
         make(warmup=warmup)
 
 

@@ -108,7 +108,7 @@ def test_a_fraction_of_an_epoch_needs_a_loader_with_a_length(name, value, make_t
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_duration": "5 epoch"}, "max_duration: '5 epoch' is no time; write '5ep'"),
+        ({"max_duration": "5 epoch"}, "max_duration: '5 epoch' is not a time; write '5ep'"),
         ({"max_dration": "5ep"}, "'max_dration'; the closest is 'max_duration'"),
         ({"precision": "bf61"}, "precision: 'bf61' isn't one of .*; the closest is 'bf16'"),
         ({"device": "gpu"}, "device='gpu' can't be used"),
@@ -356,7 +356,7 @@ def test_an_owner_is_found_in_three_layers(make_trainer, make_plugin):
 @pytest.mark.parametrize("until", ["5 epoch", "0ba", 5])
 def test_until_must_be_a_time(until, make_trainer):
     """As max_duration."""
-    with pytest.raises(ValueError, match=r"is no time|isn't a finite|no unit"):
+    with pytest.raises(ValueError, match=r"is not a time|isn't a finite|no unit"):
         make_trainer().fit(until=until)
 
 

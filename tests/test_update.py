@@ -145,7 +145,7 @@ class Hears:
 
 
 def test_each_update_logs_numbers_of_its_own(tmp_path):
-    """The losses of two networks are no one number."""
+    """The losses of two networks aren't one number."""
     hears = Hears()
     plugins = {"algorithms": [Adversarial()], "callbacks": [hears]}
     with isolated_trainer(tmp_path, task(), clip_norm=1.0, **plugins) as trainer:

@@ -80,7 +80,11 @@ def test_an_update_in_an_update_is_an_error(make_halves, make_plugin):
         (lambda state: None, ["first"], "the loss function gave None\n  fix  return the loss"),
         (loss_first, ["second"], "the loss depends on no parameter of 'second'"),
         (loss_first, [], "no optimizer is named\n  fix  leave `optimizers` out for all"),
-        (loss_first, "first", r"'first' is no list of names\n  fix  write optimizers=\['first'\]"),
+        (
+            loss_first,
+            "first",
+            r"'first' is not a list of names\n  fix  write optimizers=\['first'\]",
+        ),
     ],
 )
 def test_an_update_of_nothing_is_an_error(loss_fn, names, message, make_halves, make_plugin):

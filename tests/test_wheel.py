@@ -126,5 +126,5 @@ def test_a_plugin_is_active_from_install_to_uninstall(python, package, clean, tm
 
 
 def listed(python: Run) -> list[dict[str, str]]:
-    """Gives the rows of `eventloop plugins`."""
+    """Returns the rows of `eventloop plugins`."""
     return json.loads(python("-m", "eventloop", "plugins", "--json"))

@@ -31,14 +31,14 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_model(self, state: State) -> nn.Module:
-        """Gives the model, on `state.device`.
+        """Returns the model, on `state.device`.
 
         Asked: once, first of all, after seeding.
         """
 
     @hookspec(per="run", firstresult=True)
     def wrap_model(self, state: State) -> nn.Module:
-        """Gives what a forward pass with gradients calls: `state.model`, or a wrapper around it.
+        """Returns what a forward pass with gradients calls: `state.model`, or a wrapper around it.
 
         Asked: once, after `init`.
 
@@ -49,14 +49,14 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
-        """Gives the optimizers by name, over the parameters of `state.model`.
+        """Returns the optimizers by name, over the parameters of `state.model`.
 
         Asked: once, after `wrap_model`.
         """
 
     @hookspec(per="epoch", firstresult=True)
     def build_train_dataloader(self, state: State) -> Any:
-        """Gives the iterable of training batches, or () where there is none.
+        """Returns the iterable of training batches, or () where there is none.
 
         Asked: once, and again at the start of an epoch if `should_rebuild_dataloader`.
 
@@ -66,7 +66,7 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_eval_dataloaders(self, state: State) -> Mapping[str, Any]:
-        """Gives the iterables of eval batches by name.
+        """Returns the iterables of eval batches by name.
 
         Asked: once, after `build_train_dataloader`.
 
@@ -75,7 +75,7 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_schedulers(self, state: State) -> Mapping[str, Sequence[tuple[str, LRScheduler]]]:
-        """Gives the schedulers by the interval they are counted in: "ba" or "ep".
+        """Returns the schedulers by the interval they are counted in: "ba" or "ep".
 
         Asked: once, when the optimizers and the length of the run are known.
 
@@ -84,7 +84,7 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def build_metrics(self, state: State, dataset: str) -> Mapping[str, Metric]:
-        """Gives fresh metrics by name, on `state.device`.
+        """Returns fresh metrics by name, on `state.device`.
 
         Asked: once for training and once for each eval data loader.
 
@@ -126,14 +126,14 @@ class Actions(Protocol):
 
     @hookspec(per="batch", firstresult=True)
     def split_batch(self, state: State) -> Sequence[Any]:
-        """Gives the microbatches of `state.batch`, at least one.
+        """Returns the microbatches of `state.batch`, at least one.
 
         Asked: once a batch, after `before_train_batch`, and by each closure call.
         """
 
     @hookspec(per="microbatch", firstresult=True)
     def forward(self, state: State) -> Any:
-        """Gives the outputs of the model for `state.microbatch`, or `state.batch` in evaluation.
+        """Returns the outputs of the model for `state.microbatch`, or `state.batch` in evaluation.
 
         Asked: once a microbatch, after `before_forward`; by `eval_forward` and `predict_forward`.
         Runs under autocast.
@@ -141,7 +141,7 @@ class Actions(Protocol):
 
     @hookspec(per="microbatch", firstresult=True)
     def loss(self, state: State) -> Tensor:
-        """Gives the loss of `state.outputs` and `state.targets`, a tensor of shape ().
+        """Returns the loss of `state.outputs` and `state.targets`, a tensor of shape ().
 
         Asked: once a microbatch, after `before_loss`. Runs under autocast. A mean over what
         `count_batch` weighs.
@@ -220,7 +220,7 @@ class Actions(Protocol):
 
     @hookspec(per="eval", firstresult=True)
     def eval_batches(self, state: State, dataloader: Any) -> Iterable[Any]:
-        """Gives the batches of a data loader, to evaluate or predict for. Default: the loader.
+        """Returns the batches of a data loader, to evaluate or predict for. Default: the loader.
 
         Asked: for each data loader, after `eval_start` or `predict_start`.
 
@@ -230,7 +230,7 @@ class Actions(Protocol):
 
     @hookspec(per="eval batch", firstresult=True)
     def eval_forward(self, state: State) -> Any:
-        """Gives the outputs for `state.batch`, without gradients. Default: `forward`.
+        """Returns the outputs for `state.batch`, without gradients. Default: `forward`.
 
         Asked: once an eval batch, after `eval_before_forward`.
         """
@@ -245,7 +245,7 @@ class Actions(Protocol):
 
     @hookspec(per="predict", firstresult=True)
     def predict(self, state: State, dataloader: Any) -> list[Any]:
-        """Gives the outputs for a data loader, one entry a batch, on the host.
+        """Returns the outputs for a data loader, one entry a batch, on the host.
 
         Asked: by `trainer.predict`.
 
@@ -255,14 +255,14 @@ class Actions(Protocol):
 
     @hookspec(per="predict", firstresult=True)
     def predict_forward(self, state: State) -> Any:
-        """Gives the outputs for `state.batch`, without gradients. Default: `forward`.
+        """Returns the outputs for `state.batch`, without gradients. Default: `forward`.
 
         Asked: once a batch, after `predict_before_forward`.
         """
 
     @hookspec(per="run", firstresult=True)
     def capture_model(self, state: State) -> Mapping[str, Tensor]:
-        """Gives the weights of `state.model` by name: whole tensors, not shards.
+        """Returns the weights of `state.model` by name: whole tensors, not shards.
 
         Asked: by `save_checkpoint` and `export`, on every rank; what rank 0 gives is written, the
         others may give {}.
@@ -270,7 +270,7 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
-        """Gives the optimizers' state dicts by name, as torch's `state_dict()`: whole tensors.
+        """Returns the optimizers' state dicts by name, as torch's `state_dict()`: whole tensors.
 
         Asked: by `save_checkpoint`, as `capture_model` is.
         """

@@ -73,7 +73,7 @@ class Time:
         if unit == "dur" and value > 1:
             raise ValueError(f"{value}dur is more than the whole run, which is 1dur")
         if unit in _WHOLE and value != int(value):
-            raise ValueError(f"{value}{unit} is no whole number of {UNITS[unit]}")
+            raise ValueError(f"{value}{unit} is not a whole number of {UNITS[unit]}")
         whole = int(value) if value == int(value) and unit != "sec" else float(value)
         object.__setattr__(self, "value", whole)
         object.__setattr__(self, "unit", unit)
@@ -103,7 +103,7 @@ class Clock:
         self._previous = self._epoch_start = self._now
 
     def moment(self) -> Moment:
-        """Gives where the run is now."""
+        """Returns where the run is now."""
         return moment_of(self._now)
 
     @property
@@ -167,7 +167,7 @@ class Clock:
         self._now = self._epoch_start = (epoch + 1, batch, sample, token, seconds)
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Gives where the run is, was a batch ago, and was when the epoch under way began."""
+        """Returns where the run is, was a batch ago, and was when the epoch under way began."""
         return {
             "now": list(self._now),
             "previous": list(self._previous),
@@ -181,7 +181,7 @@ class Clock:
         self._epoch_start = tuple(state["epoch_start"])
 
     def reached(self, time: Time) -> bool:
-        """Tells whether `time` is over, counted from the start of the run."""
+        """Returns whether `time` is over, counted from the start of the run."""
         return self._now[time._place] >= time.value
 
     def passed(self, time: Time) -> bool:
@@ -189,7 +189,7 @@ class Clock:
         return self._previous[time._place] >= time.value
 
     def crossed(self, interval: Time) -> bool:
-        """Tells whether a multiple of `interval` lies between the previous batch and now.
+        """Returns whether a multiple of `interval` lies between the previous batch and now.
 
         `previous` is where the clock stood before the last batch, the end of an epoch included:
         what the last batch of an epoch crossed still counts as crossed when the next one starts.
@@ -199,7 +199,7 @@ class Clock:
 
 
 def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:
-    """Gives a time that a clock can count: no fractions of a run, none of an epoch.
+    """Returns a time that a clock can count: no fractions of a run, none of an epoch.
 
     Args:
         max_duration: the length of the run that `dur` is a fraction of.
@@ -224,7 +224,7 @@ def _parse(text: str) -> tuple[float, str]:
     match = _FORM.fullmatch(text.strip())
     if match is None or match["unit"] not in UNITS:
         raise ValueError(
-            f"{text!r} is no time; {_suggestion(text)}a number with its unit, one of {_units()}"
+            f"{text!r} is not a time; {_suggestion(text)}a number with its unit, one of {_units()}"
         )
     return float(match["value"].replace("_", "")), match["unit"]
 

@@ -85,20 +85,20 @@ class ReadOnlyStateError(PluginError, AttributeError):
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Gives "; the closest is 'x'" for the nearest of `names`, or "" where none is near."""
+    """Returns "; the closest is 'x'" for the nearest of `names`, or "" where none is near."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"; the closest is {found[0]!r}" if found else ""
 
 
 def a(noun: str) -> str:
-    """Gives a noun with its article: "a Tensor", "an int"; None as it is."""
+    """Returns a noun with its article: "a Tensor", "an int"; None as it is."""
     if noun == "NoneType":
         return "None"
     return f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
-    """Gives a number with its noun: "1 sample", "2,000 samples"; a plural in -s needn't be given."""
+    """Returns a number with its noun: "1 sample", "2,000 samples"; a plural in -s needn't be given."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 

@@ -131,7 +131,7 @@ def hookimpl(
         rank_zero: of a callback's event: runs on global rank 0 alone.
 
     Raises:
-        ValueError: `every` is no time.
+        ValueError: `every` is not a time.
     """
     options = ImplOptions(
         before=(before,) if isinstance(before, str) else tuple(before),
@@ -206,6 +206,6 @@ class Edge:
         return f"{first or self.first} before {then or self.then}, declared by {self.declared_by}"
 
     def named(self, names: Mapping[str, str]) -> Edge:
-        """Gives the edge with names as they are typed, where these are known by folded name."""
+        """Returns the edge with names as they are typed, where these are known by folded name."""
         first, then = names.get(self.first, self.first), names.get(self.then, self.then)
         return dataclasses.replace(self, typed=(first, then))

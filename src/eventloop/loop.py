@@ -390,7 +390,7 @@ class Loop:
         self._can_update = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives what was done at which batch count, and whether all is done."""
+        """Returns what was done at which batch count, and whether all is done."""
         return {
             "is_finished": self.is_finished,
             "evaluated_at": self._evaluated_at,

@@ -103,7 +103,7 @@ class Sooner:
     """Lets implementations with `every=` run at every batch; the observer of a dry run."""
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives the implementation as it is called at every batch."""
+        """Returns the implementation as it is called at every batch."""
         return one if one.every is None else replace(one, every=Time("1ba"))
 
 
@@ -139,12 +139,12 @@ def dry_run(
 
 
 def dry_limit() -> LimitBatches:
-    """Gives the limit of a dry run: two batches of everything."""
+    """Returns the limit of a dry run: two batches of everything."""
     return LimitBatches(train_batches=_DRY_BATCHES, eval_batches=_DRY_BATCHES)
 
 
 def dry_settings() -> dict[str, str]:
-    """Gives the settings of a dry run, which win over all others."""
+    """Returns the settings of a dry run, which win over all others."""
     return {"max_duration": _DRY_DURATION, "log_interval": "1ba"}
 
 

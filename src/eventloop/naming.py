@@ -25,18 +25,18 @@ def kebab(name: str) -> str:
 
 
 def listed(objects: object, what: str) -> tuple[object, ...]:
-    """Gives plugins that were handed over as a tuple.
+    """Returns plugins that were handed over as a tuple.
 
     Raises:
         TypeError: they stand in no list.
     """
     if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
-        raise TypeError(f"{what}={objects!r} is no list; write {what}=[...]")
+        raise TypeError(f"{what}={objects!r} is not a list; write {what}=[...]")
     return tuple(objects)
 
 
 def plain(value: Any) -> Any:
-    """Gives a value as JSON can hold it; what it can't, as text."""
+    """Returns a value as JSON can hold it; what it can't, as text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (list, tuple)):

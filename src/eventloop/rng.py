@@ -14,7 +14,7 @@ import torch
 
 
 def is_generator(value: object) -> bool:
-    """Tells whether a value is a random generator: Python's, NumPy's or torch's."""
+    """Returns whether a value is a random generator: Python's, NumPy's or torch's."""
     if isinstance(value, (torch.Generator, random.Random)):
         return True
     numpy = sys.modules.get("numpy")
@@ -24,7 +24,7 @@ def is_generator(value: object) -> bool:
 
 
 def global_generators() -> dict[str, Any]:
-    """Gives the generators of the host that everybody shares, by name.
+    """Returns the generators of the host that everybody shares, by name.
 
     NumPy's is there where it is imported. `standing_of` and `put` take them as they take others.
     """
@@ -35,7 +35,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def standing_of(generator: Any) -> Any:
-    """Gives where a generator stands, as a nest of plain values and tensors."""
+    """Returns where a generator stands, as a nest of plain values and tensors."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random) or generator is random:
@@ -69,7 +69,7 @@ def _within_memory(state: Any) -> Any:
     inner = state["state"] if isinstance(state["state"], Mapping) else {}
     for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
         if type(position) is not int or not 0 <= position <= most:
-            raise ValueError(f"{position!r} is no position of a {state['bit_generator']}")
+            raise ValueError(f"{position!r} is not a position of a {state['bit_generator']}")
     return state
 
 
@@ -87,7 +87,7 @@ def reseed(generator: Any, seed: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Gives a nest in which NumPy's arrays are tensors with the name of their type."""
+    """Returns a nest in which NumPy's arrays are tensors with the name of their type."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     numpy = sys.modules.get("numpy")
@@ -99,7 +99,7 @@ def plain(value: Any) -> Any:
 
 
 def unplain(value: Any) -> Any:
-    """Gives the nest that `plain` was given."""
+    """Returns the nest that `plain` was given."""
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"array", "shape", "bytes"}:

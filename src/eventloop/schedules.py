@@ -34,7 +34,7 @@ def cosine(
     duration: str | Time | None = None,
     final_frac: float = 0.0,
 ) -> Factory:
-    """Gives what makes a schedule that falls along half a cosine after its warm-up.
+    """Returns what makes a schedule that falls along half a cosine after its warm-up.
 
     Args:
         warmup: how long the rate rises from 0 to the optimizer's own, in a straight line.
@@ -57,14 +57,14 @@ def linear(
     duration: str | Time | None = None,
     final_frac: float = 0.0,
 ) -> Factory:
-    """Gives what makes a schedule that falls in a straight line; all else as in `cosine`."""
+    """Returns what makes a schedule that falls in a straight line; all else as in `cosine`."""
     return Factory(
         curve="linear", warmup=_time(warmup), end=_time(duration or "1dur"), final_frac=final_frac
     )
 
 
 def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = None) -> Factory:
-    """Gives what makes a schedule that stays at the optimizer's rate after its warm-up.
+    """Returns what makes a schedule that stays at the optimizer's rate after its warm-up.
 
     Args:
         warmup: as in `cosine`.
@@ -160,7 +160,7 @@ class Course:
     final_frac: float = 0.0
 
     def factor(self, position: float) -> float:
-        """Gives the share of the optimizer's rate at a position of the run."""
+        """Returns the share of the optimizer's rate at a position of the run."""
         if position < self.warmup:
             return position / self.warmup
         if position < self.fall:
@@ -225,11 +225,11 @@ class Schedule:
                 group["lr"] = group["initial_lr"] * factor
 
     def get_last_lr(self) -> list[Any]:
-        """Gives the rate of each group of parameters, a number or a tensor."""
+        """Returns the rate of each group of parameters, a number or a tensor."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the schedule as it was fixed at the start of the run: names and numbers."""
+        """Returns the schedule as it was fixed at the start of the run: names and numbers."""
         course = dataclasses.asdict(self.course)
         return {name: value for name, value in course.items() if value != math.inf}
 

@@ -26,7 +26,7 @@ _REASON = re.compile(r"rank [0-9]+ received SIG[A-Z]+")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is no person.
+    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is not a person.
 
     Args:
         is_agreed: whether all ranks raise it after the same batch.
@@ -84,7 +84,7 @@ class Signals:
             signal.signal(number, handler)
 
     def agree(self, processes: Processes) -> bool:
-        """Tells whether a rank was asked to stop; to be called on all, when the fit is over."""
+        """Returns whether a rank was asked to stop; to be called on all, when the fit is over."""
         asked = [one for one in processes.gathered(self._received) if one is not None]
         self._agreed = asked[0] if asked else None
         return bool(asked)
@@ -135,7 +135,7 @@ def is_agreed(error: BaseException) -> bool:
 
 
 def is_interruption(stop_reason: str | None) -> bool:
-    """Tells whether a signal stopped the run, which is to go on when it is started again."""
+    """Returns whether a signal stopped the run, which is to go on when it is started again."""
     return stop_reason is not None and _REASON.fullmatch(stop_reason) is not None
 
 
@@ -158,7 +158,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _is_a_user_s(handler: Any) -> TypeGuard[Callable[[int, FrameType | None], object]]:
-    """Tells whether a handler is neither the system's, nor Python's, nor eventloop's."""
+    """Returns whether a handler is neither the system's, nor Python's, nor eventloop's."""
     return callable(handler) and handler not in (signal.default_int_handler, _interrupt)
 
 

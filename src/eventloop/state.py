@@ -271,7 +271,7 @@ class State:
             reduce: None keeps rank 0's value; "mean" and "sum" reduce over the ranks.
 
         Raises:
-            TypeError: `value` is no single number.
+            TypeError: `value` is not a single number.
             ValueError: `reduce` is something else.
         """
         if reduce not in (None, "mean", "sum"):
@@ -288,7 +288,7 @@ class State:
         self.numbers.record(name, value, reduce)
 
     def resolve(self, time: Time) -> Time:
-        """Gives a time that the clock can count: no fraction of the run, none of an epoch.
+        """Returns a time that the clock can count: no fraction of the run, none of an epoch.
 
         The same before and after a resume, whatever has become of the data loader; from
         `after_load` on.
@@ -299,7 +299,7 @@ class State:
         return resolve(time, self.duration, self.epoch_length)
 
     def gathered(self, value: Any) -> list[Any]:
-        """Gives this value of every rank, in order; to be called on all of them, which wait.
+        """Returns this value of every rank, in order; to be called on all of them, which wait.
 
         Args:
             value: something small that can be pickled; no tensor on a device.
@@ -307,7 +307,7 @@ class State:
         return self._processes.gathered(value)
 
     def num_yes(self, answer: bool) -> int:
-        """Gives how many ranks say yes; to be called on all of them, which wait.
+        """Returns how many ranks say yes; to be called on all of them, which wait.
 
         Cheaper than `gathered`, and may be called in a step: no device is read.
         """
@@ -328,7 +328,7 @@ class State:
         self._processes.exchange.request_checkpoint(self)
 
     def plugin(self, name: str) -> Any:
-        """Gives the active plugin of this name.
+        """Returns the active plugin of this name.
 
         Raises:
             PluginError: no active plugin has it.
@@ -342,7 +342,7 @@ class State:
         return found.target
 
     def owner(self, action: str) -> str:
-        """Gives the name of who answers an action: an active plugin's, "task" or "core".
+        """Returns the name of who answers an action: an active plugin's, "task" or "core".
 
         For methods that suit some owners only: a loss that is the core's is a part of the model's
         outputs, a `train_batch` that isn't the core's may ask for no `loss`.
@@ -354,7 +354,7 @@ class State:
         return self._owner(action).name
 
     def generator(self, name: str) -> torch.Generator:
-        """Gives the random generator of this name, on `device`; the same one each time.
+        """Returns the random generator of this name, on `device`; the same one each time.
 
         Its seed comes from the run's seed, the name and the rank, so that a plugin's draws change
         nobody else's.
@@ -366,7 +366,7 @@ class State:
         return self._generators[name]
 
     def generators(self) -> Mapping[str, torch.Generator]:
-        """Gives all generators that were asked for, by name."""
+        """Returns all generators that were asked for, by name."""
         return self._generators
 
     def update(
@@ -400,7 +400,7 @@ class State:
         return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
 
     def training_pass(self) -> AbstractContextManager[Iterator[Any]]:
-        """Gives the training batches of an epoch, on the device, beside the run.
+        """Returns the training batches of an epoch, on the device, beside the run.
 
         For algorithms that look at the data once more: `with state.training_pass() as batches:`.
         Each rank gets its part, of which lengths may differ. Whatever draws from the global
@@ -420,7 +420,7 @@ class State:
         )
 
     def capture(self) -> Captured:
-        """Gives what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
+        """Returns what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
 
         To be called on all ranks, between batches. The tensors are the run's own, on their devices:
         they change when it goes on. `eventloop.checkpoint.format.write` writes both to a folder, from

@@ -9,7 +9,7 @@ MOST_CHARS = 2_000
 
 
 def plain(text: str, most_chars: int = MOST_CHARS) -> str:
-    r"""Gives text whose lines are short enough to read and hold no control characters.
+    r"""Returns text whose lines are short enough to read and hold no control characters.
 
     Those are written as in Python, `\x1b`; so are the ones that hide, join or turn text around.
     Tabs and ends of lines stay.
@@ -21,7 +21,7 @@ def plain(text: str, most_chars: int = MOST_CHARS) -> str:
 
 
 def one_line(text: str, most_chars: int = MOST_CHARS) -> str:
-    """Gives what `plain` gives, as one line: its ends of lines and tabs are written, too."""
+    """Returns what `plain` gives, as one line: its ends of lines and tabs are written, too."""
     return plain(text.replace("\n", "\\n").replace("\t", "\\t"), most_chars)
 
 

@@ -150,7 +150,7 @@ class Trainer:
         return (*self._start.notes, *self._core.notes)
 
     def owner(self, action: str) -> Plugin:
-        """Gives the plugin that answers an action: a plugin, else the task, else the core.
+        """Returns the plugin that answers an action: a plugin, else the task, else the core.
 
         Raises:
             ValueError: there is no such action.
@@ -236,10 +236,10 @@ class Trainer:
             try_evaluation(self._hooks, self.state, self._loop.move, num_batches)
 
     def predict(self, dataloader: Any) -> list[Any]:
-        """Gives the outputs for a data loader, one entry a batch, on the host.
+        """Returns the outputs for a data loader, one entry a batch, on the host.
 
         Raises:
-            TaskError: it is no iterable of batches, or has none.
+            TaskError: it is not an iterable of batches, or has none.
         """
         self._require_open()
         if isinstance(dataloader, Tensor) or not isinstance(dataloader, Iterable):

@@ -29,7 +29,7 @@ class Url:
 
     def __post_init__(self) -> None:
         if not isinstance(self.full, str) or not (found := _URL.match(self.full)):
-            raise ValueError("it is no URL, such as s3://bucket/run")
+            raise ValueError("it is not a URL, such as s3://bucket/run")
         scheme = found[0].lower()
         object.__setattr__(self, "full", scheme + self.full[len(scheme) :].rstrip("/"))
 
@@ -70,7 +70,7 @@ class Url:
         return ""
 
     def hide(self, text: str) -> str:
-        """Gives a text about it without its password."""
+        """Returns a text about it without its password."""
         secret = self._password
         for one in (secret, unquote(secret)) if secret else ():
             text = text.replace(one, "***")
@@ -95,15 +95,15 @@ Place = Path | Url
 
 
 def place_of(text: str) -> Place:
-    """Gives the URL that a person wrote, or else the path."""
+    """Returns the URL that a person wrote, or else the path."""
     return Url(text) if _URL.match(text) else Path(text)
 
 
 def is_url_as_path(path: PurePath) -> bool:
-    """Tells whether a path was made of a URL, which loses a slash: `s3:/bucket/run`."""
+    """Returns whether a path was made of a URL, which loses a slash: `s3:/bucket/run`."""
     return bool(_URL.match(path.as_posix().replace(":/", "://", 1)))
 
 
 def hidden(text: str) -> str:
-    """Gives a text in which URLs have no password."""
+    """Returns a text in which URLs have no password."""
     return _PASSWORD.sub(_HIDDEN, text)

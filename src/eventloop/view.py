@@ -116,10 +116,10 @@ class StateView(Protocol):
         """Logs a number; see `State.log`."""
 
     def gathered(self, value: Any) -> list[Any]:
-        """Gives this value of every rank, in order; to be called on all of them, which wait."""
+        """Returns this value of every rank, in order; to be called on all of them, which wait."""
 
     def num_yes(self, answer: bool) -> int:
-        """Gives how many ranks say yes; to be called on all of them, which wait."""
+        """Returns how many ranks say yes; to be called on all of them, which wait."""
 
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way."""
@@ -128,14 +128,14 @@ class StateView(Protocol):
         """Asks for a checkpoint as soon as the batch under way is done."""
 
     def plugin(self, name: str) -> Any:
-        """Gives the active plugin of this name."""
+        """Returns the active plugin of this name."""
 
     def owner(self, action: str) -> str:
-        """Gives the name of who answers an action: an active plugin's, "task" or "core"."""
+        """Returns the name of who answers an action: an active plugin's, "task" or "core"."""
 
 
 def view_of(state: State, who: str) -> StateView:
-    """Gives a callback's view of the State.
+    """Returns a callback's view of the State.
 
     Args:
         who: plugin and hook, for messages.

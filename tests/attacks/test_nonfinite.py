@@ -152,7 +152,7 @@ def test_one_that_isnt_finite_is_never_the_best(trainer_of, tmp_path):
 
 
 def test_buffers_and_frozen_parameters_may_hold_infinities(trainer_of, tmp_path):
-    """A mask of attention does, and is no fault."""
+    """A mask of attention does, and is not a fault."""
 
     class Masked(nn.Module):
         def __init__(self):

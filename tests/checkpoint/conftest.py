@@ -60,5 +60,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Gives the entries in a row; torch calls a single one dense, whatever its stride."""
+    """Returns the entries in a row; torch calls a single one dense, whatever its stride."""
     return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))

@@ -24,7 +24,7 @@ def test_what_is_written_is_ascii():
         (b"", "isn't JSON"),
         (b"{", "isn't JSON"),
         (b"\x80\x04K\x01.", "isn't JSON"),
-        (b"NaN", "NaN is no JSON"),
+        (b"NaN", "NaN is not a JSON"),
         (b"[-Infinity]", "no JSON"),
         ('"ü"'.encode(), "isn't JSON"),
         (b"9" * 5000, "isn't JSON"),

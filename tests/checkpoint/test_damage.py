@@ -97,7 +97,7 @@ def test_more_bytes_are_found(newest, refused, size):
 
 
 def test_a_zeroed_page_is_found(store):
-    """In the middle of weights that are no zeros."""
+    """In the middle of weights that aren't zeros."""
     path = store.save(1, {"model": {"w": torch.arange(10_000)}}, {})
     with (path / "model.safetensors").open("r+b") as file:
         file.seek(8192)

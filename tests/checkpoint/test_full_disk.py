@@ -25,7 +25,7 @@ def names(store):
 
 
 def numbers_of(error):
-    """Gives the bytes needed and free, as the message says them."""
+    """Returns the bytes needed and free, as the message says them."""
     found = re.search(r"needed +([\d,]+) bytes\n +free +([\d,]+) bytes\n +fix ", str(error))
     return tuple(int(one.replace(",", "")) for one in found.groups())
 
@@ -195,7 +195,7 @@ def test_a_failure_at_any_point_leaves_what_was(number, batch, tmp_path, parts):
 
 
 def batch_renames(batch):
-    """Gives after how many renames a checkpoint has its name."""
+    """Returns after how many renames a checkpoint has its name."""
     return {2: 2, 3: 1}[batch]
 
 

@@ -84,7 +84,7 @@ def entry(shape, end):
 
 
 def many(num_tensors):
-    """Gives a header of so many tensors without entries."""
+    """Returns a header of so many tensors without entries."""
     of = b'"%d":{"dtype":"U8","shape":[0,1],"data_offsets":[0,0]}'
     return b"{%s}" % b",".join(of % idx for idx in range(num_tensors))
 

@@ -99,7 +99,7 @@ class Run:
         return self.log.stat().st_size if self.log.exists() else 0
 
     def result(self):
-        """Gives what the newest checkpoint holds, and the log."""
+        """Returns what the newest checkpoint holds, and the log."""
         path, refused = self.store.latest()
         assert not refused
         rows = map(json.loads, self.log.read_text().splitlines())

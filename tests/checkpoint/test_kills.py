@@ -146,7 +146,7 @@ def run_until_killed(before, call, kill_at, folder, *, power_fails):
 
 
 def moments(before, call, tmp_path, *, power_fails=False):
-    """Gives a store for each moment at which the call may be killed, and one where it isn't."""
+    """Yields a store for each moment at which the call may be killed, and one where it isn't."""
     for kill_at in range(1000):
         folder = tmp_path / str(kill_at)
         store, was_killed = run_until_killed(before, call, kill_at, folder, power_fails=power_fails)

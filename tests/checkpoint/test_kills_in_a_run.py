@@ -92,7 +92,7 @@ def result(folder):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """Gives what a run that nobody killed ends with."""
+    """Returns what a run that nobody killed ends with."""
     import torch._dynamo  # noqa: F401  AdamW wants it, and each fork would take seconds for it
 
     folder = tmp_path_factory.mktemp("whole")
@@ -102,7 +102,7 @@ def expected(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Gives a run that was killed: it has a checkpoint, and what half a save left."""
+    """Returns a run that was killed: it has a checkpoint, and what half a save left."""
     for kill_at in range(AFTER_A_SAVE, 40):
         folder = tmp_path_factory.mktemp("begun")
         assert in_fork(train_until_killed, folder, kill_at) == KILLED
@@ -135,5 +135,5 @@ def test_killed_at_any_change_of_the_disk_it_ends_the_same(tmp_path, expected, b
 
 
 def position(path):
-    """Gives the batch of a checkpoint, also of one that is being replaced."""
+    """Returns the batch of a checkpoint, also of one that is being replaced."""
     return int(path.name.partition("ba")[2][:8])

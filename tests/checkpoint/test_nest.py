@@ -161,7 +161,7 @@ class Tagged(torch.Tensor):
     ],
 )
 def test_what_can_not_be_saved_is_named_with_its_path(value, kind):
-    """Found before anything is written, and found by whoever has to mend it."""
+    """Found before anything is written, and found by whoever has to fix it."""
     nest = {"ema": {"state": {"shadow": [0, 1, 2, value], "a b": 1, 3: 1}}}
 
     with pytest.raises(CheckpointError) as caught:
@@ -173,7 +173,7 @@ def test_what_can_not_be_saved_is_named_with_its_path(value, kind):
 
 
 def test_a_path_can_be_read_back():
-    """Keys that are no words stand in brackets, as in Python."""
+    """Keys that aren't words stand in brackets, as in Python."""
     with pytest.raises(CheckpointError, match=r"part\['a b'\]\[3\]\.0\.weight\[0\]\" can't"):
         flatten({"a b": {3: {"0.weight": [object()]}}}, "part")
 

@@ -21,7 +21,7 @@ ALLOWED = "src/eventloop/testing/ranks.py"
 
 
 def reasons(source):
-    """Gives what a module does with which a file could run code."""
+    """Yields what a module does with which a file could run code."""
     for node in ast.walk(ast.parse(source)):
         names = []
         if isinstance(node, ast.Import):

@@ -85,7 +85,7 @@ def trainer(folder: Path, log: Log | None = None, **given: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Gives what a run in one go ends with, and its log."""
+    """Returns what a run in one go ends with, and its log."""
     folder, log = tmp_path_factory.mktemp("uninterrupted"), Log()
     with trainer(folder, log) as one:
         one.fit()
@@ -93,7 +93,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def ended_with(folder):
-    """Gives what the newest checkpoint of a run holds."""
+    """Returns what the newest checkpoint of a run holds."""
     return read(max((folder / "run" / "checkpoints").glob("ba*"))).parts
 
 
@@ -187,7 +187,7 @@ def test_what_is_left_out_makes_it_end_otherwise(tmp_path, uninterrupted, spoil)
 
 
 def spoiled(folder, spoil, **given):
-    """Gives what a run ends with that goes on from a checkpoint in which something was spoiled."""
+    """Returns what a run ends with that goes on from a checkpoint in which something was spoiled."""
     with trainer(folder, **given) as one:
         one.fit()
     kill_after(folder, 4)

@@ -171,7 +171,7 @@ def task(**given):
 
 
 def kind(plugins=(), settings=None, **given):
-    """Gives what makes a trainer of one kind, anew each time."""
+    """Returns what makes a trainer of one kind, anew each time."""
     return lambda: (task(**given), [one() for one in plugins], settings or {})
 
 

@@ -39,13 +39,13 @@ def damage(path):
 
 
 def place(name):
-    """Gives what an ID says of a place: this machine and boot, or another."""
+    """Returns what an ID says of a place: this machine and boot, or another."""
     return {"here": leftovers.this_place(), "elsewhere": "0" * 8}[name]
 
 
 @pytest.fixture
 def dead():
-    """Gives the id of a process that has ended."""
+    """Returns the id of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid

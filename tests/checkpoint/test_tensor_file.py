@@ -37,7 +37,7 @@ def read(path):
 
 
 def of_every_kind():
-    """Gives tensors of every dtype with every bit pattern of a byte in it, and of every shape."""
+    """Returns tensors of every dtype with every bit pattern of a byte in it, and of every shape."""
     raw = torch.arange(256, dtype=torch.uint8)
     tensors = {}
     for name, dtype in tensor_file.DTYPES.items():

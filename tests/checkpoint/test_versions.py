@@ -21,7 +21,7 @@ FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"
 
 
 def parts():
-    """Gives what version 1 holds: everything that a nest may be."""
+    """Returns what version 1 holds: everything that a nest may be."""
     raw = torch.arange(32, dtype=torch.uint8)
     return {
         "model": {"1.weight": raw.view(torch.float32).view(2, 4), "0.count": torch.tensor(-7)},

@@ -311,7 +311,7 @@ def test_a_run_of_which_none_verifies_has_exit_status_4(run, saved):
 
 
 def hostile_facts():
-    """Gives facts of forms that nobody expects, and text that would take over a terminal."""
+    """Yields facts of forms that nobody expects, and text that would take over a terminal."""
     metrics = {EVIL: 1.0, "a": EVIL, "b": [1], 7: 1.0, "nan": float("nan"), "big": 10**5000}
     plugin = {"name": EVIL, "version": [EVIL], "role": {}, "options": {EVIL: EVIL * 10_000}}
     manifest = {"plugins": [plugin, EVIL, None, {"name": 7}], "task": {"source": f"a\n{EVIL}"},

@@ -55,7 +55,7 @@ def test_what_is_no_tensor_is_left_out_and_named(run, clean):
     ran = run("export", "a", "m.safetensors")
 
     assert list(load_file("m.safetensors")) == ["w"]
-    assert ran.out.endswith("left out, because it is no tensor: w_extra.n\n")
+    assert ran.out.endswith("left out, because it is not a tensor: w_extra.n\n")
 
 
 def test_damaged_weights_are_not_exported(run, saved):

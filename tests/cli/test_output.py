@@ -31,7 +31,7 @@ def test_brackets_are_text(capsys):
 
 
 def test_json_is_always_parseable(capsys):
-    """NaN is no JSON."""
+    """NaN is not a JSON."""
     write_json({"loss": float("nan"), "all": [float("inf"), 1.0]})
 
     parsed = json.loads(capsys.readouterr().out, parse_constant=lambda name: 1 / 0)

@@ -388,7 +388,7 @@ def test_two_distributions_of_one_name_are_two_rows_with_the_problem(run, instal
 
 
 def test_an_edge_to_what_is_not_installed_is_a_remark(run, install, clean, only):
-    """It is no mistake, but whoever wonders about the order should see it."""
+    """It is not a mistake, but whoever wonders about the order should see it."""
     install(
         "aa-test",
         f"{HEAD}class Plugin:\n    @hookimpl(after='cutmix')\n    def batch_end(self, state): 0\n",

@@ -48,7 +48,7 @@ def test_a_run_that_is_done_already_has_the_same_result(result):
 
 
 def test_a_number_that_is_not_finite_is_null(result, tiny):
-    """NaN is no JSON."""
+    """NaN is not a JSON."""
     found = result("--task.lr", "1e30", "--on-bad-loss", "ignore")
 
     assert found["metrics"]["train/loss"] is None

@@ -60,7 +60,7 @@ class Running:
         )
 
     def read_until(self, line):
-        """Gives what is printed up to a line."""
+        """Returns what is printed up to a line."""
         before = []
         for found in self.process.stdout:
             if found.strip() == line:
@@ -69,7 +69,7 @@ class Running:
         raise AssertionError(f"no {line!r} in {before}: {self.process.stderr.read()}")
 
     def end(self):
-        """Gives the exit status, the lines that were printed since, and what stderr has."""
+        """Returns the exit status, the lines that were printed since, and what stderr has."""
         out, err = self.process.communicate(timeout=100)
         return self.process.returncode, out.splitlines(), err
 

@@ -87,8 +87,8 @@ def test_a_file_never_takes_the_name_of_a_module_that_is_in_use(clean):
         ("no.such.module", "there is no module"),
         (".", "there is no module"),
         ("./", "is a folder"),
-        ("pyproject.toml", "is no Python file"),
-        ("./pyproject.toml", "is no Python file"),
+        ("pyproject.toml", "is not a Python file"),
+        ("./pyproject.toml", "is not a Python file"),
     ],
 )
 def test_a_task_that_does_not_exist_is_refused_with_the_closest(tiny, label, message):

@@ -215,7 +215,7 @@ def test_names_and_copies_of_the_model_are_as_without(trained, tmp_path):
 
 
 def test_a_model_with_its_own_loss_is_compiled(trained, make_task, make_batches):
-    """Outputs that carry a loss are no tensor, and stay what they are."""
+    """Outputs that carry a loss aren't tensor, and stay what they are."""
 
     class WithLoss(nn.Module):
         def __init__(self):

@@ -175,7 +175,7 @@ LISTED = {
 
 @pytest.mark.parametrize("batch", LISTED.values(), ids=LISTED)
 def test_lists_with_an_entry_for_each_sample_are_counted_and_split_by_entry(batch):
-    """Samples of unequal size can't be stacked; the channels of the first are no samples."""
+    """Samples of unequal size can't be stacked; the channels of the first aren't samples."""
     pieces = split(batch, 1)
 
     assert num_samples(batch) == 2

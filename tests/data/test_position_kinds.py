@@ -68,7 +68,7 @@ class StatefulStream(IterableDataset):
 
 
 class Plain:
-    """An iterable that is no loader."""
+    """An iterable that is not a loader."""
 
     def __iter__(self):
         return iter([[random.random()] for _ in range(NUM_BATCHES)])

@@ -56,7 +56,7 @@ class Failing(Drawing):
 
 
 def rows(dataloader, epoch=0, seed=3):
-    """Gives an epoch's samples, index first, in the order of the index."""
+    """Returns an epoch's samples, index first, in the order of the index."""
     feed = Feed(dataloader, SingleProcess(), sample_seed=seed)
     feed.start_epoch(epoch)
     found = []

@@ -17,7 +17,7 @@ from eventloop.diagnostics.cost import Cost, peak_memory_bytes
     ],
 )
 def test_steps_are_timed_but_not_evaluations(given, num_steps, make_trainer, make_task):
-    """Three batches an epoch are two steps from one to the next; what lies between is no step."""
+    """Three batches an epoch are two steps from one to the next; what lies between is not a step."""
     cost = Cost()
     task = make_task(eval_dataloaders={"test": [(torch.zeros(1, 3), torch.zeros(1).long())]})
 

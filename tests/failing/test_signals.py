@@ -16,7 +16,7 @@ from eventloop.signals import Interrupted, Terminated
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 
 STOPPING = [(signal.SIGTERM, Terminated), (signal.SIGINT, Interrupted)]
-# What happens in a fit, and how often: some of these are no moment of a batch.
+# What happens in a fit, and how often: some of these aren't moment of a batch.
 MOMENTS = [
     "training_start",
     "fit_start",

@@ -169,7 +169,7 @@ def math_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def mode_of() -> Callable[..., Mode]:
-    """Gives the mode of a device in fp32, or in another precision."""
+    """Returns the mode of a device in fp32, or in another precision."""
 
     def mode_of(device: torch.device, precision: str = "fp32") -> Mode:
         return Mode(device, precision)

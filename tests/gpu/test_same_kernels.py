@@ -25,7 +25,7 @@ NO_KERNEL = {"aten::detach", "detach", "aten::to", "aten::item", "aten::_local_s
 
 @pytest.fixture
 def computed(timeline):
-    """Gives kernels, or operations of the CPU, by name and with their number, in ten steps."""
+    """Returns kernels, or operations of the CPU, by name and with their number, in ten steps."""
 
     def computed(run, device):
         run(NUM_WARM_UP)
@@ -44,7 +44,7 @@ def copies_to_device(activities):
 
 @pytest.fixture
 def plain_run(make_cnn, make_images):
-    """Gives a function that makes so many steps of a loop written by hand."""
+    """Returns a function that makes so many steps of a loop written by hand."""
 
     def plain_run(mode, optimizer):
         torch.manual_seed(0)
@@ -74,7 +74,7 @@ def plain_run(make_cnn, make_images):
 
 @pytest.fixture
 def eventloop_run(make_run):
-    """Gives a function that makes so many steps of `Trainer.fit`."""
+    """Returns a function that makes so many steps of `Trainer.fit`."""
 
     def eventloop_run(mode, optimizer, *algorithms):
         make = OPTIMIZERS[optimizer]

@@ -372,7 +372,7 @@ def test_a_question_takes_true_false_or_nothing(plan_of, plugin, state, answer):
 
 
 def test_everybody_is_asked(plan_of, plugin, state):
-    """A plugin may count on being asked; another's yes is no reason to skip it."""
+    """A plugin may count on being asked; another's yes is not a reason to skip it."""
     asked = []
     first = plugin("a", should_stop=lambda state: asked.append("a") or True)
     second = plugin("b", should_stop=lambda state: asked.append("b"))

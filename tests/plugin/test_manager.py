@@ -159,7 +159,7 @@ def test_what_implements_no_hook_is_no_plugin(assembled, role, target, message):
 @pytest.mark.parametrize("role", ["algorithms", "callbacks"])
 def test_plugins_are_handed_over_in_a_list(role, given, make_task, clean):
     """To the trainer and to the task; the message shows what to write."""
-    message = rf"{role}=.* is no list; write {role}=\[...\]"
+    message = rf"{role}=.* is not a list; write {role}=\[...\]"
 
     with pytest.raises(TypeError, match=message):
         Trainer(make_task(), **{role: given})
@@ -277,7 +277,7 @@ def test_what_pluggy_refuses_is_told_by_name(assembled, make_plugin):
         assembled(wrong)
 
     assert "mutually exclusive" in str(caught.value)
-    assert "mend it, or leave the plugin out of `algorithms=[...]`" in str(caught.value)
+    assert "fix it, or leave the plugin out of `algorithms=[...]`" in str(caught.value)
 
 
 def _yields(self, state):

@@ -74,7 +74,7 @@ class Side:
     raised: dict[str, BaseException] = field(default_factory=dict)
 
     def describe(self, thing: Any) -> Any:
-        """Gives a stand-in for what may differ between the sides, and only for that."""
+        """Returns a stand-in for what may differ between the sides, and only for that."""
         if isinstance(thing, ReadOnlyState):
             assert thing.clock is self.state.clock
             return "view"
@@ -143,7 +143,7 @@ def function({0}):
 
 
 def function_of(acting: Acting) -> Callable[..., Any]:
-    """Gives a function with the drawn signature, since pluggy passes by parameter names."""
+    """Returns a function with the drawn signature, since pluggy passes by parameter names."""
     source = WRAPPER if acting.drawn.wrapper else PLAIN
     scope = {"acting": acting}
     exec(source.format(", ".join(acting.drawn.argnames)), scope)
@@ -194,7 +194,7 @@ def reference_of(hook: Hook, all_drawn: Sequence[Drawn], side: Side) -> Callable
 
 
 def plan_order(hook: Hook, found: Sequence[Implementation]) -> list[Implementation]:
-    """Gives the order of calls: an action asks the plugins before the task and the core."""
+    """Returns the order of calls: an action asks the plugins before the task and the core."""
     ordered = order(found)
     if hook.kind != "action":
         return list(ordered)
@@ -219,7 +219,7 @@ def outcome_of(call: Callable[[], Any], side: Side) -> Any:
 
 
 def planned_outcome(hook: Hook, plan: Plan, args: dict[str, Any], side: Side) -> Any:
-    """Gives what the plan does, in the words of pluggy where the design has others.
+    """Returns what the plan does, in the words of pluggy where the design has others.
 
     Nobody who answers is an error.
     """
@@ -231,7 +231,7 @@ def planned_outcome(hook: Hook, plan: Plan, args: dict[str, Any], side: Side) ->
 
 
 def without_result(outcome: Any) -> Any:
-    """Gives the outcome of an event: what it returns is ignored, unless a wrapper receives it."""
+    """Returns the outcome of an event: what it returns is ignored, unless a wrapper receives it."""
     return "returned" if outcome[0] == "returned" else outcome
 
 

@@ -46,7 +46,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def statuses(read):
-    """Gives what takes part, or why it doesn't, by name."""
+    """Returns what takes part, or why it doesn't, by name."""
 
     def statuses(*args, **kwargs) -> dict[str, str]:
         configuration = read(*args, **kwargs)

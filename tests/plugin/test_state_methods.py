@@ -75,7 +75,7 @@ LOST = "it has state_dict without load_state_dict, so that what it saves would n
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "method", "mend"),
+    ("kind", "what", "method", "fix"),
     [
         (OnlySaves, LOST, "state_dict", BACK),
         (Shadow, LOST, "state_dict", BACK),
@@ -102,14 +102,14 @@ LOST = "it has state_dict without load_state_dict, so that what it saves would n
         ),
     ],
 )
-def test_what_would_lose_a_state_is_refused(kind, what, method, mend):
+def test_what_would_lose_a_state_is_refused(kind, what, method, fix):
     """It would show after the first kill, when it is too late."""
     (problem,) = state_misfits(made(kind()))
 
     assert str(problem) == (
         f"{what}\n"
         f"  plugin  ema (eventloop-ema 0.2.1), method {kind.__name__}.{method}\n"
-        f"  fix     {mend}, or switch the plugin off with `-p no:ema`"
+        f"  fix     {fix}, or switch the plugin off with `-p no:ema`"
     )
 
 

@@ -111,7 +111,7 @@ def test_a_closed_trainer_is_closed(method, make_task, make_batches, clean):
 
 
 def test_an_owner_that_splits_into_nothing_is_named(make_trainer, make_plugin):
-    """No microbatch is no gradient, and a step all the same."""
+    """No microbatch is not a gradient, and a step all the same."""
     cutter = make_plugin("cutter", split_batch=lambda state: [])
 
     with pytest.raises(PluginError, match=r"split_batch gave no microbatch\n  by +cutter"):

@@ -23,7 +23,7 @@ from eventloop import hookimpl
 class Plugin:
     def __init__(self, *, alpha: float = 0.4) -> None:
         if alpha < 0:
-            raise ValueError(f"alpha={alpha} is no share")
+            raise ValueError(f"alpha={alpha} is not a share")
 
     @hookimpl
     def close(self): pass
@@ -81,7 +81,7 @@ def test_a_run_is_the_command_line_without_what_is_off(read):
 
 def test_an_option_that_can_not_be_is_found_before_the_runs(read):
     """Each run with the algorithm would fail, one after the other."""
-    with pytest.raises(PluginError, match=r"bb-test can't be built: .*alpha=-1\.0 is no share"):
+    with pytest.raises(PluginError, match=r"bb-test can't be built: .*alpha=-1\.0 is not a share"):
         read(*BOTH, "--bb-test.alpha", "-1")
 
 

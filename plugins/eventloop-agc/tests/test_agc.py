@@ -49,7 +49,7 @@ def fit(tmp_path):
 
 
 def weights(trainer):
-    """Gives the weights, also those of shards."""
+    """Returns the weights, also those of shards."""
     params = [getattr(one, "full_tensor", one.detach)() for one in trainer.state.model.parameters()]
     return torch.cat([param.detach().flatten() for param in params])
 
@@ -186,8 +186,8 @@ def test_a_pattern_without_a_parameter_is_named(fit):
     [
         ({"clip": 0}, ValueError, "clip=0 isn't a positive number"),
         ({"eps": float("nan")}, ValueError, "eps=nan isn't a positive number"),
-        ({"clip": "x"}, TypeError, "clip='x' is no number"),
-        ({"exclude": "0.*"}, TypeError, r"exclude='0\.\*' is no list; write \['0\.\*'\]"),
+        ({"clip": "x"}, TypeError, "clip='x' is not a number"),
+        ({"exclude": "0.*"}, TypeError, r"exclude='0\.\*' is not a list; write \['0\.\*'\]"),
     ],
 )
 def test_options_out_of_range_are_refused(options, error, message):

@@ -245,11 +245,11 @@ def test_a_share_of_a_run_without_a_length_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"batch_size": 8}, TypeError, "batch_size=8 is no mapping by time"),
+        ({"batch_size": 8}, TypeError, "batch_size=8 is not a mapping by time"),
         ({"batch_size": {"1ep": 0}}, ValueError, "batch_size.'1ep'. is 0, not a whole number"),
         ({"seq_len": {"1ep": 1.5}}, ValueError, "seq_len.'1ep'. is 1.5, not a whole number"),
         ({"stages": {"1ep": "easy"}}, ValueError, "stages.'1ep'. is 'easy', not a data loader"),
-        ({"batch_size": {"soon": 8}}, ValueError, "'soon' is no time"),
+        ({"batch_size": {"soon": 8}}, ValueError, "'soon' is not a time"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused(options, error, message):

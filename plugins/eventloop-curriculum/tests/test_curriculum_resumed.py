@@ -67,7 +67,7 @@ def last(folder):
 
 @pytest.fixture(scope="module", params=[0, 2])
 def in_one_go(request, tmp_path_factory):
-    """Gives the number of workers, and what a run with them ends with."""
+    """Returns the number of workers, and what a run with them ends with."""
     folder = tmp_path_factory.mktemp("one-go")
     fit(folder, Dies(), request.param)
     assert last(folder).name == f"ba{LAST:08}"

@@ -91,7 +91,7 @@ def test_weights_that_do_not_fit_are_refused(make_trainer, tmp_path):
 
 WRONG = {
     "temperature": ({"temperature": 0}, ValueError, "temperature=0 isn't a positive number"),
-    "no number": ({"temperature": "x"}, TypeError, "temperature='x' is no number"),
+    "no number": ({"temperature": "x"}, TypeError, "temperature='x' is not a number"),
     "weight": ({"weight": 1.5}, ValueError, r"weight=1\.5 isn't in \(0, 1\]"),
     "name": ({"teacher": "net"}, ValueError, "teacher='net' names no function"),
     "kind": ({"teacher": 3}, TypeError, "teacher=3 is neither a name nor"),

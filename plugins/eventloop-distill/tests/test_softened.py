@@ -65,7 +65,7 @@ def test_in_the_limit_of_high_temperatures_logits_are_matched():
 
 
 def test_who_agrees_with_the_teacher_loses_nothing():
-    """And a constant added to all logits is no disagreement."""
+    """And a constant added to all logits is not a disagreement."""
     assert soft_loss(drawn(B, C), drawn(B, C) + 7, 2.0).abs() < 1e-12
     assert soft_loss(drawn(B, C), drawn(B, C, seed=1), 2.0) > 0.1
 

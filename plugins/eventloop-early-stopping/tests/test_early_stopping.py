@@ -289,7 +289,7 @@ def test_what_cannot_be_watched_is_refused_before_training(tmp_path, options, se
         ({"on_nan": "go"}, ValueError, "on_nan='go' is none of wait, stop"),
         ({"min_delta": -1}, ValueError, "min_delta=-1 isn't 0 or a positive number"),
         ({"min_delta": math.nan}, ValueError, "min_delta=nan"),
-        ({"min_delta": "x"}, TypeError, "min_delta='x' is no number"),
+        ({"min_delta": "x"}, TypeError, "min_delta='x' is not a number"),
         ({"patience": "3 epochs"}, ValueError, "write '3ep'"),
     ],
 )

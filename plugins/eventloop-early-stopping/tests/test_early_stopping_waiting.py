@@ -10,7 +10,7 @@ from eventloop_early_stopping import Waiting
 
 
 def epochs(waiting, values):
-    """Gives after how many epochs the waiting is over; None if it isn't."""
+    """Returns after how many epochs the waiting is over; None if it isn't."""
     waiting.begin(Moment(0, 0, 0, 0, 0.0))
     for epoch, value in enumerate(values, start=1):
         waiting.take(value, Moment(epoch, 10 * epoch, 80 * epoch, 0, 2.0 * epoch))
@@ -20,7 +20,7 @@ def epochs(waiting, values):
 
 
 def epochs_by_torch(values, *, is_higher, patience, min_delta):
-    """Gives in which epoch torch's plateau scheduler, which counts bad epochs, would act."""
+    """Returns in which epoch torch's plateau scheduler, which counts bad epochs, would act."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer,

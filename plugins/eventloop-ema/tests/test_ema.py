@@ -40,7 +40,7 @@ def weights_of(model):
 
 
 def exported(trainer, folder):
-    """Gives the weights of an exported file, in the model's order."""
+    """Returns the weights of an exported file, in the model's order."""
     found = load_file(trainer.export(folder / "model.safetensors"))
     return torch.cat([found[name].flatten() for name, _ in trainer.state.model.named_parameters()])
 
@@ -88,7 +88,7 @@ def test_the_average_is_that_of_the_weights_after_each_step(tmp_path, algorithms
 
 
 class Overflows:
-    """Gives some batches a gradient that is no number."""
+    """Gives some batches a gradient that is not a number."""
 
     name = "overflows"
 
@@ -335,10 +335,10 @@ def test_a_half_life_of_unknown_length_is_refused(tmp_path):
         ({"decay": 1.0}, ValueError, "decay=1.0 isn't between 0 and 1"),
         ({"decay": 0}, ValueError, "decay=0 isn't"),
         ({"decay": float("nan")}, ValueError, "decay=nan"),
-        ({"decay": "0.9"}, TypeError, "decay='0.9' is no number"),
+        ({"decay": "0.9"}, TypeError, "decay='0.9' is not a number"),
         ({"rampup": 1.1}, ValueError, r"rampup=1.1 isn't in \[0, 1\]"),
-        ({"rampup": "x"}, TypeError, "rampup='x' is no number"),
-        ({"half_life": "100"}, ValueError, "'100' is no time"),
+        ({"rampup": "x"}, TypeError, "rampup='x' is not a number"),
+        ({"half_life": "100"}, ValueError, "'100' is not a time"),
         ({"half_life": "0ba"}, ValueError, "isn't a finite number above zero"),
     ],
 )

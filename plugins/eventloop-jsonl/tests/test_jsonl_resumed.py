@@ -54,7 +54,7 @@ def fit_and_die(folder, dies, **given):
 
 
 def rows(path):
-    """Gives the lines without what no two runs share."""
+    """Returns the lines without what no two runs share."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     return [
         {key: value for key, value in row.items() if key not in ("seconds", "run")} for row in found

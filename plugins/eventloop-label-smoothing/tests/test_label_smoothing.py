@@ -211,7 +211,7 @@ def test_an_epsilon_that_is_no_share_is_refused(epsilon):
 
 def test_an_epsilon_that_is_no_number_is_refused():
     """As `--label-smoothing.epsilon x` is."""
-    with pytest.raises(TypeError, match="epsilon='x' is no number"):
+    with pytest.raises(TypeError, match="epsilon='x' is not a number"):
         LabelSmoothing(epsilon="x")
 
 

@@ -289,5 +289,5 @@ def test_an_alpha_without_a_distribution_is_refused(alpha):
 
 def test_an_alpha_that_is_no_number_is_refused():
     """As `--mixup.alpha x` is."""
-    with pytest.raises(TypeError, match="alpha='x' is no number"):
+    with pytest.raises(TypeError, match="alpha='x' is not a number"):
         Mixup(alpha="x")

@@ -266,7 +266,7 @@ def test_another_run_from_a_checkpoint_is_another_run(tmp_path, store):
 
 
 def test_a_trainer_that_only_evaluates_sends_nothing(tmp_path, store):
-    """Looking at a model is no run."""
+    """Looking at a model is not a run."""
     options = {"tracking_uri": store.uri, "experiment": store.experiment}
     with isolated_trainer(tmp_path, callbacks=[Mlflow(**options)]) as trainer:
         trainer.eval()

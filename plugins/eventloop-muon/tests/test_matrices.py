@@ -26,7 +26,7 @@ def conv_net():
 
 
 def names(model, **options):
-    """Gives the names of the three kinds of weights."""
+    """Returns the names of the three kinds of weights."""
     known = {param: name for name, param in model.named_parameters()}
     return [[known[param] for param in kind] for kind in split(model, **options)]
 

@@ -51,7 +51,7 @@ def fit(tmp_path):
 
 
 def weights(trainer):
-    """Gives the weights, also those of shards."""
+    """Returns the weights, also those of shards."""
     params = [getattr(one, "full_tensor", one.detach)() for one in trainer.state.model.parameters()]
     return torch.cat([param.detach().flatten() for param in params])
 
@@ -244,7 +244,7 @@ def test_patterns_that_leave_nothing_are_the_reason(fit):
 
 def test_a_text_is_no_list_of_patterns():
     """Each of its characters would be one."""
-    with pytest.raises(TypeError, match=r"not_hidden='0' is no list; write \['0'\]"):
+    with pytest.raises(TypeError, match=r"not_hidden='0' is not a list; write \['0'\]"):
         Muon(not_hidden="0")
 
 

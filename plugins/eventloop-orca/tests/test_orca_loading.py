@@ -48,8 +48,8 @@ def test_a_module_and_objects_are_taken_too():
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("Clip", "is no path of a class"),
-        (":Clip", "is no path of a class"),
+        ("Clip", "is not a path of a class"),
+        (":Clip", "is not a path of a class"),
         ("nothing_here:Clip", "can't be imported: No module named 'nothing_here'"),
         ("eventloop_orca:Callbak", "has no 'Callbak'; the closest is 'Callback'"),
         ("{folder}/other.py:Clip", "there is no file"),
@@ -65,7 +65,7 @@ def test_a_wrong_path_is_named_with_a_way_out(path, says, file):
 
 @pytest.mark.parametrize(
     ("callbacks", "error", "says"),
-    [([], ValueError, "callbacks=\\[\\] has none"), (3, TypeError, "callbacks=3 is no list")],
+    [([], ValueError, "callbacks=\\[\\] has none"), (3, TypeError, "callbacks=3 is not a list")],
 )
 def test_no_callbacks_are_refused(callbacks, error, says):
     """An adapter of nothing would have no effect."""

@@ -120,7 +120,7 @@ def test_a_misspelt_point_is_told():
     class Typo(Callback):
         def before_trian_iter(self, runner): ...
 
-    says = "callback Typo: 'before_trian_iter' is no point; the closest is 'before_train_iter'"
+    says = "callback Typo: 'before_trian_iter' is not a point; the closest is 'before_train_iter'"
     with pytest.warns(UserWarning, match=says):
         Orca(callbacks=[Typo()])
 

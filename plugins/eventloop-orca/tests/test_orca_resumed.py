@@ -72,7 +72,7 @@ def fit(folder, main, batch=-1):
 
 
 def differing(folder, other):
-    """Gives what differs between the last checkpoints."""
+    """Returns what differs between the last checkpoints."""
     return list(differences(*(
         read(max((one / "run" / "checkpoints").glob("ba*"))).parts for one in (folder, other)
     )))  # fmt: skip

@@ -108,8 +108,8 @@ def test_before_run_may_change_the_number_of_epochs(num_epochs, batches, tmp_pat
     ("point", "num_epochs", "says"),
     [
         ("before_epoch", 3, "outside of before_run"),
-        ("before_run", 0, "is no number of epochs"),
-        ("before_run", 1.5, "is no number of epochs"),
+        ("before_run", 0, "is not a number of epochs"),
+        ("before_run", 1.5, "is not a number of epochs"),
     ],
 )
 def test_a_wrong_number_of_epochs_is_refused(point, num_epochs, says, tmp_path):

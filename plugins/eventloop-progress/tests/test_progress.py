@@ -41,7 +41,7 @@ def tiny_task(*, loader=(BATCH,) * 12, model=None, metrics=None, **values):
 
 
 def progress_on(*, terminal, width=100):
-    """Gives a Progress that prints into memory, and draws at every chance."""
+    """Returns a Progress that prints into memory, and draws at every chance."""
     progress = Progress(refresh_per_s=1e9)
     progress.console = Console(
         file=io.StringIO(), force_terminal=terminal, width=width, color_system=None
@@ -61,7 +61,7 @@ def fit(progress, *algorithms, **settings):
 
 
 def frames(text):
-    """Gives every line as it was drawn, one after the other."""
+    """Returns every line as it was drawn, one after the other."""
     return [re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", part) for part in re.split("[\r\n]+", text)]
 
 

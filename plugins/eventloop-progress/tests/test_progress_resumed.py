@@ -40,7 +40,7 @@ def fit(folder, *, ends=-1, terminal=True, **given):
 
 
 def frames(text):
-    """Gives every line as it was drawn, one after the other."""
+    """Returns every line as it was drawn, one after the other."""
     shown = [re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", part) for part in re.split("[\r\n]+", text)]
     return [line.rstrip() for line in shown if line.strip()]
 

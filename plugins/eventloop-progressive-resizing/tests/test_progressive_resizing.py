@@ -350,7 +350,7 @@ def test_times_in_the_wrong_order_are_refused(tmp_path):
         ({"size_increment": 0}, ValueError, "size_increment=0"),
         ({"size_increment": 2.5}, TypeError, "size_increment=2.5"),
         ({"mode": "pad"}, ValueError, "mode='pad'"),
-        ({"end": "half"}, ValueError, "'half' is no time"),
+        ({"end": "half"}, ValueError, "'half' is not a time"),
     ],
 )
 def test_options_without_a_meaning_are_refused(given, error, shown):

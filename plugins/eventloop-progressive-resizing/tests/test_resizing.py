@@ -53,7 +53,7 @@ def test_a_mask_takes_the_pixel_in_the_middle(full, now):
 
 
 def test_classes_are_never_mixed():
-    """The mean of dog and cat is no animal."""
+    """The mean of dog and cat is not an animal."""
     mask = torch.randint(2, (3, 8, 8), generator=torch.Generator().manual_seed(0)) * 7
 
     assert set(resize_mask(mask, (5, 6)).unique().tolist()) == {0, 7}

@@ -44,7 +44,7 @@ def left_by(bucket, **changes):
 
 @pytest.fixture
 def dead():
-    """Gives the id of a process that has ended."""
+    """Returns the id of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid

@@ -31,7 +31,7 @@ def three(store, parts):
 
 @pytest.fixture
 def another(bucket, tmp_path):
-    """Gives the store as another machine sees it, which has no copies."""
+    """Returns the store as another machine sees it, which has no copies."""
     return lambda: bucket.store(tmp_path / "elsewhere")
 
 
@@ -40,7 +40,7 @@ def folders(bucket):
 
 
 def downloads(bucket):
-    """Gives what was read beside manifests."""
+    """Returns what was read beside manifests."""
     return [path for name, path in bucket.done if name == "open" and "manifest" not in path]
 
 
@@ -269,7 +269,7 @@ def test_all_but_those_to_keep_are_removed(keep, left, bucket, three):
 
 
 def test_the_manifest_goes_first(bucket, three):
-    """What is half removed is no checkpoint."""
+    """What is half removed is not a checkpoint."""
     bucket.done.clear()
 
     three.prune([2, 3])

@@ -69,7 +69,7 @@ def trainer(where, *callbacks, **given):
 
 
 def parts_at(one):
-    """Gives what the newest checkpoint of a trainer's run holds."""
+    """Returns what the newest checkpoint of a trainer's run holds."""
     folder = one.state.run_dir / "checkpoints"
     return read(max(folder.glob("ba*"))).parts
 

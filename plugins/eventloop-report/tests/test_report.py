@@ -42,7 +42,7 @@ def text_of(folder):
 
 
 def curves(report):
-    """Gives the numbers that two runs share."""
+    """Returns the numbers that two runs share."""
     named = report._numbers.by_name.items()
     return {name: one.points() for name, one in named if name != "samples a second"}
 

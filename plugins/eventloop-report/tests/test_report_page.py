@@ -121,7 +121,7 @@ def test_numbers_that_belong_together_share_a_plot():
 
 
 def test_files_of_plots_have_harmless_names():
-    """A title is no path, and two titles are two files."""
+    """A title is not a path, and two titles are two files."""
     titles = [*HOSTILE, "a/b", "a b", "A-B"]
 
     names = file_names([Plot(title, {}) for title in titles])

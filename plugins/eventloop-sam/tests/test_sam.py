@@ -102,7 +102,7 @@ def test_microbatches_change_nothing(fit, size):
 
 
 def whole(trainer):
-    """Gives the weights, also those of shards."""
+    """Returns the weights, also those of shards."""
     params = [getattr(one, "full_tensor", one.detach)() for one in trainer.state.model.parameters()]
     return torch.cat([param.detach().flatten() for param in params])
 
@@ -349,9 +349,9 @@ def test_sparse_gradients_are_left_alone(fit):
     [
         ({"rho": 0}, ValueError, "rho=0 isn't a positive number"),
         ({"rho": float("nan")}, ValueError, "rho=nan isn't a positive number"),
-        ({"rho": "x"}, TypeError, "rho='x' is no number"),
+        ({"rho": "x"}, TypeError, "rho='x' is not a number"),
         ({"every": 0}, ValueError, "every=0 isn't a number of batches"),
-        ({"every": 1.5}, TypeError, "every=1.5 is no number of batches"),
+        ({"every": 1.5}, TypeError, "every=1.5 is not a number of batches"),
     ],
 )
 def test_options_out_of_range_are_refused(options, error, message):

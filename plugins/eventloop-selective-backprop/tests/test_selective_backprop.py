@@ -324,11 +324,11 @@ def test_it_stands_off_where_samples_have_no_loss(tmp_path, reason, values):
     [
         ({"keep_frac": 0}, ValueError, "keep_frac=0 isn't between 0 and 1"),
         ({"keep_frac": 1.0}, ValueError, "keep_frac=1.0"),
-        ({"keep_frac": "half"}, TypeError, "keep_frac='half' is no number"),
+        ({"keep_frac": "half"}, TypeError, "keep_frac='half' is not a number"),
         ({"interrupt": 1}, ValueError, "interrupt=1 is neither 0 nor 2 or more"),
         ({"interrupt": -2}, ValueError, "interrupt=-2"),
-        ({"interrupt": 2.5}, TypeError, "interrupt=2.5 is no number of batches"),
-        ({"start": "half"}, ValueError, "'half' is no time"),
+        ({"interrupt": 2.5}, TypeError, "interrupt=2.5 is not a number of batches"),
+        ({"start": "half"}, ValueError, "'half' is not a time"),
     ],
 )
 def test_an_option_without_a_meaning_is_refused(options, error, message):

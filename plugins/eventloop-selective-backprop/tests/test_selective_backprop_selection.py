@@ -17,7 +17,7 @@ def generator():
 
 
 def shares(drawn):
-    """Gives how often each of six samples was drawn."""
+    """Returns how often each of six samples was drawn."""
     counts = torch.zeros(6)
     for indices in drawn:
         counts[torch.as_tensor(indices)] += 1

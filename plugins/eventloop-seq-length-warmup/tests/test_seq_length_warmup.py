@@ -25,7 +25,7 @@ def batches():
 
 
 def make_model():
-    """Gives the next token from the tokens so far: their mean up to each position."""
+    """Returns the next token from the tokens so far: their mean up to each position."""
     return nn.Sequential(nn.Embedding(8, 6), SoFar(), nn.Linear(6, 8))
 
 
@@ -329,7 +329,7 @@ def test_a_later_batch_without_sequences_is_an_error(tmp_path):
         ({"length_increment": -1}, ValueError, "length_increment=-1"),
         ({"length_increment": True}, TypeError, "length_increment=True"),
         ({"mode": "pad"}, ValueError, "mode='pad'"),
-        ({"duration": "long"}, ValueError, "'long' is no time"),
+        ({"duration": "long"}, ValueError, "'long' is not a time"),
     ],
 )
 def test_options_without_a_meaning_are_refused(given, error, shown):

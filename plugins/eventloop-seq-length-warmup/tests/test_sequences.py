@@ -68,8 +68,8 @@ def test_more_dimensions_stay():
     [
         (tokens(), "one tensor of shape (2, 8) has no tensor of tokens"),
         ({"pixels": tokens()}, "dict with 'pixels' has no tensor of tokens"),
-        ((tokens().float(), tokens()), "torch.float32 of shape (2, 8) is no batch of tokens"),
-        ((tokens()[0], tokens()[0]), "torch.int64 of shape (8,) is no batch of tokens"),
+        ((tokens().float(), tokens()), "torch.float32 of shape (2, 8) is not a batch of tokens"),
+        ((tokens()[0], tokens()[0]), "torch.int64 of shape (8,) is not a batch of tokens"),
         ((tokens(), torch.zeros(2)), "targets of shape (2,) aren't one for each of 2 x 8 tokens"),
         ({"input_ids": tokens(), "labels": torch.zeros(2)}, "its labels of shape (2,)"),
         ({"input_ids": tokens(), "mask": torch.zeros(2, 8, 8)}, "its mask of shape (2, 8, 8)"),

@@ -51,7 +51,7 @@ class Sees:
 
 
 def weights_of(model):
-    """Gives weights and statistics."""
+    """Returns weights and statistics."""
     found = [one for one in model.state_dict().values() if one.is_floating_point()]
     return torch.cat([one.flatten() for one in found]).clone()
 
@@ -281,10 +281,10 @@ def test_a_fraction_of_an_endless_run_is_refused(tmp_path):
     [
         ({"lr": 0}, ValueError, "lr=0 isn't a positive number"),
         ({"lr": float("nan")}, ValueError, "lr=nan"),
-        ({"lr": "x"}, TypeError, "lr='x' is no number"),
+        ({"lr": "x"}, TypeError, "lr='x' is not a number"),
         ({"bn_batches": 0}, ValueError, "bn_batches=0 isn't 1 or more"),
         ({"bn_batches": 1.5}, TypeError, "bn_batches=1.5"),
-        ({"start": "3"}, ValueError, "'3' is no time"),
+        ({"start": "3"}, ValueError, "'3' is not a time"),
         ({"interval": "0ep"}, ValueError, "above zero"),
     ],
 )

@@ -86,7 +86,7 @@ def reader(folder):
 
 
 def numbers(folder):
-    """Gives all numbers as TensorBoard reads them: name, step, value."""
+    """Returns all numbers as TensorBoard reads them: name, step, value."""
     found = reader(folder)
     return sorted(
         (name, event.step, event.value)

@@ -54,5 +54,5 @@ def test_a_window_without_batches_is_refused(num_batches):
     ],
 )
 def test_a_device_is_known_by_whole_words(device, precision, peak):
-    """An A1000 is no A100, and a wrong peak makes a wrong MFU."""
+    """An A1000 is not an A100, and a wrong peak makes a wrong MFU."""
     assert peak_tflops(device, precision) == peak

@@ -89,7 +89,7 @@ class Best:
             self._value, self.batch = self._before
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the best value so far, and when it came."""
+        """Returns the best value so far, and when it came."""
         return {"metric": self._name, "value": self._value, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

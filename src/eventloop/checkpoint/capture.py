@@ -43,7 +43,7 @@ class Stateful(Protocol):
     """What a checkpoint keeps something of."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Gives a nest of tensors and plain values."""
+        """Returns a nest of tensors and plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Goes on from what `state_dict` gave."""
@@ -82,11 +82,11 @@ class Capture:
         self.generators = Generators(state)
 
     def all(self) -> Captured:
-        """Gives what a checkpoint of now holds; see `State.capture`."""
+        """Returns what a checkpoint of now holds; see `State.capture`."""
         return Captured(self.take(), facts_of(self._state))
 
     def take(self) -> Parts:
-        """Gives the parts of a checkpoint of now; to be called on all ranks.
+        """Returns the parts of a checkpoint of now; to be called on all ranks.
 
         The tensors are the run's own: they change when it goes on.
 

@@ -36,7 +36,7 @@ class Difference:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], *, times: bool = False
 ) -> Iterator[Difference]:
-    """Gives what isn't the same in the parts of two checkpoints.
+    """Yields what isn't the same in the parts of two checkpoints.
 
     What one of them lacks is one difference, whatever is in it.
 
@@ -52,7 +52,7 @@ def differences(
 
 
 def _pairs(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Gives the leaves that stand in one place of two nests, and what is only in one of them."""
+    """Yields the leaves that stand in one place of two nests, and what is only in one of them."""
     both = (one, other)
     branches: Iterator[tuple[object, Any, Any]]
     if all(isinstance(nest, Mapping) for nest in both):

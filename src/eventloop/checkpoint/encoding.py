@@ -141,7 +141,7 @@ def _encode(value: Nest, at: _At) -> Json:
 
 
 def _is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Tells whether a value is a tensor; where nobody has imported torch, there is none."""
+    """Returns whether a value is a tensor; where nobody has imported torch, there is none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(state: State) -> dict[str, Any]:
-    """Gives what tells a checkpoint from others: moment, ranks, metrics, plugins, settings.
+    """Returns what tells a checkpoint from others: moment, ranks, metrics, plugins, settings.
 
     Returns:
         Values that JSON can hold. The metrics are those known at that moment.
@@ -36,7 +36,7 @@ def facts_of(state: State) -> dict[str, Any]:
 
 
 def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """Gives the kind of each optimizer, and the numbers that it was made with."""
+    """Returns the kind of each optimizer, and the numbers that it was made with."""
     return {
         name: {
             "kind": f"{type(one).__module__}.{type(one).__qualname__}",

@@ -212,12 +212,12 @@ class Draft:
     def _error(
         self, folder: Path, reason: str, free: int, *, is_full: bool = True
     ) -> CheckpointError:
-        mend = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
+        fix = "free space" if is_full else f"see what is wrong with {str(folder.parent)!r}"
         return CheckpointError(
             f"the checkpoint can't be written to {str(folder)!r}: {reason}",
             needed=f"{self.num_bytes:,} bytes",
             free=f"{free:,} bytes",
-            fix=f"{mend}, or give another folder with `--run-dir FOLDER`",
+            fix=f"{fix}, or give another folder with `--run-dir FOLDER`",
         )
 
 

@@ -20,7 +20,7 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Gives the nest with copies in the place of its tensors.
+        """Returns the nest with copies in the place of its tensors.
 
         The copies of the call before are written over.
         """

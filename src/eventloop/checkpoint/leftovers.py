@@ -32,7 +32,7 @@ _ours: set[str] = set()
 
 @contextmanager
 def new_id() -> Iterator[str]:
-    """Gives an ID that stands for work of this process until the `with` ends."""
+    """Returns an ID that stands for work of this process until the `with` ends."""
     one = f"{this_place()}-{os.getpid()}-{secrets.token_hex(4)}"
     _ours.add(one)
     try:
@@ -67,7 +67,7 @@ def is_replaced(folder: Path) -> bool:
 
 
 def name_inside(folder: Path) -> str:
-    """Gives the name of the checkpoint that was being written, removed or replaced."""
+    """Returns the name of the checkpoint that was being written, removed or replaced."""
     name = _NAME.fullmatch(folder.name)
     return name["of"] if name else folder.name
 
@@ -84,7 +84,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _changed_at(folder: Path) -> float:
-    """Gives the newest time of change in a folder, in seconds; now, if it is just going away."""
+    """Returns the newest time of change in a folder, in seconds; now, if it is just going away."""
     try:
         inside = () if folder.is_symlink() else os.scandir(folder)
         paths = [folder, *(Path(one) for one in inside)]
@@ -95,7 +95,7 @@ def _changed_at(folder: Path) -> float:
 
 @cache
 def this_place() -> str:
-    """Gives what distinguishes this machine since its last start, and this container on it."""
+    """Returns what distinguishes this machine since its last start, and this container on it."""
     texts = [socket.gethostname()]
     for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
         try:

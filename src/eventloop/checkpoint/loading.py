@@ -102,7 +102,7 @@ def warn_of_misfits(
 
 
 def _named(names: Iterable[str]) -> str:
-    """Gives the first names; they may be a stranger's."""
+    """Returns the first names; they may be a stranger's."""
     listed = list(names)
     more = len(listed) - _MOST_NAMED
     text = ", ".join(repr(name[:80]) for name in listed[:_MOST_NAMED])

@@ -17,7 +17,7 @@ _MOST_NAMED = 3
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """Gives the checkpoints that a path stands for, the newest first.
+    """Returns the checkpoints that a path stands for, the newest first.
 
     Args:
         path: a run's folder, its `checkpoints`, or a checkpoint, which stands for itself.
@@ -63,7 +63,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
 
 
 def require_checkpoints(path: Path) -> list[Path]:
-    """Gives the checkpoints that a path stands for, of which there is one at least.
+    """Returns the checkpoints that a path stands for, of which there is one at least.
 
     Raises:
         UsageError: there is none.

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: which files it has, with sizes and digests, and what is known of it.
 
 It is written last and starts with the SHA-256 of all that follows, so that a folder without a whole
-manifest, or with one bit of it changed, is no checkpoint. Digests find damage; they prove nothing
+manifest, or with one bit of it changed, is not a checkpoint. Digests find damage; they prove nothing
 about who wrote it.
 """
 
@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def parts(self) -> dict[str, dict[str, str]]:
-        """Gives the files of each part by suffix; parts in order of their names."""
+        """Returns the files of each part by suffix; parts in order of their names."""
         parts: dict[str, dict[str, str]] = {}
         for name in sorted(self.files):
             suffix = Path(name).suffix
@@ -68,7 +68,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Gives the size of all files, without the manifest's own."""
+        """Returns the size of all files, without the manifest's own."""
         return sum(one.num_bytes for one in self.files.values())
 
 
@@ -81,7 +81,7 @@ def is_part_name(name: str) -> bool:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """Gives the bytes of a manifest.
+    """Returns the bytes of a manifest.
 
     Raises:
         Damage: its facts are too large.
@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Gives the manifest that some bytes are, of this version or an older one.
+    """Returns the manifest that some bytes are, of this version or an older one.
 
     Raises:
         Damage: they aren't one, aren't whole, or are of a newer version.
@@ -168,7 +168,7 @@ def _read_version_1(value: dict[str, Any]) -> Manifest:
 def _file_facts(name: str, value: Any) -> FileFacts:
     suffix = Path(name).suffix
     if suffix not in SUFFIXES or not is_part_name(name.removesuffix(suffix)):
-        raise Damage(f"{name[:80]!r} is no name of a file in a checkpoint")
+        raise Damage(f"{name[:80]!r} is not a name of a file in a checkpoint")
     match value:
         case {"bytes": int(num_bytes), "sha256": str(sha256)} if _DIGEST.fullmatch(sha256):
             if type(num_bytes) is int and num_bytes >= 0:

@@ -98,7 +98,7 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Gives the lock back."""
+        """Returns the lock back."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
                 self._files.remove(_HOLDER)

@@ -166,7 +166,7 @@ class Saver:
             raise failure
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the best evaluation so far."""
+        """Returns the best evaluation so far."""
         if self._best is None:
             return self._kept_best
         return self._best.state_dict()
@@ -261,7 +261,7 @@ class Saver:
         state.request_stop("a checkpoint couldn't be written")  # which raises it on all of them
 
     def _goes_on(self, failure: BaseException) -> bool:
-        """Tells whether the run goes on without a checkpoint that couldn't be written."""
+        """Returns whether the run goes on without a checkpoint that couldn't be written."""
         expected = isinstance(failure, CheckpointError | OSError)
         if self._on_error == "raise" or not expected:
             return False
@@ -271,7 +271,7 @@ class Saver:
 
 
 def interval_of(settings: Settings) -> Time | None:
-    """Gives how often a run saves of its own accord."""
+    """Returns how often a run saves of its own accord."""
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval
@@ -309,6 +309,6 @@ class Writer:
             self._thread = None
 
     def forget(self) -> BaseException | None:
-        """Gives the failure once more, and forgets it."""
+        """Returns the failure once more, and forgets it."""
         failure, self.failure = self.failure, None
         return failure

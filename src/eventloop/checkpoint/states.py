@@ -38,7 +38,7 @@ class PluginStates:
         self.kept: dict[str, Any] = {}
 
     def take(self, *, per_rank: bool) -> dict[str, Any]:
-        """Gives the states by folded name.
+        """Returns the states by folded name.
 
         Args:
             per_rank: of those plugins that keep one a rank, or of the others.
@@ -58,7 +58,7 @@ class PluginStates:
         return found
 
     def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
-        """Gives each plugin what it kept; one without a state begins anew.
+        """Returns each plugin what it kept; one without a state begins anew.
 
         Args:
             path: of the states in the checkpoint.
@@ -82,12 +82,12 @@ def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"{BLAME}{plugin.origin} in {method}\n  fix  {plugin.fix('mend it')}")
+        error.add_note(f"{BLAME}{plugin.origin} in {method}\n  fix  {plugin.fix('fix it')}")
         raise
 
 
 def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Gives what this rank's metrics have counted, by their names and those of their parts."""
+    """Returns what this rank's metrics have counted, by their names and those of their parts."""
     return {
         name: {"num_updates": one.update_count, "values": dict(one.metric_state)}
         for name, one in _parts(metrics)
@@ -142,7 +142,7 @@ def _fits(value: Tensor, fresh: Tensor) -> bool:
 
 
 def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """Gives the metrics and those that they are made of, with their names."""
+    """Yields the metrics and those that they are made of, with their names."""
     if not metrics:
         return
     from torchmetrics import Metric  # where there are none it needn't be imported

@@ -100,7 +100,7 @@ class Store:
             return self.take_in(batch, lambda folder: draft.write(folder, []))
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
-        """Gives a checkpoint that somebody writes its name, as `save` does; raises OSError.
+        """Returns a checkpoint that somebody writes its name, as `save` does; raises OSError.
 
         Args:
             write: writes it into an empty folder and gives its manifest.
@@ -120,7 +120,7 @@ class Store:
         return target
 
     def found(self, *, digests: bool = False) -> list[Found[Path]]:
-        """Gives what looks like a checkpoint, the newest first; the files may change meanwhile.
+        """Returns what looks like a checkpoint, the newest first; the files may change meanwhile.
 
         Args:
             digests: whether all files are read and verified; otherwise only the manifests, and that
@@ -129,7 +129,7 @@ class Store:
         return [look_at(path, digests=digests) for path in self.paths()]
 
     def paths(self) -> list[Path]:
-        """Gives all folders with the name of a checkpoint, the newest first.
+        """Returns all folders with the name of a checkpoint, the newest first.
 
         One that is being replaced comes after its successor.
         """
@@ -211,7 +211,7 @@ class Store:
     # How
 
     def _put_in_place(self, temporary: Path, target: Path, one: str) -> None:
-        """Gives a whole checkpoint its name; at no moment is neither it nor the one before there."""
+        """Returns a whole checkpoint its name; at no moment is neither it nor the one before there."""
         replaced = self.folder / f"{REPLACED}{target.name}-{one}"
         if is_there := os.path.lexists(target):
             disk.rename(target, replaced)

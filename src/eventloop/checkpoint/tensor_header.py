@@ -89,7 +89,7 @@ def read_names(file: OldFile) -> list[str]:
 
 
 def by_offset(header: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
-    """Gives the entries in the order of their bytes."""
+    """Returns the entries in the order of their bytes."""
     return sorted(header.items(), key=lambda one: (one[1].start, one[1].end))
 
 

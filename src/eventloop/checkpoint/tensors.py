@@ -124,7 +124,7 @@ def _described(tensor: Tensor, path: str) -> dict[str, Any]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Gives the memory of a contiguous tensor on the host; good as long as the tensor is there.
+    """Returns the memory of a contiguous tensor on the host; good as long as the tensor is there.
 
     `Tensor.numpy` would do it, too, but counts as a read by the loop where reads are watched.
     """

@@ -22,7 +22,7 @@ _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 
 
 def examine(folder: Path, *, digests: bool = True) -> Manifest:
-    """Gives the manifest of a checkpoint that is as it says; for who wants the reason, if not.
+    """Returns the manifest of a checkpoint that is as it says; for who wants the reason, if not.
 
     Args:
         digests: whether files are read and digested; otherwise only their sizes are compared.
@@ -55,12 +55,12 @@ def damages(folder: Path) -> Iterator[Damage]:
 
 
 def name_of(batch: int) -> str:
-    """Gives the name of the folder of a checkpoint: `ba00001200`, which sorts by batches."""
+    """Returns the name of the folder of a checkpoint: `ba00001200`, which sorts by batches."""
     return f"ba{batch:08}"
 
 
 def batch_of(name: str) -> int | None:
-    """Gives the batches in the name of a checkpoint's folder; None for another name."""
+    """Returns the batches in the name of a checkpoint's folder; None for another name."""
     found = _NAMED.fullmatch(name)
     if found is None:
         return None
@@ -85,7 +85,7 @@ def checked_manifest(folder: Path) -> Manifest:
 
 
 def facts_in(manifest: Manifest) -> dict[str, Any]:
-    """Gives the facts that a manifest holds.
+    """Returns the facts that a manifest holds.
 
     Raises:
         Damage: they aren't what eventloop writes.
@@ -93,7 +93,7 @@ def facts_in(manifest: Manifest) -> dict[str, Any]:
     with _about(f"{FILE}: facts"):
         facts = restore(manifest.facts, {})
         if not isinstance(facts, dict):
-            raise Damage("they are no dict")
+            raise Damage("they aren't dict")
     return facts
 
 
@@ -119,7 +119,7 @@ def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile
 def put_together(
     folder: Path, files: Mapping[str, str], manifest: Manifest, tensors: Mapping[str, Any]
 ) -> Nest:
-    """Gives the nest of a part of which the tensors have been read.
+    """Returns the nest of a part of which the tensors have been read.
 
     Raises:
         Damage: its other file isn't what the manifest says, or doesn't fit the tensors.

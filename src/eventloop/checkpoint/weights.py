@@ -81,7 +81,7 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 
 
 def _others(checkpoint: Path, manifest: Manifest, names: list[str]) -> list[str]:
-    """Gives the paths of what is no tensor."""
+    """Returns the paths of what is not a tensor."""
     tensor = object()
     nest = put_together(checkpoint, _files(manifest), manifest, dict.fromkeys(names, tensor))
     return [path for path, value in _leaves("", nest) if value is not tensor]

@@ -46,7 +46,7 @@ class Command:
 
     @property
     def takes_task(self) -> bool:
-        """Tells whether it is about a task, and so takes settings and options."""
+        """Returns whether it is about a task, and so takes settings and options."""
         return self.argument == "TASK"
 
     @property
@@ -55,7 +55,7 @@ class Command:
         return " ".join(filter(None, ["eventloop", self.name, self.argument, "[OPTIONS]"]))
 
     def all_options(self) -> dict[str, CommandOption]:
-        """Gives its own options and those that every command has, by folded name."""
+        """Returns its own options and those that every command has, by folded name."""
         common = _COMMON if self.takes_plugins else (_HELP,)
         return {fold(option.name): option for option in (*common, *self.options)}
 
@@ -79,7 +79,7 @@ class Arguments:
     words: tuple[str, ...] = ()
 
     def path(self, name: str) -> Path | None:
-        """Gives the value of an option of the command that is a path."""
+        """Returns the value of an option of the command that is a path."""
         return Path(self.given[name]) if name in self.given else None
 
 
@@ -146,7 +146,7 @@ def refuse_flags(arguments: Arguments, command: Command) -> None:
 
 
 def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]:
-    """Gives each option with its value; an argument that stands alone has the name ""."""
+    """Yields each option with its value; an argument that stands alone has the name ""."""
     rest = iter(argv)
     for word in rest:
         name, equals, value = word.partition("=")

@@ -41,5 +41,5 @@ def run(argv: Sequence[str]) -> int:
     told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"
     write_text(one_line(told))
     for name in others:
-        write_text(one_line(f"left out, because it is no tensor: {name}"))
+        write_text(one_line(f"left out, because it is not a tensor: {name}"))
     return 0

@@ -58,7 +58,7 @@ def crash_report() -> Iterator[list[Plugin]]:
     """Notes the active plugins on an exception that passes; the note is printed below it.
 
     It encloses the trainer, so that what fails while that is closed has the note, too. What the
-    message of a `UsageError` or `TaskError` says is enough to mend it.
+    message of a `UsageError` or `TaskError` says is enough to fix it.
 
     Yields:
         A list to put the active plugins into, once they are known.
@@ -75,7 +75,7 @@ def crash_report() -> Iterator[list[Plugin]]:
 
 
 def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Gives a line a plugin: name, role, what it came from, options."""
+    """Yields a line a plugin: name, role, what it came from, options."""
     rows = [
         (
             one.name,

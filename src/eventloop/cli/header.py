@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """Gives the header, a line for each subject.
+    """Yields the header, a line for each subject.
 
     Args:
         task: TASK as typed.

@@ -16,7 +16,7 @@ _INDENT = " " * 6
 
 
 def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> str:
-    """Gives the whole help text.
+    """Returns the whole help text.
 
     Args:
         sections: more headings, each with its text.

@@ -48,15 +48,15 @@ class Job:
     plugins: tuple[Loaded, ...]
 
     def task_options(self) -> dict[str, Any]:
-        """Gives the task's parameters that were set."""
+        """Returns the task's parameters that were set."""
         return self.task_file.typed_options(self.configuration.section("task"))
 
     def origin(self) -> dict[str, Any]:
-        """Gives what a manifest says of the task."""
+        """Returns what a manifest says of the task."""
         return self.task_file.origin(self.configuration.section("task"))
 
     def plugin_options(self, plugin: Loaded) -> dict[str, Any]:
-        """Gives a plugin's options that were set."""
+        """Returns a plugin's options that were set."""
         values = self.configuration.section(plugin.found.name)
         return typed_options(plugin.found, plugin.target, values)
 
@@ -124,12 +124,12 @@ def _plugins(
 
 
 def task_settings(task: object) -> dict[str, Any]:
-    """Gives the settings that a task brings; one that is hooks alone brings none."""
+    """Returns the settings that a task brings; one that is hooks alone brings none."""
     return task.settings if isinstance(task, Task) else {}
 
 
 def job_help(arguments: Arguments, command: Command) -> str:
-    """Gives the help of a command, with the options of plugins, and of the task if it is named."""
+    """Returns the help of a command, with the options of plugins, and of the task if it is named."""
     sections = [("settings", options_help(setting_options()))]
     if arguments.task:
         task_file = load_task_file(arguments.task)
@@ -170,7 +170,7 @@ def _local_weights(arguments: Arguments) -> Path | None:
 
 
 def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
-    """Gives the file that is to be written, if it can be.
+    """Returns the file that is to be written, if it can be.
 
     Raises:
         UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
@@ -197,7 +197,7 @@ def _configuration(arguments: Arguments) -> Configuration:
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    """Gives a section for each plugin; one with a problem has it for its text."""
+    """Yields a section for each plugin; one with a problem has it for its text."""
     selected, _ = choose(configuration, given=None)
     unusable = name_problems(selected)
     plugins, problems = load(one for one in selected if one.found not in unusable)

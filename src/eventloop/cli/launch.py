@@ -45,7 +45,7 @@ def launch(command: str, argv: Sequence[str], nproc: str) -> int:
         The exit status of the first process that failed; 128 and the signal that ended it.
 
     Raises:
-        UsageError: `nproc` is no number of processes, or torchrun has started this one.
+        UsageError: `nproc` is not a number of processes, or torchrun has started this one.
     """
     num = _number(nproc)
     if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -102,7 +102,7 @@ def _run(num: int, arguments: list[str]) -> int:
 
 
 def _told_status(ranks: _Ranks, bulletin: Bulletin) -> int:
-    """Gives the exit status of the rank that failed first, and says how it ended."""
+    """Returns the exit status of the rank that failed first, and says how it ended."""
     if ranks.first is None:
         return 0
     failure = bulletin.first_failure()

@@ -73,7 +73,7 @@ def _too_long(error: OSError) -> UsageError:
 
 
 def _end(status: int) -> int:
-    """Gives the exit status of a failure; of several ranks, one that failed ends here."""
+    """Returns the exit status of a failure; of several ranks, one that failed ends here."""
     if in_ranks():
         end_process(status)
     return status
@@ -105,12 +105,12 @@ def _help() -> str:
 
 
 def _nobody_reads() -> bool:
-    """Tells whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
+    """Returns whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
     if sys.platform == "win32":
         return False
     try:
         descriptor = sys.stdout.fileno()
-    except OSError:  # replaced by something that is no file
+    except OSError:  # replaced by something that is not a file
         return False
     poll = select.poll()
     poll.register(descriptor)

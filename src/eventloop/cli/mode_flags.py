@@ -59,7 +59,7 @@ class Modes:
         """Reads the modes of a command line.
 
         Raises:
-            UsageError: a value is no number of batches, or two modes contradict each other.
+            UsageError: a value is not a number of batches, or two modes contradict each other.
         """
         for one, other in _CONTRADICTIONS:
             if one in arguments.given and other in arguments.given:
@@ -94,7 +94,7 @@ class Modes:
         return [Sooner()] if self.is_dry else []
 
     def configured(self, configuration: Configuration) -> Configuration:
-        """Gives the configuration with what a mode says of the settings, which wins."""
+        """Returns the configuration with what a mode says of the settings, which wins."""
         if not self.is_dry:
             return configuration
         values = {**dry_settings(), "run_dir": self._folder}
@@ -102,7 +102,7 @@ class Modes:
         return replace(configuration, layers=(layer, *configuration.layers))
 
     def lines(self) -> Iterator[str]:
-        """Gives what the header says of the modes."""
+        """Yields what the header says of the modes."""
         if self.is_dry:
             yield "dry run: two epochs of two batches; the run dir is removed at the end"
         if (batches := self.counts.get("overfit_batches")) is not None:

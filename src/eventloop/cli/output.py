@@ -121,7 +121,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
-    """Gives the width that a table needs to be read: words stay whole, but for long ones."""
+    """Returns the width that a table needs to be read: words stay whole, but for long ones."""
     columns = list(cells_by_column)
     words = ([len(word) for cell in cells for word in cell.split()] for cells in columns)
     return sum(min(max(sizes, default=0), _LONG_WORD) for sizes in words) + 2 * (len(columns) - 1)
@@ -145,12 +145,12 @@ def _one_line(text: str) -> str:
 
 
 def _is_heard() -> bool:
-    """Tells whether this process speaks: of several ranks the first does."""
+    """Returns whether this process speaks: of several ranks the first does."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:
-    """Gives a console where stdout is a terminal; what programs read is quick without rich."""
+    """Returns a console where stdout is a terminal; what programs read is quick without rich."""
     if not sys.stdout.isatty():
         return None
     from rich.console import Console

@@ -89,7 +89,7 @@ def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
         outputs: of one batch each; tensors of shape () become one entry a batch.
 
     Raises:
-        TaskError: the batches don't fit together, or an output is no tensor.
+        TaskError: the batches don't fit together, or an output is not a tensor.
     """
     batches = [dict(_leaves(name, output)) for output in outputs]
     joined = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Gives the lines of the file; each value has its source as a comment.
+    """Yields the lines of the file; each value has its source as a comment.
 
     Args:
         task_settings: what the task brings.

@@ -55,7 +55,7 @@ class ResultFile:
 
 
 def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
-    """Gives what is written; a number that isn't finite is null."""
+    """Returns what is written; a number that isn't finite is null."""
     state = trainer.state
     row = result.history[-1] if result.history else {}
     numbers = {name: value for name, value in row.items() if name not in _MOMENT}

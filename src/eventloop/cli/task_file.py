@@ -30,7 +30,7 @@ from eventloop.text import one_line, shell
 T = TypeVar("T")
 _OURS = str(Path(eventloop.__file__).parent) + os.sep
 _IMPORTLIB = importlib.__file__
-_MEND = "mend the task; nothing has been trained"
+_MEND = "fix the task; nothing has been trained"
 _NO_PACKAGE = (
     "a task file belongs to no package: write `import helpers` for a file beside it, or name the "
     "task as a module, `eventloop fit package.module`"
@@ -56,7 +56,7 @@ class TaskFile:
     source: str = ""
 
     def origin(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Gives what a manifest says of the task: all its options, its file's text and digest.
+        """Returns what a manifest says of the task: all its options, its file's text and digest.
 
         Args:
             values: the parameters that were set.
@@ -68,7 +68,7 @@ class TaskFile:
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Gives the parameters that were set, as the function takes them.
+        """Returns the parameters that were set, as the function takes them.
 
         Raises:
             SettingError: one is unknown or of the wrong type, or one without a default isn't set.
@@ -93,7 +93,7 @@ class TaskFile:
         }
 
     def build(self, values: Mapping[str, Value]) -> object:
-        """Gives the task: a `Task`, or an object or module with hook implementations.
+        """Returns the task: a `Task`, or an object or module with hook implementations.
 
         Raises:
             SettingError: as `typed_options`.
@@ -145,7 +145,7 @@ def load_task_file(label: str) -> TaskFile:
 
 
 def _text_of(module: ModuleType) -> str:
-    """Gives the source of a module, with line ends of one kind; "" where it has none."""
+    """Returns the source of a module, with line ends of one kind; "" where it has none."""
     try:
         return inspect.getsource(module).replace("\r\n", "\n")
     except (OSError, TypeError):
@@ -163,7 +163,7 @@ def _import_file(label: str) -> ModuleType:
         name = f"{name}_task"  # what else has this name goes on being itself
     if path.suffix != ".py":
         raise TaskFileError(
-            f"{one_line(label)} is no Python file", fix="name a file that ends in .py"
+            f"{one_line(label)} is not a Python file", fix="name a file that ends in .py"
         )
     spec = spec_of_file(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -201,7 +201,7 @@ def _no_file(label: str, path: Path) -> TaskFileError:
         )
     if Path(label).is_file() and not label.endswith(".py"):
         return TaskFileError(
-            f"{one_line(label)} is no Python file", fix="name a file that ends in .py"
+            f"{one_line(label)} is not a Python file", fix="name a file that ends in .py"
         )
     kind = "file" if label.endswith(".py") or "/" in label else "module"
     names = sorted(one.name for one in path.parent.glob("*.py")) if path.parent.is_dir() else []
@@ -217,7 +217,7 @@ def _is_function(target: object) -> bool:
 
 
 def _lacks(target: object) -> str:
-    """Says why something is no task; "" for a `Task` and for what implements `build_model`."""
+    """Says why something is not a task; "" for a `Task` and for what implements `build_model`."""
     if isinstance(target, Task):
         return ""
     found, problems = implementations(Plugin("task", "task", target), HOOKS)
@@ -259,7 +259,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
 
 
 def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
-    """Gives the last place in the task's own folder, which is the first frame's."""
+    """Returns the last place in the task's own folder, which is the first frame's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     folders = [Path(frame.filename).parent for frame in frames]

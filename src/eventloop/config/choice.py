@@ -53,7 +53,7 @@ class Choice:
         return f"{NOT_IN_RUN}: installed since; {shell('-p', found.name)} takes it in"
 
     def switches_off(self, name: str) -> bool:
-        """Tells whether `-p no:NAME` was given."""
+        """Returns whether `-p no:NAME` was given."""
         return fold(name) in map(fold, self.off)
 
     @classmethod

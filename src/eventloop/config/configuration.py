@@ -92,7 +92,7 @@ class Configuration:
         return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
 
     def insists_on(self, found: Found) -> bool:
-        """Tells whether a plugin was asked for by name, and so may not stand aside in silence."""
+        """Returns whether a plugin was asked for by name, and so may not stand aside in silence."""
         return bool(self.who_insists(found))
 
     def who_insists(self, found: Found) -> str:
@@ -104,7 +104,7 @@ class Configuration:
         return self.rules.requires(found.name)
 
     def section(self, name: str) -> dict[str, Value]:
-        """Gives the options that were set for a plugin, or for "task", by folded name."""
+        """Returns the options that were set for a plugin, or for "task", by folded name."""
         prefix = f"{fold(name)}."
         return {
             key.removeprefix(prefix): value
@@ -114,7 +114,7 @@ class Configuration:
         }
 
     def setting_values(self, task_settings: Mapping[str, object] | None = None) -> dict[str, Value]:
-        """Gives every setting as it was written, in the order of `Settings`.
+        """Returns every setting as it was written, in the order of `Settings`.
 
         Args:
             task_settings: what the task brings: weaker than everything but the default.
@@ -128,7 +128,7 @@ class Configuration:
         return values
 
     def setting(self, name: str) -> Any:
-        """Gives one setting, as far as it is known before the task is.
+        """Returns one setting, as far as it is known before the task is.
 
         Raises:
             SettingError: it has the wrong type, or is out of range.
@@ -136,7 +136,7 @@ class Configuration:
         return typed(setting_options()[name], self.setting_values()[name], convert=convert_setting)
 
     def settings(self, task_settings: Mapping[str, object] | None = None) -> Settings:
-        """Gives the settings of the run.
+        """Returns the settings of the run.
 
         Raises:
             SettingError: a setting is unknown, has the wrong type, or is out of range; all such
@@ -171,7 +171,7 @@ class Configuration:
         task_options: Collection[str] | None = None,
         given: Collection[str] | None = (),
     ) -> Iterator[tuple[str, SettingError]]:
-        """Gives keys that nobody knows, and flags that would have no effect, each with its section.
+        """Yields keys that nobody knows, and flags that would have no effect, each with its section.
 
         Args:
             plugins: the names of every installed plugin's options; None where it is switched off.
@@ -207,7 +207,7 @@ class Configuration:
                 yield layer.kind, key, value
 
     def _unknown_settings(self, options: Sequence[str] = ()) -> Iterator[SettingError]:
-        """Gives a problem for each unknown setting; one of `options` may have been meant."""
+        """Yields a problem for each unknown setting; one of `options` may have been meant."""
         for kind, key, value in self._keys():
             if "." not in key and key not in SETTING_NAMES:
                 rules = KEYS if kind == "file" else ()

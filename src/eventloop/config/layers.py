@@ -197,7 +197,7 @@ def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str
         raise SettingError(
             f"there is no file {str(path)!r}{closest(path.name, names)}",
             folder=folder.resolve(),
-            fix=f"mend or unset the variable {named_by}"
+            fix=f"fix or unset the variable {named_by}"
             if named_by
             else "give the path of a YAML file, `--config run.yaml`",
         ) from error
@@ -212,5 +212,5 @@ def _read(path: Path, named_by: str = "", *, max_bytes: int = _MAX_BYTES) -> str
 def _unreadable(path: Path, form: str, error: Exception) -> SettingError:
     return SettingError(
         f"{one_line(str(path))} can't be read as {form}: {' '.join(str(error).split())}",
-        fix="mend the file",
+        fix="fix the file",
     )

@@ -60,7 +60,7 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Tells whether it has no default."""
+        """Returns whether it has no default."""
         return self.default is REQUIRED
 
     @property
@@ -70,7 +70,7 @@ class Option:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Gives the options of a function or of a class's constructor, by folded name."""
+    """Returns the options of a function or of a class's constructor, by folded name."""
     return dict(_read_options(function))
 
 
@@ -101,7 +101,7 @@ def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def flag(name: str, section: str = "") -> str:
-    """Gives an option as it is typed: `--mixup.label-smoothing`."""
+    """Returns an option as it is typed: `--mixup.label-smoothing`."""
     return f"--{section}{'.' if section else ''}{name}".replace("_", "-")
 
 

@@ -39,7 +39,7 @@ class Requirement:
     by_site: bool = False
 
     def accepts(self, version: str) -> bool:
-        """Tells whether a version will do; pre-releases will, where they are in range."""
+        """Returns whether a version will do; pre-releases will, where they are in range."""
         if not self.specifier:
             return True
         from packaging.specifiers import SpecifierSet  # kept out of commands that don't need it
@@ -135,7 +135,7 @@ class Rules:
         return next((f"required, {source}" for source in wanted), "")
 
     def edges(self, hook: str) -> tuple[Edge, ...]:
-        """Gives what was asked for on one hook; each name runs before all that follow it.
+        """Returns what was asked for on one hook; each name runs before all that follow it.
 
         An entry for the hook is stronger than one for every hook, and the site's than both: what
         contradicts the stronger is left out. A closing event has its order from the event that it
@@ -171,7 +171,7 @@ class Rules:
                     f"{key} names {value.value!r}, but no plugin has this name"
                     f"{closest(value.value, sorted(installed))}",
                     source=value.source,
-                    fix="mend or remove the name; list what is installed with `eventloop plugins`",
+                    fix="fix or remove the name; list what is installed with `eventloop plugins`",
                 )
 
     def object_problems(self, plugins: Iterable[Plugin]) -> Iterator[PluginError]:
@@ -200,7 +200,7 @@ class Rules:
                     yield PluginError(
                         f"order names {hook!r}, but no hook has this name{closest(hook, hooks)}",
                         source=value.source,
-                        fix="mend the name; list the hooks with `eventloop plugins hooks`",
+                        fix="fix the name; list the hooks with `eventloop plugins hooks`",
                     )
                 for name in value.value:
                     if fold(name) not in known and value.source != self.site:
@@ -208,7 +208,7 @@ class Rules:
                             f"order.{hook} names {name!r}, but no plugin has this name"
                             f"{closest(name, sorted(plugins))}",
                             source=value.source,
-                            fix="mend or remove the name; list what is installed with "
+                            fix="fix or remove the name; list what is installed with "
                             "`eventloop plugins`",
                         )
 
@@ -294,7 +294,7 @@ def _table(key: str, value: Value, example: str) -> Mapping[str, object]:
 
 
 def _leads(start: str, goal: str, edges: Sequence[Edge]) -> bool:
-    """Tells whether edges lead from one name to another."""
+    """Returns whether edges lead from one name to another."""
     reached, queue = {start}, [start]
     while queue:
         name = queue.pop()

@@ -146,7 +146,7 @@ SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 def setting_options() -> dict[str, Option]:
-    """Gives every setting with its type, default and description, in the order of `Settings`."""
+    """Returns every setting with its type, default and description, in the order of `Settings`."""
     return options_of(Settings)
 
 

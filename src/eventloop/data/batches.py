@@ -52,13 +52,13 @@ def to_host(outputs: Any) -> Any:
 
 
 def num_samples(batch: Any) -> int:
-    """Gives the leading dimension of the first tensor in a nest.
+    """Returns the leading dimension of the first tensor in a nest.
 
     Of a pair of lists with an entry for each sample, as detectors take them, it is their length.
 
     Raises:
         TaskError: the nest holds no tensor with a dimension, or one without samples; or its
-            targets aren't as many for each sample, as in a single sample that is no batch.
+            targets aren't as many for each sample, as in a single sample that is not a batch.
     """
     # Almost every batch is a pair of tensors, and each is counted: as few calls as can be.
     if isinstance(batch, _PAIRS) and len(batch) == 2:
@@ -91,21 +91,21 @@ def split(batch: Any, size: int) -> list[Any]:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Gives the inputs of a batch: the first of a pair, what stands alone, else the batch itself."""
+    """Returns the inputs of a batch: the first of a pair, what stands alone, else the batch itself."""
     if is_pair(batch):
         return batch[0]
     return batch[0] if is_inputs(batch) and not isinstance(batch, Tensor) else batch
 
 
 def targets_of(batch: Any) -> Any:
-    """Gives the targets of a batch: the second of a pair, a mapping's "labels", else None."""
+    """Returns the targets of a batch: the second of a pair, a mapping's "labels", else None."""
     if is_pair(batch):
         return batch[1]
     return batch.get(LABELS) if isinstance(batch, Mapping) else None
 
 
 def with_inputs(batch: Any, inputs: Any) -> Any:
-    """Gives the batch with other inputs."""
+    """Returns the batch with other inputs."""
     if is_pair(batch):
         return _rebuild(batch, [inputs, batch[1]])
     return (
@@ -114,7 +114,7 @@ def with_inputs(batch: Any, inputs: Any) -> Any:
 
 
 def with_targets(batch: Any, targets: Any) -> Any:
-    """Gives the batch with other targets.
+    """Returns the batch with other targets.
 
     Raises:
         TaskError: the batch has no place for targets.
@@ -127,12 +127,12 @@ def with_targets(batch: Any, targets: Any) -> Any:
 
 
 def is_pair(batch: Any) -> bool:
-    """Tells whether a batch is (inputs, targets)."""
+    """Returns whether a batch is (inputs, targets)."""
     return isinstance(batch, _PAIRS) and len(batch) == 2
 
 
 def is_inputs(batch: Any) -> bool:
-    """Tells whether a batch is inputs alone, as one to predict for may be: a tensor, or (inputs,)."""
+    """Returns whether a batch is inputs alone, as one to predict for may be: a tensor, or (inputs,)."""
     return isinstance(batch, Tensor) or (isinstance(batch, (tuple, list)) and len(batch) == 1)
 
 
@@ -177,14 +177,14 @@ def first_batch(dataloader: Any) -> tuple[Any, Any]:
 
 
 def without_samples(error: BaseException) -> str:
-    """Gives what to do about torch's error where it shuffles a data set without samples; or ""."""
+    """Returns what to do about torch's error where it shuffles a data set without samples; or ""."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
         return "give the data loader a data set with samples: it has none to shuffle"
     return ""
 
 
 def known_length(dataloader: Any) -> int | None:
-    """Gives the number of batches where it can be relied on: not that of an iterable data set."""
+    """Returns the number of batches where it can be relied on: not that of an iterable data set."""
     if isinstance(dataloader, FirstBatches):
         return dataloader.num_batches
     if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
@@ -195,7 +195,7 @@ def known_length(dataloader: Any) -> int | None:
 
 
 def is_map_style(dataloader: Any) -> bool:
-    """Tells whether it is torch's data loader, or one like it, over a map-style data set."""
+    """Returns whether it is torch's data loader, or one like it, over a map-style data set."""
     is_loader = isinstance(dataloader, DataLoader)
     return is_loader and not isinstance(dataloader.dataset, IterableDataset)
 
@@ -241,7 +241,7 @@ def _leading_that_fits(batch: Any) -> int:
 
 
 def _is_listed(batch: Any) -> bool:
-    """Tells whether a pair is of lists with an entry for each sample, not of whole tensors."""
+    """Returns whether a pair is of lists with an entry for each sample, not of whole tensors."""
     if not is_pair(batch) or not isinstance(batch[0], (tuple, list)):
         return False
     inputs, targets = batch
@@ -257,7 +257,7 @@ def _is_listed(batch: Any) -> bool:
 
 
 def _is_one(value: Any) -> bool:
-    """Tells whether a value belongs to a single sample: a number, a text, a mapping of tensors."""
+    """Returns whether a value belongs to a single sample: a number, a text, a mapping of tensors."""
     return isinstance(value, Mapping) or _leading(value) is None
 
 

@@ -75,7 +75,7 @@ class Feed:
         return self._iterator is not None or self._is_loaded
 
     def is_ahead_of(self, clock: Clock) -> bool:
-        """Tells whether a batch has been taken that isn't done."""
+        """Returns whether a batch has been taken that isn't done."""
         return self.under_way and self._taken != clock.batch_in_epoch
 
     def start_epoch(self, epoch: int) -> None:
@@ -98,7 +98,7 @@ class Feed:
             )
 
     def has_next(self) -> bool:
-        """Tells whether the epoch has another batch; on every rank alike.
+        """Returns whether the epoch has another batch; on every rank alike.
 
         Raises:
             TaskError: some ranks have one and others don't, and that is an error.
@@ -112,13 +112,13 @@ class Feed:
         return num_with == world_size if self._uneven == "drop" else num_with > 0
 
     def has_ended(self) -> bool:
-        """Tells whether nothing is left of the epoch; what it finds counts as not taken."""
+        """Returns whether nothing is left of the epoch; what it finds counts as not taken."""
         if self._knows_itself and not self._ahead:
             self._position = self._source.state_dict(self._taken)
         return not self.has_next()
 
     def next(self) -> Any:
-        """Gives the next batch, as the loader made it."""
+        """Returns the next batch, as the loader made it."""
         if self._iterator is None:
             self._iterator = self._rest()
         length = self._own_length
@@ -139,7 +139,7 @@ class Feed:
         return batch
 
     def counted(self, count: Count) -> Count:
-        """Gives what the batch at hand counts for: nothing, if it is repeated to pad."""
+        """Returns what the batch at hand counts for: nothing, if it is repeated to pad."""
         return NOTHING if self._is_repeated else count
 
     def end_epoch(self) -> None:
@@ -148,7 +148,7 @@ class Feed:
         self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives where this rank is: a nest of plain values and tensors.
+        """Returns where this rank is: a nest of plain values and tensors.
 
         What the loader has fetched, and what is held ahead, counts as not taken.
         """
@@ -299,7 +299,7 @@ class Feeds:
             state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:
-        """Gives the feed of an epoch, the one under way or the next; rebuilt, if anybody asks."""
+        """Returns the feed of an epoch, the one under way or the next; rebuilt, if anybody asks."""
         feed = self._feed
         between = feed is not None and feed.used and not feed.under_way
         if between and self._hooks.should_rebuild_dataloader(state):
@@ -309,7 +309,7 @@ class Feeds:
         return self.current
 
     def are_ahead_of(self, clock: Clock) -> bool:
-        """Tells whether a batch has been taken that isn't done."""
+        """Returns whether a batch has been taken that isn't done."""
         return self._feed is not None and self._feed.is_ahead_of(clock)
 
     def give_up(self) -> None:
@@ -317,7 +317,7 @@ class Feeds:
         self._feed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives whether there was another data loader; where this one is, each rank's feed knows."""
+        """Returns whether there was another data loader; where this one is, each rank's feed knows."""
         return {"was_rebuilt": self.was_rebuilt}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

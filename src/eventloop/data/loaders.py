@@ -35,7 +35,7 @@ class Source(Protocol):
         """Begins an epoch."""
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
-        """Gives what `load` needs beside the number of batches taken.
+        """Returns what `load` needs beside the number of batches taken.
 
         Args:
             num_taken: that number; None between epochs, when nothing of the last one matters.
@@ -53,7 +53,7 @@ class Source(Protocol):
         """Begins what is left of the epoch that was loaded."""
 
     def first(self) -> Any:
-        """Gives the first batch of the epoch that was loaded, if that can be had."""
+        """Returns the first batch of the epoch that was loaded, if that can be had."""
 
 
 def source_of(dataloader: Any, processes: Processes, sample_seed: int | None) -> Source:

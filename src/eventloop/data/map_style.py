@@ -108,7 +108,7 @@ class MapStyle:
         return self._turns.go_on()
 
     def _own(self, num_taken: int) -> int:
-        """Gives how many batches of its own a rank took: one that had run out repeated its first."""
+        """Returns how many batches of its own a rank took: one that had run out repeated its first."""
         num_batches = self.num_batches
         return num_taken if num_batches is None else min(num_taken, num_batches)
 
@@ -183,7 +183,7 @@ def _fix_for_size(global_batch_size: int | None, world_size: int) -> str:
 
 
 def _copy_with(dataloader: Any, **parts: Any) -> Any:
-    """Gives a data loader with other parts, of the same class and with all its attributes.
+    """Returns a data loader with other parts, of the same class and with all its attributes.
 
     torch forbids to set the parts once a loader is built, because its batch sampler would keep the
     old ones; the whole order is set here. `_iterator` (checked with torch 2.13) holds workers that
@@ -244,7 +244,7 @@ class Turns:
         return iterator
 
     def state_dict(self) -> dict[str, bool]:
-        """Gives what the run has drawn so far, as far as it matters."""
+        """Returns what the run has drawn so far, as far as it matters."""
         return {"seeds_once": self._seeds_once, "has_begun": self._has_begun}
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:

@@ -21,14 +21,14 @@ class Streams(Protocol):
         """Makes a stream."""
 
     def current_stream(self, device: torch.device, /) -> Any:
-        """Gives the stream on which the device computes."""
+        """Returns the stream on which the device computes."""
 
     def stream(self, stream: Any, /) -> AbstractContextManager[Any]:
         """Makes a stream the current one."""
 
 
 def mover_to(device: torch.device) -> Move:
-    """Gives the function that copies a batch to a device, without waiting for the copy.
+    """Returns the function that copies a batch to a device, without waiting for the copy.
 
     Batches come from the host, so that nothing is to be done where the device is the host.
     """
@@ -60,7 +60,7 @@ class SideStream:
         self._side = streams.Stream(device)
 
     def __call__(self, batch: Any) -> Any:
-        """Gives the batch on the device, usable by what is queued from now on."""
+        """Returns the batch on the device, usable by what is queued from now on."""
         copies: list[Tensor] = []
 
         def move(one: Any) -> Any:

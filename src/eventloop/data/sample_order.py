@@ -99,7 +99,7 @@ class Order(Sampler[Any]):
         return was_called
 
     def check(self, num_taken: int) -> int | None:
-        """Gives a number that another order wouldn't have, up to here; None where none is needed."""
+        """Returns a number that another order wouldn't have, up to here; None where none is needed."""
         return self._checks[num_taken - 1] if 0 < num_taken <= len(self._checks) else None
 
     def seek(self, start: Mapping[str, Any] | None, num_taken: int, check: int | None) -> None:
@@ -131,7 +131,7 @@ class Order(Sampler[Any]):
         self._rest = self._going_on(itertools.chain(ahead, drawn), generator)
 
     def standing(self, *, shared: bool) -> dict[str, Any]:
-        """Gives where the loader's generator and the samplers stand now.
+        """Returns where the loader's generator and the samplers stand now.
 
         Args:
             shared: whether the global generators are among them.
@@ -192,7 +192,7 @@ class Order(Sampler[Any]):
 
 
 def samplers_of(inner: Any) -> list[Any]:
-    """Gives a sampler and those that it is made of, as far as they are its attributes."""
+    """Returns a sampler and those that it is made of, as far as they are its attributes."""
     found: list[Any] = []
     waiting = [inner]
     while waiting:
@@ -266,7 +266,7 @@ def _attributes(sampler: Any) -> dict[str, Any]:
 
 
 def _plain_attributes(sampler: Any) -> dict[str, Any]:
-    """Gives copies of those that hold plain values; torch's own samplers change none."""
+    """Returns copies of those that hold plain values; torch's own samplers change none."""
     if type(sampler).__module__.startswith("torch."):
         return {}
     attributes = _attributes(sampler).items()
@@ -299,7 +299,7 @@ class Stateful(Protocol):
     """An object like those of `torch.distributed.checkpoint.stateful`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives where it is."""
+        """Returns where it is."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         """Goes on from what `state_dict` gave."""

@@ -34,7 +34,7 @@ _ODD = 0xD1342543DE82EF95  # far from any index
 def seeded(
     dataset: Any, collate_fn: Callable[[Any], Any], seeds: SampleSeeds
 ) -> tuple[Any, Callable[[Any], Any]]:
-    """Gives a data set and a collate function whose draws come from `seeds`.
+    """Returns a data set and a collate function whose draws come from `seeds`.
 
     Those of torch that are known to draw nothing stay as they are. What a user wrote counts as
     drawing: that one sample drew nothing says nothing of the next.
@@ -46,7 +46,7 @@ def seeded(
 
 
 def may_draw(dataset: Any) -> bool:
-    """Tells whether reading a data set may draw random numbers: no, if it is known not to."""
+    """Returns whether reading a data set may draw random numbers: no, if it is known not to."""
     kind = type(dataset)
     if kind is Subset:
         return may_draw(dataset.dataset)
@@ -205,7 +205,7 @@ class SeededCollate:
 
 
 def _generators_of(dataset: Any) -> list[Any]:
-    """Gives the random generators that a data set, or one that it is made of, has as attributes."""
+    """Returns the random generators that a data set, or one that it is made of, has as attributes."""
     if type(dataset) is Subset:
         return _generators_of(dataset.dataset)
     if type(dataset) in (ConcatDataset, StackDataset):
@@ -215,7 +215,7 @@ def _generators_of(dataset: Any) -> list[Any]:
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Tells whether a data set reads a batch at once; torch's own do what their parts do."""
+    """Returns whether a data set reads a batch at once; torch's own do what their parts do."""
     if type(dataset) is Subset:
         return _reads_batches(dataset.dataset)
     if type(dataset) is StackDataset:
@@ -234,7 +234,7 @@ def _is_array(dataset: Any) -> bool:
 
 
 def _number(index: Any) -> int:
-    """Gives a number of an index, another one for each."""
+    """Returns a number of an index, another one for each."""
     try:
         number = operator.index(index)
         return number if type(index) is not Again else number + index.times * _ODD
@@ -284,7 +284,7 @@ class Again(int):
 
 
 def may_repeat(sampler: Any) -> bool:
-    """Tells whether a sampler may give an index twice an epoch: no, if it is known not to.
+    """Returns whether a sampler may give an index twice an epoch: no, if it is known not to.
 
     A `DistributedSampler` does, to give all ranks as many; those few draw the same again.
     """
@@ -297,9 +297,9 @@ def may_repeat(sampler: Any) -> bool:
 
 
 def numbered(indices: Iterable[Any]) -> Iterator[Any]:
-    """Gives indices, or lists of them, with those that come again as `Again`.
+    """Yields indices, or lists of them, with those that come again as `Again`.
 
-    What is no whole number, such as a name, stays as it is.
+    What is not a whole number, such as a name, stays as it is.
     """
     counts: dict[int, int] = {}
 

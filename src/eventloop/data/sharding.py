@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def sharded_for_training(dataloader: Any, state: State) -> Any:
-    """Gives a data loader of this rank's part of the samples.
+    """Returns a data loader of this rank's part of the samples.
 
     A map-style `DataLoader` gets a `DistributedSampler`, of a list of batches each rank takes
     every `world_size`-th; a sampler that knows of ranks stays, and so does any other iterable,
@@ -66,7 +66,7 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
 
 
 def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
-    """Gives a data loader of this rank's part, so that all ranks together see each sample once.
+    """Returns a data loader of this rank's part, so that all ranks together see each sample once.
 
     A set of fewer samples than ranks, and an iterable that can't be split, stay whole.
     """
@@ -89,12 +89,12 @@ def is_split_here(dataloader: Any) -> bool:
 
 
 def splits_itself(dataloader: Any) -> bool:
-    """Tells whether nobody but the data itself can split it, of which nobody knows whether it does."""
+    """Returns whether nobody but the data itself can split it, of which nobody knows whether it does."""
     return not _is_list(dataloader) and not is_map_style(dataloader)
 
 
 def is_too_small(dataloader: Any, state: State) -> bool:
-    """Tells whether there is less to evaluate than there are ranks, so that each sees all of it."""
+    """Returns whether there is less to evaluate than there are ranks, so that each sees all of it."""
     if _is_list(dataloader):
         return len(dataloader) < state.world_size
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
@@ -139,7 +139,7 @@ class RankPart(Sampler[Any]):
             self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Gives how many are this rank's."""
+        """Returns how many are this rank's."""
         total = len(self.sampler)
         for divisor in self._divisors:
             if self.even:
@@ -166,7 +166,7 @@ class RankPart(Sampler[Any]):
 
 
 def _excess(number: int, divisor: int, even: str) -> int:
-    """Gives how many are added, or with a minus left out, to be a multiple of `divisor`."""
+    """Returns how many are added, or with a minus left out, to be a multiple of `divisor`."""
     return -(number % divisor) if even == "drop" else -number % divisor
 
 
@@ -202,7 +202,7 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
 
 
 def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
-    """Gives a sampler of this rank's part of an order that other ranks, or as many, had.
+    """Returns a sampler of this rank's part of an order that other ranks, or as many, had.
 
     Args:
         order: what `shared_order` said of the data loader with those ranks.
@@ -239,7 +239,7 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
 
 
 def _is_torchs(sampler: Any) -> bool:
-    """Tells whether it gives each sample once, as a `DistributedSampler` does."""
+    """Returns whether it gives each sample once, as a `DistributedSampler` does."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
     return type(sampler) is SequentialSampler
@@ -254,13 +254,13 @@ def _is_list(dataloader: Any) -> bool:
 
 
 def _knows_ranks(dataloader: Any) -> bool:
-    """Tells whether a sampler splits by rank already: torch's, or one with its attribute."""
+    """Returns whether a sampler splits by rank already: torch's, or one with its attribute."""
     samplers = (dataloader.sampler, dataloader.batch_sampler)
     return any(getattr(sampler, "num_replicas", None) is not None for sampler in samplers)
 
 
 def _has_plain_batches(dataloader: Any) -> bool:
-    """Tells whether batches are made of the sampler's samples, not by a batch sampler of its own."""
+    """Returns whether batches are made of the sampler's samples, not by a batch sampler of its own."""
     return dataloader.batch_size is not None or dataloader.batch_sampler is None
 
 

@@ -74,12 +74,12 @@ class Check:
         return list(self._findings.values())
 
     def rows(self) -> Iterator[Sequence[str]]:
-        """Gives the writers by attribute and hook."""
+        """Yields the writers by attribute and hook."""
         for (attribute, hook, plugin), times in sorted(self._writes.items()):
             yield attribute, hook, plugin, str(times)
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives the implementation with an eye on what it does."""
+        """Returns the implementation with an eye on what it does."""
         role, hook = one.plugin.role, one.hook.name
         if role == "core" and hook not in _TASK_INSIDE_CORE:
             return one
@@ -93,7 +93,7 @@ class Check:
         return self._compared(seen) if one.hook.kind == "question" else seen
 
     def _compared(self, one: Implementation) -> Implementation:
-        """Gives the implementation of a question with its answers compared across ranks."""
+        """Returns the implementation of a question with its answers compared across ranks."""
         if one.wrapper:
             return one
         call = caller(one)
@@ -182,7 +182,7 @@ class RecordedState:
 
 
 def _outside() -> str:
-    """Gives the innermost line under way that is neither torch's nor eventloop's."""
+    """Returns the innermost line under way that is neither torch's nor eventloop's."""
     insides = [f"{Path(module).parent}{os.sep}" for module in (torch.__file__, __file__)]
     for frame, line in traceback.walk_stack(None):
         file = frame.f_code.co_filename

@@ -70,7 +70,7 @@ class Cost:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Gives the most memory at any time so far: of the device, or on a CPU of this process."""
+    """Returns the most memory at any time so far: of the device, or on a CPU of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # `getrusage` counts what the process that started this one had, until it became this one.
@@ -90,7 +90,7 @@ def _cuda_mark() -> torch.cuda.Event:
 
 
 def _seconds(marks: Iterable[float | torch.cuda.Event | None]) -> Iterator[float]:
-    """Gives the times between neighbours, as far as both are there."""
+    """Yields the times between neighbours, as far as both are there."""
     for one, other in pairwise(marks):
         if isinstance(one, float) and isinstance(other, float):
             yield other - one

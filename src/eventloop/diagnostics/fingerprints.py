@@ -31,7 +31,7 @@ class Snapshot:
         self._generators = dict(_generators(state)) if everything else {}
 
     def changes(self, state: Any) -> Iterator[tuple[str, str]]:
-        """Gives what is another now: what was done, and to what."""
+        """Yields what is another now: what was done, and to what."""
         for name, tensor in self._tensors.items():
             if _version(tensor) != self._versions[name]:
                 yield "wrote in place into", name
@@ -52,7 +52,7 @@ class Snapshot:
 
 
 def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Gives the tensors that a callback could write into, with names for messages."""
+    """Yields the tensors that a callback could write into, with names for messages."""
     for name in ("batch", "microbatch", "outputs", "loss"):
         yield from _nested(name, getattr(state, name))
     for name, parameter in state.model.named_parameters():
@@ -67,7 +67,7 @@ def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _values(state: Any) -> Iterator[tuple[str, object]]:
-    """Gives what has a value and no version: options of optimizers, and training modes."""
+    """Yields what has a value and no version: options of optimizers, and training modes."""
     for name, optimizer in state.optimizers.items():
         for idx, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
@@ -83,7 +83,7 @@ def _values(state: Any) -> Iterator[tuple[str, object]]:
 
 
 def _generators(state: Any) -> Iterator[tuple[str, object]]:
-    """Gives the states of the generators of random numbers that all share."""
+    """Yields the states of the generators of random numbers that all share."""
     yield "Python's random numbers", random.getstate()
     if numpy := sys.modules.get("numpy"):
         yield "NumPy's random numbers", numpy.random.get_state(legacy=True)
@@ -107,13 +107,13 @@ def _nested(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _version(tensor: Tensor) -> int:
-    """Gives the number that every write in place counts up; inference tensors have none."""
+    """Returns the number that every write in place counts up; inference tensors have none."""
     # Private, but the only trace that a write leaves (torch 2.13).
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _place(tensor: Tensor) -> int:
-    """Gives the address of a tensor's data; 0 for one that has none, by its layout or under vmap."""
+    """Returns the address of a tensor's data; 0 for one that has none, by its layout or under vmap."""
     if tensor.layout is not torch.strided:
         return 0
     try:
@@ -123,7 +123,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _comparable(value: object) -> object:
-    """Gives what tells a value from another without a look at the device."""
+    """Returns what tells a value from another without a look at the device."""
     return (id(value), _version(value)) if isinstance(value, Tensor) else repr(value)
 
 

@@ -88,7 +88,7 @@ class Profile:
         self._stop()
 
     def table(self, num_rows: int = 15) -> str:
-        """Gives the operations that took longest by themselves; says so where there are none."""
+        """Returns the operations that took longest by themselves; says so where there are none."""
         if self._averages is None:
             skipped = self.wait + self.warmup
             return f"profile: nothing was recorded; the first {skipped} batches are left out"

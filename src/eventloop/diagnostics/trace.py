@@ -74,7 +74,7 @@ class Trace:
         self._rank = 0
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives the implementation with the time taken of each call."""
+        """Returns the implementation with the time taken of each call."""
         return watched(one, lambda state: self._taken(one.plugin, one.hook.name, state))
 
     @contextmanager
@@ -101,11 +101,11 @@ class Trace:
                 self.num_left_out += 1
 
     def shares(self) -> list[Share]:
-        """Gives what each implementation took, the largest first."""
+        """Returns what each implementation took, the largest first."""
         return sorted(self._shares.values(), key=lambda one: (-one.own_ns, one.plugin, one.hook))
 
     def rows(self) -> Iterator[Sequence[str]]:
-        """Gives the table's rows; the shares of all rows add up to the run so far.
+        """Yields the table's rows; the shares of all rows add up to the run so far.
 
         What is below a thousandth of the run is added up in one row.
         """

@@ -73,11 +73,11 @@ class DataParallel:
         return self._groups[1]
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Gives what splits the data and says when gradients are exchanged."""
+        """Returns what splits the data and says when gradients are exchanged."""
         return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:
-        """Gives the model in torch's DistributedDataParallel; bare where nothing is trained.
+        """Returns the model in torch's DistributedDataParallel; bare where nothing is trained.
 
         Raises:
             SettingError: two settings exclude each other.
@@ -106,7 +106,7 @@ class DataParallel:
     def loss_weights(
         self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
     ) -> LossWeights:
-        """Gives what each weighs of the mean weight of a rank: gradients are averaged.
+        """Returns what each weighs of the mean weight of a rank: gradients are averaged.
 
         The sum over the ranks starts now and is awaited when the first loss is there.
         """
@@ -128,19 +128,19 @@ class DataParallel:
             average_gradients(self, state, optimizers)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Gives the mean of a tensor over the ranks."""
+        """Returns the mean of a tensor over the ranks."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self.aside)
         return total / self.world_size
 
     def gathered(self, value: Any) -> list[Any]:
-        """Gives this value of every rank, in order; every rank waits for the others."""
+        """Returns this value of every rank, in order; every rank waits for the others."""
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.host)
         return values
 
     def num_yes(self, answer: bool) -> int:
-        """Gives how many ranks say yes; every rank waits for the others."""
+        """Returns how many ranks say yes; every rank waits for the others."""
         answers = array("d", [float(answer)])
         dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
         return int(answers[0])
@@ -161,7 +161,7 @@ class DataParallel:
             require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Gives what reduces logged numbers over the ranks, in one sum a log interval."""
+        """Returns what reduces logged numbers over the ranks, in one sum a log interval."""
 
         def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Place]:
             places = [(row, name) for row in rows for name in sorted(row) if name in reductions]
@@ -176,7 +176,7 @@ class DataParallel:
         return over_ranks
 
     def watched(self) -> AbstractContextManager[None]:
-        """Gives what ends this process within 5 s if another one fails meanwhile."""
+        """Returns what ends this process within 5 s if another one fails meanwhile."""
         return watched()
 
 
@@ -216,7 +216,7 @@ class _Exchange:
         self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
     def end(self, state: State) -> Agreed:
-        """Gives the sums over the ranks, and grants what one of them asked for."""
+        """Returns the sums over the ranks, and grants what one of them asked for."""
         self._work.wait()
         samples, tokens, seconds, stops, checkpoints = self._sums
         if stops:
@@ -280,14 +280,14 @@ def _groups() -> list[dist.ProcessGroup]:
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:
-    """Gives a weight as a float64 tensor of shape (), without waiting for the device."""
+    """Returns a weight as a float64 tensor of shape (), without waiting for the device."""
     if isinstance(weight, Tensor):
         return weight.to(device, torch.float64, copy=True)
     return torch.full((), float(weight), dtype=torch.float64, device=device)
 
 
 def _leave(groups: list[dist.ProcessGroup]) -> None:
-    """Gives the groups up, so that their threads end before the interpreter does.
+    """Returns the groups up, so that their threads end before the interpreter does.
 
     A thread of gloo's that is left drops tensors while Python goes away, and aborts (torch 2.13).
     """

@@ -33,7 +33,7 @@ class Exchange(Protocol):
         """Tells the others of the batch at hand, without waiting for them."""
 
     def end(self, state: State) -> Agreed:
-        """Gives what all ranks told, and grants what one of them asked for."""
+        """Returns what all ranks told, and grants what one of them asked for."""
 
     def end_fit(self, state: State) -> None:
         """Grants what one of them has asked for since the last batch."""
@@ -61,7 +61,7 @@ class Alone:
         """Does nothing: there is nobody to tell."""
 
     def end(self, state: State) -> Agreed:
-        """Gives what the batch counted for."""
+        """Returns what the batch counted for."""
         since, self._since = self._since, time.perf_counter()
         return state.count.samples, state.count.tokens, self._since - since
 

@@ -56,7 +56,7 @@ def _flush() -> None:
 
 
 def timeout_s() -> float:
-    """Gives how long ranks wait for each other in a collective: 1,800 s, or the variable's.
+    """Returns how long ranks wait for each other in a collective: 1,800 s, or the variable's.
 
     Raises:
         SettingError: EVENTLOOP_TIMEOUT_S isn't a number of seconds.
@@ -78,7 +78,7 @@ _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
 
 def ending_with_parent() -> Callable[[], None] | None:
-    """Gives a `preexec_fn` for a process that gets SIGTERM when its parent is gone.
+    """Returns a `preexec_fn` for a process that gets SIGTERM when its parent is gone.
 
     A process that is killed outright can pass nothing on.
 

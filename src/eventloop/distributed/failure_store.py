@@ -105,7 +105,7 @@ class Bulletin:
         return _failure(self._store.compare_set(self._key("failure"), "", _text(failure)))
 
     def first_failure(self) -> Failure | None:
-        """Gives what was told first; None while all is well."""
+        """Returns what was told first; None while all is well."""
         text = self._read(self._key("failure"))
         return None if text is None else _failure(text)
 
@@ -119,7 +119,7 @@ class Bulletin:
         self._store.set(self._key("told"), "yes")
 
     def is_told(self) -> bool:
-        """Gives whether the failure has been written to stderr."""
+        """Returns whether the failure has been written to stderr."""
         return self._store.check([self._key("told")])
 
     def replace(self, failure: Failure) -> None:
@@ -176,7 +176,7 @@ class Bulletin:
 
 
 def bulletin() -> Bulletin | None:
-    """Gives this process's bulletin; None where it is alone, or where the store can't be reached.
+    """Returns this process's bulletin; None where it is alone, or where the store can't be reached.
 
     The variables are torchrun's.
     """

@@ -13,7 +13,7 @@ from eventloop.errors import SettingError
 
 
 def join_processes() -> Processes:
-    """Gives the processes that this one trains with: those that torchrun's variables tell of.
+    """Returns the processes that this one trains with: those that torchrun's variables tell of.
 
     Raises:
         EventloopError: the others can't be reached.
@@ -26,7 +26,7 @@ def join_processes() -> Processes:
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Gives the variables that torchrun would set for a rank of this machine.
+    """Returns the variables that torchrun would set for a rank of this machine.
 
     Args:
         port: where the process that starts the ranks holds a TCPStore.
@@ -59,7 +59,7 @@ def rank_zero_first() -> Iterator[None]:
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:
-    """Gives the device of this process.
+    """Returns the device of this process.
 
     Args:
         name: cpu, cuda, cuda:1, or auto: this process's GPU where there is one.

@@ -73,7 +73,7 @@ def _is_in_finally(frame: FrameType, line: int) -> bool:
 
 
 def _place(frames: list[tuple[FrameType, int]]) -> str:
-    """Gives the innermost hook, if there is one, and the innermost line that tells something.
+    """Returns the innermost hook, if there is one, and the innermost line that tells something.
 
     Args:
         frames: with their lines, the innermost first.
@@ -100,7 +100,7 @@ def _hook_of(frame: FrameType) -> str:
 
 
 def _is_telling(frame: FrameType) -> bool:
-    """Tells whether a frame is neither torch's nor Python's: all of those wait alike."""
+    """Returns whether a frame is neither torch's nor Python's: all of those wait alike."""
     filename = frame.f_code.co_filename
     is_python_s = filename.startswith((_PYTHON, "<frozen")) and "site-packages" not in filename
     return not is_python_s and not filename.startswith(_TORCH)
@@ -123,7 +123,7 @@ def _inwards(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
 
 
 def _short(filename: str) -> str:
-    """Gives the end of a path: of ours from the package on, of others folder and file."""
+    """Returns the end of a path: of ours from the package on, of others folder and file."""
     if filename.startswith(_PACKAGE):
         return Path(filename).relative_to(Path(_PACKAGE).parent).as_posix()
     return "/".join(Path(filename).parts[-2:])

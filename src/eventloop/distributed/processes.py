@@ -31,7 +31,7 @@ class LossWeights(Protocol):
     """What each microbatch contributes to the mean over the global batch."""
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Gives the loss of microbatch `idx`, shape (), times its share."""
+        """Returns the loss of microbatch `idx`, shape (), times its share."""
 
 
 class Processes(Protocol):
@@ -43,15 +43,15 @@ class Processes(Protocol):
     exchange: Exchange
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Gives the core's plugins that training in these processes needs."""
+        """Returns the core's plugins that training in these processes needs."""
 
     def wrap(self, state: State) -> nn.Module:
-        """Gives what a forward pass with gradients calls, which averages them over the ranks."""
+        """Returns what a forward pass with gradients calls, which averages them over the ranks."""
 
     def loss_weights(
         self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
     ) -> LossWeights:
-        """Gives the microbatches' shares of the mean over the batch of all ranks.
+        """Returns the microbatches' shares of the mean over the batch of all ranks.
 
         Args:
             count_batch: gives what a microbatch counts for; not called where nobody needs to know.
@@ -64,13 +64,13 @@ class Processes(Protocol):
         """
 
     def mean(self, value: Tensor) -> Tensor:
-        """Gives the mean of a tensor over the ranks; in one process, the tensor itself."""
+        """Returns the mean of a tensor over the ranks; in one process, the tensor itself."""
 
     def gathered(self, value: Any) -> list[Any]:
-        """Gives this value of every rank, in order; every rank waits for the others."""
+        """Returns this value of every rank, in order; every rank waits for the others."""
 
     def num_yes(self, answer: bool) -> int:
-        """Gives how many ranks say yes; every rank waits for the others."""
+        """Returns how many ranks say yes; every rank waits for the others."""
 
     def are_same(self, value: Mapping[str, Any]) -> bool:
         """Whether all ranks have the same values; of constant size, every rank waits for the others."""
@@ -87,10 +87,10 @@ class Processes(Protocol):
         """
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Gives what reduces logged numbers over the ranks; None where there is one."""
+        """Returns what reduces logged numbers over the ranks; None where there is one."""
 
     def watched(self) -> AbstractContextManager[None]:
-        """Gives what ends this process if another one fails meanwhile."""
+        """Returns what ends this process if another one fails meanwhile."""
 
 
 class SingleProcess:
@@ -104,17 +104,17 @@ class SingleProcess:
         self.exchange: Exchange = Alone()
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Gives nothing: the loop alone will do."""
+        """Returns nothing: the loop alone will do."""
         return ()
 
     def wrap(self, state: State) -> nn.Module:
-        """Gives the model itself."""
+        """Returns the model itself."""
         return state.model
 
     def loss_weights(
         self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
     ) -> LossWeights:
-        """Gives what each weighs of what all weigh; a batch in one piece is its own mean."""
+        """Returns what each weighs of what all weigh; a batch in one piece is its own mean."""
         if state.num_microbatches == 1:
             return WHOLE
         weights = weights_of(state, microbatches, count_batch)
@@ -125,15 +125,15 @@ class SingleProcess:
         """Leaves the gradients as they are."""
 
     def mean(self, value: Tensor) -> Tensor:
-        """Gives the tensor."""
+        """Returns the tensor."""
         return value
 
     def gathered(self, value: Any) -> list[Any]:
-        """Gives the value."""
+        """Returns the value."""
         return [value]
 
     def num_yes(self, answer: bool) -> int:
-        """Gives 1 for yes."""
+        """Returns 1 for yes."""
         return int(answer)
 
     def are_same(self, value: Mapping[str, Any]) -> bool:
@@ -144,11 +144,11 @@ class SingleProcess:
         """Finds nothing to compare."""
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Gives None: each number stays what it is."""
+        """Returns None: each number stays what it is."""
         return None
 
     def watched(self) -> AbstractContextManager[None]:
-        """Gives nothing: there is nobody to watch."""
+        """Returns nothing: there is nobody to watch."""
         return nullcontext()
 
 
@@ -156,7 +156,7 @@ class Whole:
     """A batch in one piece: its loss is the mean."""
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Gives the loss itself."""
+        """Returns the loss itself."""
         return loss
 
 
@@ -177,7 +177,7 @@ class Parts:
         self._known: Weight | None = None
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Gives loss times weight / total; 0 for a microbatch that weighs nothing.
+        """Returns loss times weight / total; 0 for a microbatch that weighs nothing.
 
         A loss that is a mean over nothing is NaN, which would stay NaN times 0.
         """
@@ -189,7 +189,7 @@ class Parts:
 
 
 def weights_of(state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> list[Weight]:
-    """Gives the weight of each microbatch, with it at hand in the State."""
+    """Returns the weight of each microbatch, with it at hand in the State."""
     weights = []
     for microbatch in microbatches:
         state.microbatch = microbatch

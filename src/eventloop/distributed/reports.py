@@ -14,7 +14,7 @@ FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
 
 
 def in_ranks() -> bool:
-    """Tells whether this process is one of several that train together."""
+    """Returns whether this process is one of several that train together."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -32,7 +32,7 @@ def first_line(error: BaseException) -> str:
 
 
 def exit_status(error: BaseException) -> int:
-    """Gives the exit status of the command.
+    """Returns the exit status of the command.
 
     Returns:
         2 for wrong usage, 4 where a checkpoint can't be used or written, 130 and 143 for signals,
@@ -48,7 +48,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def details(error: BaseException) -> str:
-    """Gives what follows the first line: the rest of a message, or a traceback, and notes."""
+    """Returns what follows the first line: the rest of a message, or a traceback, and notes."""
     if isinstance(error, (Interrupted, Terminated)):
         return ""
     if not isinstance(error, EventloopError):

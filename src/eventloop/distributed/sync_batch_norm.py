@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def with_shared_batch_norm(model: nn.Module) -> nn.Module:
-    """Gives the model with every batch norm computing over the batches of all ranks.
+    """Returns the model with every batch norm computing over the batches of all ranks.
 
     Parameters and buffers are the same objects under the same names. Lazy ones must have seen a
     batch.

@@ -198,7 +198,7 @@ def _failure(board: Bulletin, error: BaseException) -> Failure:
 
 
 def _lost_another(error: BaseException) -> bool:
-    """Tells whether an exception may have come of another rank's end."""
+    """Returns whether an exception may have come of another rank's end."""
     import torch.distributed as dist
 
     cause = error.__cause__ or error

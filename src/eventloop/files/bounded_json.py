@@ -13,7 +13,7 @@ MAX_ITEMS = 300_000
 
 
 def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
-    """Gives a value as JSON in ASCII, as standard readers understand it: without NaN.
+    """Returns a value as JSON in ASCII, as standard readers understand it: without NaN.
 
     Args:
         max_items: how many values and containers there may be, about.
@@ -27,7 +27,7 @@ def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
 
 
 def from_bytes(data: bytes, max_items: int = MAX_ITEMS) -> Any:
-    """Gives the value of JSON in ASCII.
+    """Returns the value of JSON in ASCII.
 
     Raises:
         Damage: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
@@ -50,4 +50,4 @@ def _check_size(data: bytes, max_items: int) -> None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not a JSON")

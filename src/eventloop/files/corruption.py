@@ -18,5 +18,5 @@ class Damage(Exception):  # noqa: N818  what is wrong with a file, not yet what 
         self.fix = fix
 
     def of(self, name: str) -> Damage:
-        """Gives the same with the name of the file it is about."""
+        """Returns the same with the name of the file it is about."""
         return Damage(f"{name}: {self}", self.fix)

@@ -164,7 +164,7 @@ class NewFile:
             self.num_bytes += len(chunk)
 
     def digest(self) -> str:
-        """Gives the SHA-256 of all that was written, in hexadecimal digits."""
+        """Returns the SHA-256 of all that was written, in hexadecimal digits."""
         return self._sha256.hexdigest()
 
 
@@ -221,7 +221,7 @@ class OldFile:
             self.fill(buffer[: self.num_left])
 
     def digest(self) -> str:
-        """Gives the SHA-256 of all that was read, in hexadecimal digits."""
+        """Returns the SHA-256 of all that was read, in hexadecimal digits."""
         return self._sha256.hexdigest()
 
     def _fill(self, buffer: memoryview) -> None:
@@ -237,7 +237,7 @@ class OldFile:
 
 
 def num_bytes_of(path: Path) -> int:
-    """Gives the size of a regular file.
+    """Returns the size of a regular file.
 
     Raises:
         Damage: there is none.
@@ -251,7 +251,7 @@ def num_bytes_of(path: Path) -> int:
 
 
 def num_free_bytes(path: Path) -> int:
-    """Gives what is free for this user in the file system of a folder."""
+    """Returns what is free for this user in the file system of a folder."""
     return shutil.disk_usage(path).free
 
 
@@ -259,7 +259,7 @@ def _check_regular(there: os.stat_result) -> None:
     if stat.S_ISLNK(there.st_mode):
         raise Damage("it is a link to somewhere else")
     if not stat.S_ISREG(there.st_mode):
-        raise Damage("it is no regular file")
+        raise Damage("it is not a regular file")
     # To digest a terabyte of nothing would take an hour. Some file systems report no blocks at all.
     stored = 512 * getattr(there, "st_blocks", 0)
     if 0 < stored < there.st_size // 1000 and there.st_size > _num_memory_bytes():

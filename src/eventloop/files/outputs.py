@@ -24,7 +24,7 @@ def why_no_folder(path: Path) -> str:
         return getattr(error, "strerror", None) or str(error)
     there = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not there.is_dir():
-        return f"{there} is no folder"
+        return f"{there} is not a folder"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"nothing may be written in {there}"
     return ""

@@ -83,7 +83,7 @@ class Assembly:
     losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def owner(self, action: str) -> Plugin:
-        """Gives the plugin that answers an action.
+        """Returns the plugin that answers an action.
 
         Raises:
             PluginError: nobody does, or there is no such action.
@@ -103,7 +103,7 @@ class Assembly:
         return asked[-1].plugin
 
     def asked(self, action: str) -> tuple[Implementation, ...]:
-        """Gives who is asked for an action, in order: those who may pass, and the owner."""
+        """Returns who is asked for an action, in order: those who may pass, and the owner."""
         ordered = self.implementations[action]
         plain = order_of_owners(one for one in ordered if not one.wrapper)
         idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
@@ -115,13 +115,13 @@ class Assembly:
         return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
 
     def remarks(self, ordered: Ordered) -> Iterator[str]:
-        """Gives what needn't be wrong with the order of a hook: edges to what isn't installed."""
+        """Yields what needn't be wrong with the order of a hook: edges to what isn't installed."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]
         for one, name in edges_to_nobody(ordered, known):
             yield f"{one.origin}: an edge to {name}, which isn't installed"
 
     def decisions(self) -> Iterator[Decision]:
-        """Gives the actions in which a plugin replaces the task, or a person chose among several."""
+        """Yields the actions in which a plugin replaces the task, or a person chose among several."""
         for name, hook in self.hooks.items():
             if hook.kind != "action":
                 continue
@@ -256,7 +256,7 @@ def _choose_owners(
             problems.append(
                 PluginError(
                     f"owners names {action!r}, but no action has this name{closest(action, HOOKS)}",
-                    fix="mend it in [tool.eventloop.owners]",
+                    fix="fix it in [tool.eventloop.owners]",
                 )
             )
         elif not chosen:

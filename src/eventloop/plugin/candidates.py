@@ -97,12 +97,12 @@ def take_up(
 
 
 def unexpected(origin: str, error: BaseException) -> PluginError:
-    """Gives the problem with a plugin that raises where nobody expects it."""
+    """Returns the problem with a plugin that raises where nobody expects it."""
     name = origin.partition(" ")[0]
     problem = PluginError(
         f"{name} can't be looked at: {type(error).__name__}: {error}",
         plugin=origin,
-        fix=f"mend it, or switch it off with {switch_off(name)}",
+        fix=f"fix it, or switch it off with {switch_off(name)}",
     )
     problem.__cause__ = error
     return problem
@@ -138,7 +138,7 @@ def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
 
 
 def _with_options(row: Row, unknown: Iterable[tuple[str, SettingError]]) -> Row:
-    """Gives the row with what is wrong with options that were set for its plugin."""
+    """Returns the row with what is wrong with options that were set for its plugin."""
     own = [problem for section, problem in unknown if section == fold(row.found.name)]
     return dataclasses.replace(row, problems=(*row.problems, *own))
 
@@ -167,7 +167,7 @@ class Survey:
     problems: tuple[EventloopError, ...]
 
     def row(self, name: str) -> Row | None:
-        """Gives the plugin of that name; the one that takes part, where there are several."""
+        """Returns the plugin of that name; the one that takes part, where there are several."""
         named = [row for row in self.rows if fold(row.found.name) == fold(name)]
         return next((row for row in named if row.plugin), named[0] if named else None)
 
@@ -220,14 +220,14 @@ def _stand_in(owners: Mapping[str, str]) -> object:
 
 
 def _with_problems(row: Row, problems: Iterable[EventloopError]) -> Row:
-    """Gives each row the problems that name its plugin."""
+    """Returns each row the problems that name its plugin."""
     origin = row.found.origin
     own = [problem for problem in problems if origin in str(problem)]
     return dataclasses.replace(row, problems=tuple(dict.fromkeys([*row.problems, *own])))
 
 
 def implemented(assembly: Assembly) -> Iterator[tuple[str, Hook]]:
-    """Gives the hooks that a plugin or the task's stand-in implements."""
+    """Yields the hooks that a plugin or the task's stand-in implements."""
     for name, hook in assembly.hooks.items():
         if assembly.implementations[name].implementations:
             yield name, hook

@@ -13,7 +13,7 @@ from eventloop.text import shell, switch_off
 
 
 def plugin_options(target: object) -> dict[str, Option]:
-    """Gives the options of what an entry point names, by folded name; a class alone has some."""
+    """Returns the options of what an entry point names, by folded name; a class alone has some."""
     return options_of(target) if inspect.isclass(target) else {}
 
 
@@ -59,7 +59,7 @@ def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) ->
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Gives the options that were set, as the constructor takes them; builds nothing.
+    """Returns the options that were set, as the constructor takes them; builds nothing.
 
     Raises:
         SettingError: an option is unknown or has the wrong type.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def observers_of(settings: Settings) -> tuple[Observer, ...]:
-    """Gives the observers that a run's settings ask for."""
+    """Returns the observers that a run's settings ask for."""
     return (DisableFailing(),) if settings.on_callback_error == "disable" else ()
 
 
@@ -34,7 +34,7 @@ class DisableFailing:
         self._off: set[str] = set()
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives a callback's implementation as one that never raises; others as they are."""
+        """Returns a callback's implementation as one that never raises; others as they are."""
         if one.plugin.role != "callback":
             return one
         return instead(one, self._around(one) if one.wrapper else self._plain(one))
@@ -114,6 +114,6 @@ class DisableFailing:
             f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, epoch {state.clock.epoch}, "
             f"batch {state.clock.batch}, rank {state.rank}: {error}\n"
             f"  at   {where}\n"
-            f"  fix  mend it, or {one.plugin.way_out}",
+            f"  fix  fix it, or {one.plugin.way_out}",
             stacklevel=2,
         )

@@ -94,12 +94,12 @@ def _parsed(label: str, path: Path) -> ast.Module:
         raise PluginError(
             f"-p {label} isn't Python: {error}",
             file=path,
-            fix="mend the file, or leave it out",
+            fix="fix the file, or leave it out",
         ) from error
 
 
 def _constants(body: list[ast.stmt]) -> dict[str, str]:
-    """Gives the names that are bound to plain text."""
+    """Returns the names that are bound to plain text."""
     return {
         name: node.value.value
         for name, node in bound_names(body)
@@ -110,7 +110,7 @@ def _constants(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Gives the names that statements bind, each with its statement."""
+    """Yields the names that statements bind, each with its statement."""
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name, node
@@ -130,7 +130,7 @@ def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def spec_of_file(name: str, path: Path) -> ModuleSpec:
-    """Gives the spec of a module that is compiled from the source each time.
+    """Returns the spec of a module that is compiled from the source each time.
 
     Python knows a file by its size and its time in seconds, so that an edit of one digit within a
     second would leave the compiled file of before in its place.

@@ -23,7 +23,7 @@ _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any diff
 
 
 def lock_path(directory: Path) -> Path:
-    """Gives where the lock stands: beside the nearest `pyproject.toml`, else in the directory."""
+    """Returns where the lock stands: beside the nearest `pyproject.toml`, else in the directory."""
     found = find_pyproject(directory)
     return (found[0].parent if found else directory) / NAME
 
@@ -86,7 +86,7 @@ def _read(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
         tomllib.loads(text)
-    except (OSError, ValueError) as error:  # what is no text or no TOML
+    except (OSError, ValueError) as error:  # what is not a text or no TOML
         raise PluginError(
             f"{path.name} can't be read: {' '.join(str(error).split())}",
             lock=path,
@@ -122,5 +122,5 @@ def _toml(value: object) -> str:
 
 
 def _content(text: str) -> list[str]:
-    """Gives the lines that say something."""
+    """Returns the lines that say something."""
     return [line for line in text.splitlines() if line and not line.startswith("#")]

@@ -105,7 +105,7 @@ def assemble(
 
 
 def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
-    """Gives the assembly without some installed plugins, which are off from now on.
+    """Returns the assembly without some installed plugins, which are off from now on.
 
     Args:
         reasons: why, by folded name.
@@ -159,7 +159,7 @@ def unsuitable_reasons(
 
 
 def _switched_off(plugin: Plugin) -> Selected:
-    """Gives what a task brings, and a flag switches off, as those are told of that are installed."""
+    """Returns what a task brings, and a flag switches off, as those are told of that are installed."""
     group = next(group for group, role in GROUPS.items() if role == plugin.role)
     point = EntryPoint(plugin.name, plugin.source, group)
     found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
@@ -182,7 +182,7 @@ def _register(assembly: Assembly) -> None:
             raise PluginError(
                 f"pluggy refuses {plugin.name!r}: {error}",
                 plugin=plugin.origin,
-                fix=plugin.fix("mend it"),
+                fix=plugin.fix("fix it"),
             ) from error
 
 

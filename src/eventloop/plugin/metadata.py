@@ -30,7 +30,7 @@ Installed = tuple[list[EntryPoint], list[EventloopError]]
 
 
 def installed_entry_points() -> Installed:
-    """Gives the entry points of everything that is installed.
+    """Returns the entry points of everything that is installed.
 
     Returns:
         Those that can be read, and a problem for each distribution whose can't.
@@ -77,12 +77,12 @@ def _fields(distribution: Distribution) -> dict[str, str]:
 
 
 def canonical(name: str) -> str:
-    """Gives a distribution's name as it is compared: `Eventloop_EMA` is eventloop-ema."""
+    """Returns a distribution's name as it is compared: `Eventloop_EMA` is eventloop-ema."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def place_of(distribution: Distribution) -> str:
-    """Gives the folder of a distribution's metadata, or where that stands if it can't be told."""
+    """Returns the folder of a distribution's metadata, or where that stands if it can't be told."""
     return str(getattr(distribution, "_path", None) or distribution.locate_file(""))
 
 
@@ -112,7 +112,7 @@ def _real(path: str) -> str:
 
 
 def _keeps_requests(distribution: Distribution) -> bool:
-    """Tells whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
+    """Returns whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
     if _read(distribution, "METADATA") is None:
         return False  # no dist-info; an egg-info knows no such file
     installer = (_read(distribution, "INSTALLER") or "pip").strip()
@@ -143,7 +143,7 @@ def discover(
         files: what was given with `-p FILE.py:NAME`; read, not run.
 
     Returns:
-        Sorted by what is found, so that the order in which the file system lists it is no matter.
+        Sorted by what is found, so that the order in which the file system lists it is not a matter.
 
     Raises:
         UsageError: a file isn't there, or hasn't what is named.
@@ -241,7 +241,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
 
 
 def _repeated() -> set[str]:
-    """Gives the distributions that are there more than once; to read their metadata takes longer."""
+    """Returns the distributions that are there more than once; to read their metadata takes longer."""
     names: list[str] = []
     for folder in dict.fromkeys(os.path.realpath(one) for one in sys.path):
         try:

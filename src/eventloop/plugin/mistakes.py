@@ -71,7 +71,7 @@ def computed(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
 
 
 def without_hooks(plugin: Plugin) -> PluginError:
-    """Gives the problem with a plugin that does nothing: what it is, and what could be meant."""
+    """Returns the problem with a plugin that does nothing: what it is, and what could be meant."""
     target = plugin.target
     what = a(type(target).__name__)
     fix = "give it methods under @hookimpl; `eventloop plugins hooks` lists them"
@@ -111,7 +111,7 @@ SAVE, LOAD = "state_dict", "load_state_dict"
 
 
 def keeps_state(plugin: Plugin) -> bool:
-    """Tells whether a plugin has a state of its own to keep.
+    """Returns whether a plugin has a state of its own to keep.
 
     The methods that a module, an optimizer or a scheduler inherits from torch don't count.
     """
@@ -119,7 +119,7 @@ def keeps_state(plugin: Plugin) -> bool:
 
 
 def is_per_rank(plugin: Plugin) -> bool:
-    """Tells whether each rank's state is kept, or rank 0's for all."""
+    """Returns whether each rank's state is kept, or rank 0's for all."""
     return bool(getattr(plugin.target, "state_per_rank", False))
 
 
@@ -133,7 +133,7 @@ def state_misfits(plugin: Plugin) -> Iterator[PluginError]:
         yield PluginError(what, plugin=who, fix=plugin.fix(mend))
 
 
-# What is wrong, how to mend it, and where it is.
+# What is wrong, how to fix it, and where it is.
 _Misfits = Iterator[tuple[str, str, str]]
 
 
@@ -174,7 +174,7 @@ def _useless(plugin: Plugin, own: dict[str, Callable[..., Any]]) -> _Misfits:
 
 
 def _own(plugin: Plugin) -> dict[str, Callable[..., Any]]:
-    """Gives the two methods, as far as they are there and not torch's."""
+    """Returns the two methods, as far as they are there and not torch's."""
     found = {name: getattr(plugin.target, name, None) for name in (SAVE, LOAD)}
     return {name: one for name, one in found.items() if callable(one) and not _is_torchs(one)}
 
@@ -184,7 +184,7 @@ def _is_torchs(method: Callable[..., Any]) -> bool:
 
 
 def _takes(method: Callable[..., Any], number: int) -> bool:
-    """Tells whether a method takes so many arguments; torch's `strict` is no version."""
+    """Returns whether a method takes so many arguments; torch's `strict` is not a version."""
     try:
         signature = inspect.signature(method)
     except ValueError:  # of some that are written in C

@@ -24,7 +24,7 @@ class Observer(Protocol):
     """Looks on while implementations run; results stay what they are."""
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives the implementation as it is to be called.
+        """Returns the implementation as it is to be called.
 
         It may be asked again for the same one: plans are frozen anew when a plugin drops out.
         """
@@ -42,7 +42,7 @@ def observe(
 
 
 def caller(one: Implementation) -> Callable[..., Any]:
-    """Gives the function as it takes everything that its hook passes, `state` first."""
+    """Returns the function as it takes everything that its hook passes, `state` first."""
     function, names = one.function, one.hook.argnames
     if one.argnames == names:
         return function
@@ -51,7 +51,7 @@ def caller(one: Implementation) -> Callable[..., Any]:
 
 
 def instead(one: Implementation, function: Callable[..., Any]) -> Implementation:
-    """Gives the implementation with another function, which still tells where it was written.
+    """Returns the implementation with another function, which still tells where it was written.
 
     Args:
         function: takes everything that the hook passes; a generator function for a wrapper.
@@ -63,7 +63,7 @@ def instead(one: Implementation, function: Callable[..., Any]) -> Implementation
 def watched(
     one: Implementation, enter: Enter, *, in_halves: bool = False, given: Given | None = None
 ) -> Implementation:
-    """Gives the implementation with a context entered around each of its calls.
+    """Returns the implementation with a context entered around each of its calls.
 
     Args:
         enter: gives the context for the State, or the view of it, that the hook passes.

@@ -173,7 +173,7 @@ def _is_close(one: Implementation) -> bool:
 
 
 def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
-    """Gives the user's edges, and those of plugins that don't contradict the user's."""
+    """Returns the user's edges, and those of plugins that don't contradict the user's."""
     edges = list(user_edges)
     wishes = {
         Edge(fold(first), fold(then), one.origin)

@@ -35,12 +35,12 @@ class Plans(Events, Actions, Protocol):
 
 
 def new_plans() -> Plans:
-    """Gives an object for the plans of all hooks: a module, whose functions Python calls fastest."""
+    """Returns an object for the plans of all hooks: a module, whose functions Python calls fastest."""
     return cast("Plans", ModuleType("plans"))
 
 
 def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) -> Plan:
-    """Gives the plan of a hook: a function that takes the hook's arguments by position.
+    """Returns the plan of a hook: a function that takes the hook's arguments by position.
 
     Args:
         implementations: the hook's, in order, as `order` gives them.
@@ -81,13 +81,13 @@ def nobody(_state: object) -> bool:
 
 
 def _silence(hook: Hook) -> Plan:
-    """Gives the plan of an event or a question that nobody implements."""
+    """Returns the plan of an event or a question that nobody implements."""
     silent = nobody if hook.kind == "question" else nothing
     return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
 
 
 def _is_direct(one: Implementation) -> bool:
-    """Tells whether the loop may call the function itself: the core's, which takes everything."""
+    """Returns whether the loop may call the function itself: the core's, which takes everything."""
     return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
 
 
@@ -153,7 +153,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _with_own_code(plan: Any) -> Plan:
-    """Gives a function that shares its code with no other plan.
+    """Returns a function that shares its code with no other plan.
 
     Python prepares a call for the function that it met there, which differs from plan to plan.
     """
@@ -353,7 +353,7 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
-    """Gives a function and the State, or the view of it, that it takes."""
+    """Returns a function and the State, or the view of it, that it takes."""
     if one.every is None and one.argnames == _STATE_ALONE:
         return one.function, _given(one, state)
     adapted = _adapted(one, state)
@@ -361,12 +361,12 @@ def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], St
 
 
 def _given(one: Implementation, state: State) -> State | StateView:
-    """Gives the State, of which a callback gets a view."""
+    """Returns the State, of which a callback gets a view."""
     return view_of(state, one.origin) if one.plugin.role == "callback" else state
 
 
 def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
-    """Gives the function as it takes what the hook passes after the State, by position.
+    """Returns the function as it takes what the hook passes after the State, by position.
 
     The State, or a callback's view of it, is bound: there is one for the whole run.
     """
@@ -385,7 +385,7 @@ def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
 def _sometimes(
     one: Implementation, function: Callable[..., Any], state: State
 ) -> Callable[..., Any]:
-    """Gives the function as its option `every` wants it: it runs once for each multiple crossed."""
+    """Returns the function as its option `every` wants it: it runs once for each multiple crossed."""
     if one.every is None:
         return function
     every, clock = one.every, state.clock

@@ -130,6 +130,6 @@ class Plugin:
             return f"run with {switch_off(self.name)}, or leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
-    def fix(self, mend: str) -> str:
-        """Says what to do next: mend it, or go on without it where that is possible."""
-        return f"{mend}, or {self.way_out}" if self.way_out else mend
+    def fix(self, how: str) -> str:
+        """Says what to do next: fix it, or go on without it where that is possible."""
+        return f"{how}, or {self.way_out}" if self.way_out else how

@@ -36,7 +36,7 @@ def problems_of(
     rules: Rules | None = None,
     given: Collection[str] | None = (),
 ) -> list[EventloopError]:
-    """Gives what is wrong with a choice: names that nothing has, or two; what can't be had.
+    """Returns what is wrong with a choice: names that nothing has, or two; what can't be had.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.
@@ -123,7 +123,7 @@ def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
 
 
 def is_usable_name(name: str) -> bool:
-    """Tells whether a plugin can have a name: `--NAME.option` must mean one thing."""
+    """Returns whether a plugin can have a name: `--NAME.option` must mean one thing."""
     return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
 
 

@@ -118,7 +118,7 @@ def _hook_problem(node: ast.ClassDef) -> str:
 
 
 def _needs(node: ast.ClassDef) -> Iterator[str]:
-    """Gives the parameters of the constructor that have no default."""
+    """Yields the parameters of the constructor that have no default."""
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             positional = [*method.args.posonlyargs, *method.args.args][1:]
@@ -129,7 +129,7 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _origin(node: ast.stmt, attribute: str, module: str, path: Path) -> tuple[str, str] | None:
-    """Gives module and name from which `from ... import` takes a name, within the package."""
+    """Returns module and name from which `from ... import` takes a name, within the package."""
     if not isinstance(node, ast.ImportFrom):
         return None
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
@@ -148,7 +148,7 @@ def _locate(module: str) -> tuple[Path | None, str]:
     """Finds a module's file without importing its parents.
 
     Returns:
-        The file, None where it is no Python source; and what is wrong, or "".
+        The file, None where it is not a Python source; and what is wrong, or "".
     """
     parts = module.split(".")
     spec = _spec(parts[0])

@@ -42,7 +42,7 @@ def implementations(
 
 
 def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
-    """Tells whether a plugin has a hook implementation, meant to have one, or adds hooks."""
+    """Returns whether a plugin has a hook implementation, meant to have one, or adds hooks."""
     if any(_marked(plugin)) or getattr(plugin.target, "hookspecs", None) is not None:
         return True
     return any((*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)))
@@ -83,14 +83,14 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
                 f"no plugin is named {name!r}{hint}",
                 plugin=one.origin,
                 at=one.where,
-                fix=one.plugin.fix("mend the name in before= or after="),
+                fix=one.plugin.fix("fix the name in before= or after="),
             )
 
 
 def edges_to_nobody(
     found: Iterable[Implementation], known: Sequence[str]
 ) -> Iterator[tuple[Implementation, str]]:
-    """Gives edges to a name that nothing has, each with its implementation."""
+    """Yields edges to a name that nothing has, each with its implementation."""
     folded = {fold(name) for name in (*known, "task", "core")}
     for one in found:
         for name in (*one.before, *one.after):
@@ -130,7 +130,7 @@ def _implementation(
 
 
 def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
-    """Gives what `hookimpl` marked, as pluggy reads it, by the name of its function."""
+    """Yields what `hookimpl` marked, as pluggy reads it, by the name of its function."""
     reader = pluggy.PluginManager(PROJECT)
     for name in (one for one in dir(plugin.target) if not one.startswith("__")):
         opts = reader.parse_hookimpl_opts(plugin.target, name)
@@ -157,7 +157,7 @@ def _misfits(
         yield PluginError(what, plugin=who, fix=plugin.fix(mend))
 
 
-# What is wrong, and how to mend it.
+# What is wrong, and how to fix it.
 Misfits = Iterator[tuple[str, str]]
 
 
@@ -275,7 +275,7 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
 
 
 def _returns_something(function: Callable[..., Any]) -> bool:
-    """Tells whether a function ever gives something other than None, or always raises."""
+    """Returns whether a function ever gives something other than None, or always raises."""
     previous: dis.Instruction | None = None
     returns = []
     for instruction in dis.get_instructions(function):
@@ -298,7 +298,7 @@ def _unknown_hook(
 
 
 def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
-    """Gives the parameters to fill: those without a default, and others that the hook passes."""
+    """Returns the parameters to fill: those without a default, and others that the hook passes."""
     names = (*impl.argnames, *impl.kwargnames)
     passed = [idx for idx, name in enumerate(names) if name in hook.argnames]
     return names[: max([len(impl.argnames), *(idx + 1 for idx in passed)])]

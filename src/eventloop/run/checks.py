@@ -37,7 +37,7 @@ def check_model(state: State, assembly: Assembly) -> None:
     """Checks what is left of the model after `init`.
 
     Raises:
-        PluginError: it is no module; an algorithm put something else in its place.
+        PluginError: it is not a module; an algorithm put something else in its place.
     """
     if not isinstance(state.model, nn.Module):
         asked = (one.origin for one in assembly.implementations["init"])

@@ -29,7 +29,7 @@ _FREE = frozenset(
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], section: str
 ) -> Iterator[str]:
-    """Gives a line for each value of a section of the manifest that isn't what it was.
+    """Yields a line for each value of a section of the manifest that isn't what it was.
 
     As in a diff: `settings.seed: 0 -> 1`.
     """
@@ -41,7 +41,7 @@ def config_differences(
 
 
 def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Gives what isn't as it was in a task: its options, and the lines of its file.
+    """Yields what isn't as it was in a task: its options, and the lines of its file.
 
     Args:
         then, now: what the manifests say of the task; nothing where it was made in Python.

@@ -50,7 +50,7 @@ def find_start(
 
 
 def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused]:
-    """Gives the checkpoint to go on from, and newer ones that can't be used."""
+    """Returns the checkpoint to go on from, and newer ones that can't be used."""
     is_new = settings.run_dir is None
     place: Place | None = None
     refused: Refused = []
@@ -86,7 +86,7 @@ def _note_on(storage: Storage) -> str:
 
 
 def _named(wanted: Place, newest: Place | None) -> Place:
-    """Gives the checkpoint that a person named, unless the run has gone further."""
+    """Returns the checkpoint that a person named, unless the run has gone further."""
     if newest is None:
         return wanted
     one, other = _resolved(wanted), _resolved(newest)

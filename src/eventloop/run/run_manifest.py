@@ -112,7 +112,7 @@ def write_manifest(
 
 
 def _earlier_starts(files: RunFolder) -> list[Any]:
-    """Gives what a manifest tells of its start and of those before; [] where it can't be read."""
+    """Returns what a manifest tells of its start and of those before; [] where it can't be read."""
     try:
         found = from_bytes(files.read(FILE, MAX_BYTES + 1))
         json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
@@ -128,7 +128,7 @@ def _earlier_starts(files: RunFolder) -> list[Any]:
 
 @functools.cache
 def _git_commit(folder: Path) -> tuple[str | None, bool | None]:
-    """Gives the commit that is checked out, and whether anything differs from it; None without."""
+    """Returns the commit that is checked out, and whether anything differs from it; None without."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit.strip(), bool(_git(folder, "status", "--porcelain"))

@@ -180,7 +180,7 @@ class Feature(Protocol):
 def features_of(
     settings: Settings, device: torch.device, precision: Precision
 ) -> Iterator[Feature]:
-    """Gives the features that a run asks for."""
+    """Yields the features that a run asks for."""
     if settings.gc_interval is not None:
         yield GarbageCollection(settings.gc_interval)
     if settings.deterministic:

@@ -68,14 +68,14 @@ class Start(Protocol):
         """Why the run was stopped, if all was done then that was to do."""
 
     def narrowed(self, configuration: Configuration) -> Configuration:
-        """Gives the configuration with the plugins that belong to the run."""
+        """Returns the configuration with the plugins that belong to the run."""
 
     @property
     def absent(self) -> Sequence[Mapping[str, Any]]:
         """The algorithms of the run that aren't here, as its manifest told of them."""
 
     def duration(self, settings: Settings) -> Time | None:
-        """Gives the length of the run that fractions are of."""
+        """Returns the length of the run that fractions are of."""
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Refuses a run that is made of something else.
@@ -111,11 +111,11 @@ class Anew:
         self.notes: tuple[str, ...] = (note,) if note else ()
 
     def narrowed(self, configuration: Configuration) -> Configuration:
-        """Gives the configuration as it is."""
+        """Returns the configuration as it is."""
         return configuration
 
     def duration(self, settings: Settings) -> Time | None:
-        """Gives the length that is set."""
+        """Returns the length that is set."""
         return settings.max_duration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
@@ -202,7 +202,7 @@ class FromCheckpoint:
         return self._missing
 
     def duration(self, settings: Settings) -> Time | None:
-        """Gives the length that was set when the run began: an extension bends no schedule."""
+        """Returns the length that was set when the run began: an extension bends no schedule."""
         then = self._facts["duration"]
         return settings.max_duration if then is None else Time(then)
 

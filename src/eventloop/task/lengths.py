@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def unit_of(time: Time, state: State) -> str:
-    """Gives the unit in which a time is counted: that of the run, where it is a fraction of it."""
+    """Returns the unit in which a time is counted: that of the run, where it is a fraction of it."""
     return max_duration(state).unit if time.unit == "dur" else time.unit
 
 
 def length_in(name: str, time: Time, unit: str, state: State) -> float:
-    """Gives how many of `unit` a time is.
+    """Returns how many of `unit` a time is.
 
     Args:
         name: what it is called in messages.
@@ -38,7 +38,7 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
 
 
 def in_unit(time: Time, unit: str, state: State) -> float | None:
-    """Gives how many of `unit` a time is; None where nobody knows."""
+    """Returns how many of `unit` a time is; None where nobody knows."""
     if time.unit == "dur":
         run = in_unit(max_duration(state), unit, state)
         return None if run is None else time.value * run
@@ -53,7 +53,7 @@ def in_unit(time: Time, unit: str, state: State) -> float | None:
 
 
 def position(clock: Clock, unit: str, num_batches: int | None) -> float:
-    """Gives where a run is, in a unit.
+    """Returns where a run is, in a unit.
 
     Args:
         num_batches: of an epoch; where it isn't known, whole epochs alone count.

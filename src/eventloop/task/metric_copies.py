@@ -73,5 +73,5 @@ class MeanLoss(Metric):
         self.num_samples += samples
 
     def compute(self) -> Tensor:
-        """Gives the mean, shape ()."""
+        """Returns the mean, shape ()."""
         return self.total / self.num_samples

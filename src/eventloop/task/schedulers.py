@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
-    """Gives the hook that makes the schedulers of a task.
+    """Returns the hook that makes the schedulers of a task.
 
     Args:
         given: a function of an optimizer, or several by the optimizer's name.
@@ -49,7 +49,7 @@ def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
 
 
 def max_duration(state: State) -> Time:
-    """Gives the length of the whole run.
+    """Returns the length of the whole run.
 
     Raises:
         SettingError: nobody says it.
@@ -63,7 +63,7 @@ def max_duration(state: State) -> Time:
 
 
 def steps_per_epoch(state: State) -> int:
-    """Gives the number of batches in an epoch.
+    """Returns the number of batches in an epoch.
 
     Raises:
         TaskError: the data loader doesn't know.
@@ -78,7 +78,7 @@ def steps_per_epoch(state: State) -> int:
 
 
 def total_steps(state: State, interval: str) -> int:
-    """Gives how often a scheduler moves over the whole run: its batches, or its epochs.
+    """Returns how often a scheduler moves over the whole run: its batches, or its epochs.
 
     Raises:
         SettingError: the length of the run isn't known in batches or epochs.
@@ -110,7 +110,7 @@ _ANSWERS: dict[str, Callable[[State, str], Any]] = {
 
 
 def _wanted(make: Callable[..., Any]) -> list[str]:
-    """Gives what a function asks for beside the optimizer: its other parameters without default.
+    """Returns what a function asks for beside the optimizer: its other parameters without default.
 
     Raises:
         TypeError: one names nothing that is there, or the function takes no optimizer.

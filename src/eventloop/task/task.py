@@ -110,7 +110,7 @@ class Task:
         self.name = name
 
     def hooks(self) -> SimpleNamespace:
-        """Gives a plugin that implements exactly the hooks for which the task has a value."""
+        """Returns a plugin that implements exactly the hooks for which the task has a value."""
         given: dict[str, Callable[..., Any]] = {"build_model": _model_hook(self.model)}
         if self.train_dataloader is not None:
             given["build_train_dataloader"] = _train_dataloader_hook(self.train_dataloader)
@@ -279,7 +279,7 @@ _SOURCES: dict[str, Callable[[State, Any], Any]] = {
 def _by_name(
     function: Callable[..., Any], what: str, allowed: Sequence[str]
 ) -> Callable[[State, Any], Any]:
-    """Gives a call of `function` with those values that its parameters name.
+    """Returns a call of `function` with those values that its parameters name.
 
     Raises:
         TypeError: a parameter without default names nothing that is there.
@@ -301,7 +301,7 @@ def _by_name(
 
 
 def _called(given: Any) -> Any:
-    """Calls a factory; a data loader or mapping is no factory.
+    """Calls a factory; a data loader or mapping is not a factory.
 
     Raises:
         TaskError: it makes a data loader that shuffles no samples at all.

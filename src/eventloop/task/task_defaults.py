@@ -27,7 +27,7 @@ class Brought:
 
 
 def brought_by(task: object) -> Brought:
-    """Gives what a task brings."""
+    """Returns what a task brings."""
     if isinstance(task, Task):
         return Brought(
             settings=task.settings,
@@ -44,7 +44,7 @@ def task_plugin(task: object) -> Plugin:
     """Makes the plugin of a task, which has the task's place in the order.
 
     Raises:
-        TypeError: it is no task.
+        TypeError: it is not a task.
     """
     if isinstance(task, Task):
         return Plugin("task", "task", task.hooks())

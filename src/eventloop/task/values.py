@@ -39,10 +39,10 @@ def check_values(
 
 
 def named_optimizers(built: object) -> dict[str, Optimizer]:
-    """Gives what the task's function made, by name; one alone is named after its class.
+    """Returns what the task's function made, by name; one alone is named after its class.
 
     Raises:
-        TaskError: it is no optimizer, and no mapping of optimizers.
+        TaskError: it is not an optimizer, and no mapping of optimizers.
     """
     if isinstance(built, list | tuple):
         raise TaskError(
@@ -65,10 +65,10 @@ def named_optimizers(built: object) -> dict[str, Optimizer]:
 
 
 def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
-    """Gives what the task's function made for an optimizer, if the loop can step it.
+    """Returns what the task's function made for an optimizer, if the loop can step it.
 
     Raises:
-        TaskError: it is no scheduler, or its step wants to know something.
+        TaskError: it is not a scheduler, or its step wants to know something.
     """
     if not callable(getattr(scheduler, "step", None)):
         raise TaskError(
@@ -121,7 +121,7 @@ def _check_maker(value: object, what: str, wants: str, makes: type, example: str
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Gives the parameters that a call can't leave out; none where nobody can tell."""
+    """Returns the parameters that a call can't leave out; none where nobody can tell."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C

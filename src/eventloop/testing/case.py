@@ -53,7 +53,7 @@ class Case:
             self.found = next(one for one in trainer.plugins if type(one.target) is self.plugin)
 
     def build(self) -> Any:
-        """Gives a new instance."""
+        """Returns a new instance."""
         return self.plugin(**self.options)
 
     def new_folder(self) -> Path:
@@ -130,12 +130,12 @@ class ExpectedError(Exception):
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:
-    """Gives a copy of the model's weights."""
+    """Returns a copy of the model's weights."""
     return {name: tensor.clone() for name, tensor in trainer.state.model.state_dict().items()}
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Tells whether two nests of tensors and values are the same."""
+    """Returns whether two nests of tensors and values are the same."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):

@@ -72,7 +72,7 @@ def last_checkpoint(folder: Path) -> Checkpoint:
 
 @contextmanager
 def edited_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """Gives the newest checkpoint, and saves it as it is then: to forget something on purpose."""
+    """Returns the newest checkpoint, and saves it as it is then: to forget something on purpose."""
     checkpoint = last_checkpoint(folder)
     yield checkpoint
     shutil.rmtree(checkpoint.path)

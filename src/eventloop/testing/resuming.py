@@ -142,7 +142,7 @@ def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _O
 
 
 def _is_kept(case: Case, trainer: Trainer) -> bool:
-    """Tells whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
+    """Returns whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
     return keeps_state(case.found) and (is_per_rank(case.found) or not trainer.state.rank)
 
 
@@ -182,7 +182,7 @@ def _advice(case: Case) -> str:
 
 
 def _as_saved(plugin: Any) -> Any:
-    """Gives the state of a plugin as a checkpoint would give it back.
+    """Returns the state of a plugin as a checkpoint would give it back.
 
     Raises:
         CheckpointError: it can't be saved.

@@ -20,7 +20,7 @@ class TakesTurns(Protocol):
 
 
 def has_turn(state: State, plugin: TakesTurns) -> bool:
-    """Tells whether the batch under way is the plugin's, among the active ones of its kind.
+    """Returns whether the batch under way is the plugin's, among the active ones of its kind.
 
     Those with the same `takes_turns` share the batches: one of them is drawn for each, any as
     often as any other. The draw is a function of the seed and the batch's number, so that all of

@@ -59,6 +59,6 @@ class Ramp:
         return cls(unit, begin, stop)
 
     def frac(self, state: State | StateView) -> float:
-        """Gives the share of the way that is done before the batch that comes next, 0 to 1."""
+        """Returns the share of the way that is done before the batch that comes next, 0 to 1."""
         done = position(state.clock, self.unit, state.num_batches)
         return min(1.0, max(0.0, (done - self.start) / (self.end - self.start)))

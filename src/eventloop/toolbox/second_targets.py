@@ -51,7 +51,7 @@ class SecondTargets:
         return None
 
     def give(self, targets: Tensor, share: float) -> None:
-        """Gives the batch under way its second targets.
+        """Returns the batch under way its second targets.
 
         Args:
             targets: of the whole batch, a row a sample.

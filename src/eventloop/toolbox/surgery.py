@@ -65,7 +65,7 @@ def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factor
 
 
 def with_class(module: nn.Module, kind: type[Made]) -> Made:
-    """Gives a module of another class with everything that a module has.
+    """Returns a module of another class with everything that a module has.
 
     Parameters, buffers, children and hooks are the same objects under the same names, so that state
     dicts stay; attributes are the same, too. `kind.__init__` isn't called.
@@ -96,7 +96,7 @@ def _made(factory: Factory, old: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _fit(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
-    """Gives what is new the device, dtype, mode and frozenness of what was there."""
+    """Returns what is new the device, dtype, mode and frozenness of what was there."""
     kept = {id(one) for one in (*old.modules(), *_tensors(old))}
     for module in new.modules():
         if id(module) not in kept:

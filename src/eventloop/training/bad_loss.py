@@ -53,7 +53,7 @@ def watches_of(
     if settings.on_bad_loss == "ignore":
         return (QuietWatch(weights),)
     losses = LossWatch(latest, weights)
-    # In fp16 gradients that overflow are no fault: their steps are skipped.
+    # In fp16 gradients that overflow aren't fault: their steps are skipped.
     has_norms = settings.clip_norm is not None and precision.name != "fp16"
     return (losses, NormWatch(losses)) if has_norms else (losses,)
 

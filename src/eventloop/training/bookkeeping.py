@@ -32,7 +32,7 @@ class LatestLoss:
         self.value: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the loss."""
+        """Returns the loss."""
         return {"value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Bookkeeping:
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the history."""
+        """Returns the history."""
         return {"history": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

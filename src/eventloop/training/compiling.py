@@ -98,7 +98,7 @@ class Compiled:
         return f"compile: forward without the loss{options}"
 
     def observed(self, one: Implementation) -> Implementation:
-        """Gives the implementation, compiled where it is an owner that can be."""
+        """Returns the implementation, compiled where it is an owner that can be."""
         if one is self._own.get("forward"):
             return replace(one, function=self._forward)
         if one is self._own.get("loss"):
@@ -158,7 +158,7 @@ class Compiled:
         except (RuntimeError, ValueError, TypeError) as error:
             raise SettingError(
                 f"compile={self._options}: torch.compile says: {error}",
-                fix="set compile to true, or mend its options",
+                fix="set compile to true, or fix its options",
             ) from error
         return compiled
 
@@ -172,7 +172,7 @@ class _Kept:
         self._seen = _tensors(self._given)
 
     def still_holds(self, state: State) -> bool:
-        """Tells whether nobody replaced or wrote into the microbatch and the outputs."""
+        """Returns whether nobody replaced or wrote into the microbatch and the outputs."""
         if state.microbatch is not self._given[0] or state.outputs is not self._given[1]:
             return False
         now = _tensors(self._given)
@@ -183,7 +183,7 @@ class _Kept:
 
 
 def compiled_of(assembly: Assembly, state: State) -> tuple[Compiled, ...]:
-    """Gives the observer that compiles, where the setting wants it.
+    """Returns the observer that compiles, where the setting wants it.
 
     Raises:
         SettingError: torch.compile can't take an option, or would have nothing to compile.
@@ -192,7 +192,7 @@ def compiled_of(assembly: Assembly, state: State) -> tuple[Compiled, ...]:
 
 
 def compile_options(settings: Settings) -> dict[str, Any]:
-    """Gives the options of torch.compile that the setting holds.
+    """Returns the options of torch.compile that the setting holds.
 
     Raises:
         SettingError: torch.compile can't take an option.
@@ -215,7 +215,7 @@ def compile_options(settings: Settings) -> dict[str, Any]:
 
 
 def _tensors(nest: Any) -> list[tuple[Tensor, int]]:
-    """Gives the tensors of a nest, attributes of objects included, with their versions."""
+    """Returns the tensors of a nest, attributes of objects included, with their versions."""
     if isinstance(nest, Tensor):
         return [(nest, nest._version)]
     if isinstance(nest, Mapping):

@@ -271,11 +271,11 @@ def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
 def _no_scalar(loss: object) -> TaskError:
     if isinstance(loss, Tensor):
         return TaskError(
-            f"the loss is no scalar but {tuple(loss.shape)}",
+            f"the loss is not a scalar but {tuple(loss.shape)}",
             fix="give a loss that is the mean over the batch: reduction='mean', or .mean()",
         )
     return TaskError(
-        f"the loss is no scalar but {a(type(loss).__name__)}, which has no gradient",
+        f"the loss is not a scalar but {a(type(loss).__name__)}, which has no gradient",
         fix="give a tensor of shape (), without .item() or float()",
     )
 

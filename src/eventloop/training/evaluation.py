@@ -39,7 +39,7 @@ def evaluation_mode(state: State) -> Iterator[None]:
 
 
 def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
-    """Gives a data loader's batches.
+    """Yields a data loader's batches.
 
     Raises:
         TaskError: there is none.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Plan = Callable[..., Any]
 MOST_SKIPPED = 1_000
 # One over it is finite in float32. Halved on and on, the scale would reach 0, and gradients of 0
-# divided by it are no overflow to torch, but NaN in the weights.
+# divided by it aren't overflow to torch, but NaN in the weights.
 SMALLEST_SCALE = 2.0**-100
 
 
@@ -50,7 +50,7 @@ class Unscaled:
     """Gradients as they are: every precision but fp16."""
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
-        """Gives the plan itself."""
+        """Returns the plan itself."""
         return plan
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
@@ -71,11 +71,11 @@ class Unscaled:
             scheduler_step(state, "ba")
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Gives nothing."""
+        """Returns nothing."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives nothing."""
+        """Returns nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Scaled:
         self._scheduler_step: Plan | None = None
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
-        """Gives the plan of a hook with what scaling does around it."""
+        """Returns the plan of a hook with what scaling does around it."""
         if hook == "train_batch":
             return self._around_batch(plan)
         if hook == "clip_gradients":
@@ -181,7 +181,7 @@ class Scaled:
         self._awaited, self._scheduler_step = stepped, scheduler_step
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Gives the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
+        """Returns the flags of the batch under way, from `clip_gradients` to the end of `train_batch`.
 
         Each has shape () and is 1 where a gradient overflowed. A strategy whose ranks hold
         different gradients takes the maximum over the ranks, in place.
@@ -189,7 +189,7 @@ class Scaled:
         return tuple(self._flags)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives scale, growth tracker and the number of steps skipped in a row."""
+        """Returns scale, growth tracker and the number of steps skipped in a row."""
         return {"scaler": self._scaler.state_dict(), "num_skipped": self._num_skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

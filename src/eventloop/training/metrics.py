@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def predictions(outputs: Any) -> Any:
-    """Gives what metrics receive: `outputs.logits` where it exists, else the outputs."""
+    """Returns what metrics receive: `outputs.logits` where it exists, else the outputs."""
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)

@@ -133,11 +133,11 @@ class NoNumbers(Numbers):
         """Drops them."""
 
     def arrived(self, clock: Clock) -> Iterable[Delivery]:
-        """Gives nothing."""
+        """Returns nothing."""
         return ()
 
     def everything(self, clock: Clock, *, alone: bool = False) -> Iterable[Delivery]:
-        """Gives nothing."""
+        """Returns nothing."""
         return ()
 
 
@@ -151,7 +151,7 @@ class _Copied:
         self.is_ready = self._copy.is_ready
 
     def rows(self) -> Iterable[Delivery]:
-        """Gives the rows with their moments, and numbers in the place of tensors."""
+        """Returns the rows with their moments, and numbers in the place of tensors."""
         for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
             row[name] = number
         rows = cast("list[dict[str, float]]", self._rows)
@@ -176,11 +176,11 @@ class HostCopy:
             self._copied.record()
 
     def is_ready(self) -> bool:
-        """Tells whether `numbers` would give its answer without a wait."""
+        """Returns whether `numbers` would give its answer without a wait."""
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[float]:
-        """Gives the numbers; waits for them where they aren't there."""
+        """Returns the numbers; waits for them where they aren't there."""
         if self._copied is not None:
             self._copied.synchronize()
         return list(map(Tensor.item, self._tensors))

@@ -12,7 +12,7 @@ _FUSED = (SGD, Adam, AdamW)
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
-    """Tells whether an optimizer's step can't do without its closure, as that of LBFGS can't."""
+    """Returns whether an optimizer's step can't do without its closure, as that of LBFGS can't."""
     # Of the class, since schedulers put another function in the instance's place (torch 2.13).
     _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
     return any(
@@ -21,7 +21,7 @@ def wants_closure(optimizer: Optimizer) -> bool:
 
 
 def could_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
-    """Tells whether `fused=True` would be faster, and nobody has decided about it.
+    """Returns whether `fused=True` would be faster, and nobody has decided about it.
 
     Only on CUDA, where a step is then one kernel or a few, and fp16 waits less: on the CPU small
     models gain nothing. `fused=False` and `foreach=True` are decisions.

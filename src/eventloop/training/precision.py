@@ -54,14 +54,14 @@ class Precision:
         self.step: Final = self._scaling.step
 
     def under_autocast(self, function: Function) -> Function:
-        """Gives `function` as it runs in this precision; itself where nothing is cast."""
+        """Returns `function` as it runs in this precision; itself where nothing is cast."""
         if self._autocast_to is None:
             return function
         cast = torch.autocast(self._device.type, dtype=self._autocast_to)
         return cast(function)  # type: ignore[no-any-return]
 
     def enclose(self, hook: str, plan: Function) -> Function:
-        """Gives the plan of a hook as it runs in this precision, wrappers included."""
+        """Returns the plan of a hook as it runs in this precision, wrappers included."""
         if hook in _UNDER_AUTOCAST:
             return self.under_autocast(plan)
         return self._scaling.enclose(hook, plan)  # type: ignore[return-value]  # the same arguments
@@ -75,11 +75,11 @@ class Precision:
         self._scaling.check(model, optimizers)
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Gives what tells of overflowed gradients: see `Scaled.found_inf`. Only fp16 has any."""
+        """Returns what tells of overflowed gradients: see `Scaled.found_inf`. Only fp16 has any."""
         return self._scaling.found_inf()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives what a run that goes on needs, as JSON values; waits for the device."""
+        """Returns what a run that goes on needs, as JSON values; waits for the device."""
         return self._scaling.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Precision:
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
-    """Gives the precision of this name.
+    """Returns the precision of this name.
 
     Args:
         name: fp32, tf32, bf16, fp16, or auto: on a GPU bf16 if it has that in hardware, else fp16;

@@ -21,7 +21,7 @@ Accumulate = Callable[["State", "Plans", Mapping[str, Optimizer], Passes], Tenso
 
 
 def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
-    """Gives passes that leave everything to one function of a plugin's, with the same events."""
+    """Returns passes that leave everything to one function of a plugin's, with the same events."""
 
     def passes(state: State, hooks: Plans) -> None:
         hooks.before_forward(state)
@@ -39,14 +39,15 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
 
 
 def named(optimizers: Mapping[str, Optimizer], names: Iterable[str]) -> dict[str, Optimizer]:
-    """Gives the optimizers of these names.
+    """Returns the optimizers of these names.
 
     Raises:
         PluginError: there is none of a name, or none is named.
     """
     if isinstance(names, str):
         raise PluginError(
-            f"update: optimizers={names!r} is no list of names", fix=f"write optimizers=[{names!r}]"
+            f"update: optimizers={names!r} is not a list of names",
+            fix=f"write optimizers=[{names!r}]",
         )
     names = tuple(names)
     for name in names:
@@ -78,7 +79,7 @@ def require_gradients(optimizers: Mapping[str, Optimizer]) -> None:
 
 
 def misplaced_update() -> PluginError:
-    """Gives the error of an update that no batch has a place for."""
+    """Returns the error of an update that no batch has a place for."""
     return PluginError(
         "state.update was called outside of train_batch, or inside of another update",
         fix="call it in train_batch: `@hookimpl`, `def train_batch(self, state):`, "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
-    """Gives the norm of each unit of a weight or gradient.
+    """Returns the norm of each unit of a weight or gradient.
 
     A unit is what gives one output: a row of a matrix, a filter of a convolution; a vector, of
     biases or gains, is one unit.

@@ -27,7 +27,7 @@ class Agc:
             last linear layer, as in the paper; `[]` clips everything.
 
     Raises:
-        TypeError: `clip` or `eps` is no number, `exclude` no list.
+        TypeError: `clip` or `eps` is not a number, `exclude` no list.
         ValueError: it isn't a positive one.
 
     Source: Brock et al. 2021, arXiv:2102.06171, section 4.
@@ -38,11 +38,11 @@ class Agc:
     ) -> None:
         for name, value in (("clip", clip), ("eps", eps)):
             if not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r} is no number")
+                raise TypeError(f"{name}={value!r} is not a number")
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value!r} isn't a positive number")
         if isinstance(exclude, str):
-            raise TypeError(f"exclude={exclude!r} is no list; write [{exclude!r}]")
+            raise TypeError(f"exclude={exclude!r} is not a list; write [{exclude!r}]")
         self.clip = clip
         self.eps = eps
         self.exclude = exclude
@@ -96,7 +96,7 @@ class Agc:
 
 
 def excluded(model: nn.Module, patterns: list[str] | None) -> list[nn.Parameter]:
-    """Gives the parameters that aren't clipped: those of these names, or of the last linear layer.
+    """Returns the parameters that aren't clipped: those of these names, or of the last linear layer.
 
     Raises:
         ValueError: a pattern is that of no parameter.

@@ -23,7 +23,7 @@ _PADDING = {"zeros": "replicate"}
 
 
 def blur_filter(size: int, stride: Pair = (2, 2)) -> Tensor:
-    """Gives the binomial filter of a size, [1, 2, 1] / 4 for 3, along the dimensions with a stride.
+    """Returns the binomial filter of a size, [1, 2, 1] / 4 for 3, along the dimensions with a stride.
 
     Args:
         size: 2 to 7.
@@ -115,7 +115,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
         return blur(maxima, self.blur_filter, _pair(self.stride))
 
     def _lacking(self, x_BCHW: Tensor, dim: int) -> int:
-        """Gives how many pixels more the last window takes where the size is rounded up."""
+        """Returns how many pixels more the last window takes where the size is rounded up."""
         size = x_BCHW.shape[dim - 2]
         kernel, stride, padding, dilation = (
             _pair(one)[dim] for one in (self.kernel_size, self.stride, self.padding, self.dilation)

@@ -45,7 +45,7 @@ class Blurpool:
     ) -> None:
         for name, number in {"filter_size": filter_size, "min_channels": min_channels}.items():
             if not isinstance(number, int) or isinstance(number, bool):
-                raise TypeError(f"{name}={number!r} is no whole number")
+                raise TypeError(f"{name}={number!r} is not a whole number")
         if filter_size not in SIZES:
             raise ValueError(f"filter_size={filter_size} is outside 2 to 7; the paper takes 2 to 5")
         if min_channels < 1:

@@ -32,7 +32,7 @@ class Curriculum:
         stages: in Python, by time: a data loader, or a function that takes the state and gives one.
 
     Raises:
-        TypeError: an option is no mapping, or holds something else.
+        TypeError: an option is not a mapping, or holds something else.
         ValueError: a time is none, or a size isn't positive.
     """
 
@@ -65,7 +65,7 @@ class Curriculum:
 
     @hookimpl(conditional=True, specname="build_train_dataloader")
     def stage(self, state: State) -> Any:
-        """Gives the stage's data loader; the task's, where none has come."""
+        """Returns the stage's data loader; the task's, where none has come."""
         # Of a run that goes on it is known when its epoch began; the clock may be further.
         self._began = self._began or state.clock.moment()
         stage = self._current("stages", state)
@@ -103,7 +103,7 @@ class Curriculum:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives when the epoch began, which holds whatever times the run goes on with."""
+        """Returns when the epoch began, which holds whatever times the run goes on with."""
         return {"began": self._began and self._began._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
@@ -128,7 +128,7 @@ def _check(name: str, given: object, holds: Callable[[object], bool], what: str)
     if given is None:
         return
     if not isinstance(given, Mapping):
-        raise TypeError(f'{name}={given!r} is no mapping by time, such as {{"5ep": ...}}')
+        raise TypeError(f'{name}={given!r} is not a mapping by time, such as {{"5ep": ...}}')
     for time, value in given.items():
         if not holds(value):
             raise ValueError(f"{name}[{str(time)!r}] is {value!r}, not {what}")

@@ -36,7 +36,7 @@ class Steps(Generic[T]):
         self.values = [starts[start] for start in ordered]
 
     def reached(self, at: Moment, duration: Time | None) -> int:
-        """Gives how many of the times are reached at a moment of the run.
+        """Returns how many of the times are reached at a moment of the run.
 
         Args:
             duration: the length of the run, which fractions are of.

@@ -24,7 +24,7 @@ class Box(NamedTuple):
     right: int
 
     def share_outside(self, height: int, width: int) -> float:
-        """Gives the share of an image that the rectangle leaves, in [0, 1]."""
+        """Returns the share of an image that the rectangle leaves, in [0, 1]."""
         area = (self.bottom - self.top) * (self.right - self.left)
         return 1 - area / (height * width)
 
@@ -50,7 +50,7 @@ def draw_box(alpha: float, seed: int, batch: int, height: int, width: int) -> Bo
 
 
 def cut_and_paste(images_BCHW: Tensor, permutation_B: Tensor, box: Box) -> Tensor:
-    """Gives images in each of which the rectangle shows another one of the batch.
+    """Returns images in each of which the rectangle shows another one of the batch.
 
     Args:
         images_BCHW: of any dtype.
@@ -66,5 +66,5 @@ def cut_and_paste(images_BCHW: Tensor, permutation_B: Tensor, box: Box) -> Tenso
 
 
 def _stretch(centre: int, length: int, end: int) -> tuple[int, int]:
-    """Gives where a stretch around a centre begins and ends, within 0 and `end`."""
+    """Returns where a stretch around a centre begins and ends, within 0 and `end`."""
     return max(centre - length // 2, 0), min(centre + length // 2, end)

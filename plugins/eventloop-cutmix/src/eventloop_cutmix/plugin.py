@@ -28,7 +28,7 @@ class Cutmix:
             values leave almost all or almost nothing.
 
     Raises:
-        TypeError: `alpha` is no number.
+        TypeError: `alpha` is not a number.
         ValueError: it isn't a positive one.
 
     Source: Yun et al. 2019, arXiv:1905.04899.
@@ -38,7 +38,7 @@ class Cutmix:
 
     def __init__(self, *, alpha: float = 1.0) -> None:
         if not isinstance(alpha, int | float):
-            raise TypeError(f"alpha={alpha!r} is no number; the paper takes 1.0")
+            raise TypeError(f"alpha={alpha!r} is not a number; the paper takes 1.0")
         if not (alpha > 0 and math.isfinite(alpha)):
             raise ValueError(f"alpha={alpha!r} isn't a positive number; the paper takes 1.0")
         self.alpha = alpha
@@ -88,7 +88,7 @@ _WANTED = "images, a tensor of shape (B, C, H, W), whose targets are one a sampl
 
 
 def _can_be_cut(batch: Any) -> bool:
-    """Tells whether a batch is a pair of images and of an index or probabilities for each."""
+    """Returns whether a batch is a pair of images and of an index or probabilities for each."""
     if not is_pair(batch):
         return False
     images, targets = batch

@@ -49,7 +49,7 @@ class Distill:
     ) -> None:
         for name, value in (("temperature", temperature), ("weight", weight)):
             if not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r} is no number")
+                raise TypeError(f"{name}={value!r} is not a number")
         if not (temperature > 0 and math.isfinite(temperature)):
             raise ValueError(f"temperature={temperature!r} isn't a positive number")
         if not 0 < weight <= 1:
@@ -152,7 +152,7 @@ def _built(label: str, weights: Path | None) -> nn.Module:
         given = f", with the weights in {weights}" if weights is not None else ""
         raise PluginError(
             f"distill: the teacher {label} can't be built{given}: {type(error).__name__}: {error}",
-            fix="mend it, name another with `--distill.teacher ./file.py:function`, or switch "
+            fix="fix it, name another with `--distill.teacher ./file.py:function`, or switch "
             "distill off with `-p no:distill`",
         ) from error
 

@@ -23,7 +23,7 @@ def soft_loss(
     dim: int = -1,
     counted: Tensor | None = None,
 ) -> Tensor:
-    """Gives T^2 times the divergence of the student's softened outputs from the teacher's.
+    """Returns T^2 times the divergence of the student's softened outputs from the teacher's.
 
     Softened is softmax(logits / T). The divergence is the cross-entropy with the teacher's outputs
     as soft targets less their entropy, which is constant: its gradient is the paper's, and it is 0
@@ -51,7 +51,7 @@ def soft_loss(
 
 
 def class_dim(logits: Tensor, targets: object) -> int:
-    """Gives the dimension of the classes: the one that the targets' shape lacks.
+    """Returns the dimension of the classes: the one that the targets' shape lacks.
 
     Logits are (B, C), (B, ..., C) with targets (B, ...), or as torch has them (B, C, ...); the last
     dimension where both would fit, or neither.
@@ -63,7 +63,7 @@ def class_dim(logits: Tensor, targets: object) -> int:
 
 
 def counted_positions(logits: Tensor, targets: object, dim: int) -> Tensor | None:
-    """Gives where class indices aren't `IGNORED`, padding say; None where targets are others."""
+    """Returns where class indices aren't `IGNORED`, padding say; None where targets are others."""
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     positions = list(logits.shape)

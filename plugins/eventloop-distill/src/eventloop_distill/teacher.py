@@ -23,7 +23,7 @@ def named_teacher(label: str, weights: Path | None = None) -> nn.Module:
         weights: a safetensors file, a checkpoint, or the folder of a run.
 
     Raises:
-        ValueError: there is no such thing, or it is no model.
+        ValueError: there is no such thing, or it is not a model.
         Exception: what the file, the function or the weights raise.
     """
     place, name = parts_of(label)

@@ -34,7 +34,7 @@ class EarlyStopping:
         on_nan: a value that is NaN is no better one (wait), or ends the run (stop).
 
     Raises:
-        TypeError: `min_delta` is no number.
+        TypeError: `min_delta` is not a number.
         ValueError: an option has no such value, or says nothing without another.
     """
 
@@ -56,7 +56,7 @@ class EarlyStopping:
         if on_nan not in _ON_NAN:
             raise ValueError(f"on_nan={on_nan!r} is none of {', '.join(_ON_NAN)}")
         if not isinstance(min_delta, int | float):
-            raise TypeError(f"min_delta={min_delta!r} is no number")
+            raise TypeError(f"min_delta={min_delta!r} is not a number")
         if not (min_delta >= 0 and math.isfinite(min_delta)):
             raise ValueError(f"min_delta={min_delta!r} isn't 0 or a positive number")
         self.metric = metric
@@ -173,7 +173,7 @@ class EarlyStopping:
         self._in_fit = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the best value and when it came, and the loss of the epoch under way."""
+        """Returns the best value and when it came, and the loss of the epoch under way."""
         assert self._waiting is not None
         waiting = self._waiting.state_dict()
         common = {"watched": self._described(), "waiting": waiting, "until": self._until}

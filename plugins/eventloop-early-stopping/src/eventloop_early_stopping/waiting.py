@@ -92,7 +92,7 @@ class Waiting:
         return f"hasn't improved{by} on {self.best:.6g} (epoch {epoch}, batch {batch})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the best value, since when it is waited, and why that is over."""
+        """Returns the best value, since when it is waited, and why that is over."""
         since = None if self.since is None else list(self.since)
         return {"best": self.best, "since": since, "reason": self.reason}
 

@@ -56,7 +56,7 @@ class Watched(NamedTuple):
 
 
 def watchable(metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, Watched]:
-    """Gives what can be watched by its name in the log.
+    """Returns what can be watched by its name in the log.
 
     Args:
         metrics: by data set, "train" or "eval/NAME".
@@ -71,7 +71,7 @@ def watchable(metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, Watched]
 
 
 def watched_by(name: str | None, known: Mapping[str, Watched], *, evaluates: bool) -> Watched:
-    """Gives what a person named, or the first of which is known what is better.
+    """Returns what a person named, or the first of which is known what is better.
 
     Args:
         name: as it is logged; of a metric with several results one, `eval/test/f1.micro`.

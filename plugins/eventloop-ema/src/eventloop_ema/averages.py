@@ -63,7 +63,7 @@ class Averages:
             _copy(kept, self._values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Gives the averages by name, whole; where they are shards, all ranks must call."""
+        """Returns the averages by name, whole; where they are shards, all ranks must call."""
         triples = zip(self._names(), self._averages, self._current(), strict=True)
         return {name: whole(average, like) for name, average, like in triples}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def half_life_of(decay: float) -> float:
-    """Gives after how many steps old weights count for half, where each leaves them `decay`.
+    """Returns after how many steps old weights count for half, where each leaves them `decay`.
 
     Args:
         decay: share of the old average that stays, in (0, 1).
@@ -23,7 +23,7 @@ def half_life_of(decay: float) -> float:
 
 
 def share_of(half_life: float, amount: float) -> float:
-    """Gives the share of new weights that makes old ones count for half after a half-life.
+    """Returns the share of new weights that makes old ones count for half after a half-life.
 
     However it is cut into steps: the shares of 1 and 1 leave of the old what that of 2 leaves.
 

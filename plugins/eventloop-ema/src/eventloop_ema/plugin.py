@@ -36,7 +36,7 @@ class Ema:
             from the start.
 
     Raises:
-        TypeError: `decay` or `rampup` is no number.
+        TypeError: `decay` or `rampup` is not a number.
         ValueError: half-life and decay are given; a value isn't what it must be.
 
     Source: Tarvainen & Valpola 2017, arXiv:1703.01780, section 2; the ramp-up is that of Karras et
@@ -50,7 +50,7 @@ class Ema:
             raise ValueError(f"half_life={half_life!r} and decay={decay!r} say the same; give one")
         for name, value in (("decay", decay), ("rampup", rampup)):
             if value is not None and not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r} is no number")
+                raise TypeError(f"{name}={value!r} is not a number")
         if decay is not None and not 0 < decay < 1:
             raise ValueError(f"decay={decay!r} isn't between 0 and 1; 0.99, say")
         if not 0 <= rampup <= 1:
@@ -125,7 +125,7 @@ class Ema:
             return (yield)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the averages by name; none before the first step."""
+        """Returns the averages by name; none before the first step."""
         return {"averages": self.averages.state_dict() if self.averages else {}}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
@@ -143,7 +143,7 @@ class Ema:
         return self.averages.in_place() if self.averages else nullcontext()
 
     def _share(self, state: State) -> float:
-        """Gives the share of the weights that the batch at hand has left."""
+        """Returns the share of the weights that the batch at hand has left."""
         field = FIELDS[self._unit]
         trained, before = (getattr(one, field) for one in (state.clock, state.clock.previous))
         if not trained:
@@ -156,7 +156,7 @@ class Ema:
 
 
 def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
-    """Gives a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
+    """Returns a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
 
     Raises:
         SettingError: a length that nobody knows.

@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tells whether each rank holds a part of a tensor."""
+    """Returns whether each rank holds a part of a tensor."""
     return _sharded(tensor) is not None
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Gives what this rank holds of a tensor, sharing its memory, without a graph."""
+    """Returns what this rank holds of a tensor, sharing its memory, without a graph."""
     tensor = tensor.detach()
     sharded = _sharded(tensor)
     return tensor if sharded is None else sharded.to_local()
 
 
 def whole(shard: Tensor, like: Tensor) -> Tensor:
-    """Gives the whole of which every rank holds a shard, as it does of `like`; all must call."""
+    """Returns the whole of which every rank holds a shard, as it does of `like`; all must call."""
     sharded = _sharded(like)
     if sharded is None:
         return shard
@@ -37,7 +37,7 @@ def whole(shard: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Gives this rank's shard of a whole tensor, as of `like` and on its device."""
+    """Returns this rank's shard of a whole tensor, as of `like` and on its device."""
     sharded, tensor = _sharded(like), tensor.to(like.device)
     if sharded is None:
         return tensor

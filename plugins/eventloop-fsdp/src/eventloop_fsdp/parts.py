@@ -23,7 +23,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
-    """Gives the submodules to shard each by itself, parents before children.
+    """Returns the submodules to shard each by itself, parents before children.
 
     Args:
         class_names: the classes of these submodules; None for those that repeat: the outermost

@@ -144,7 +144,7 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def capture_model(self, state: State) -> dict[str, Any] | None:
-        """Gives the whole weights on rank 0, on the host; the others take part."""
+        """Returns the whole weights on rank 0, on the host; the others take part."""
         if self._root is None:
             return None
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -168,7 +168,7 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]] | None:
-        """Gives the optimizers' whole states on rank 0, on the host; the others take part."""
+        """Returns the optimizers' whole states on rank 0, on the host; the others take part."""
         if self._root is None:
             return None
         is_first = state.rank == 0
@@ -208,7 +208,7 @@ class Fsdp:
             )
 
     def _policy(self) -> MixedPrecisionPolicy:
-        """Gives the types of what is sent; what computes in which type is left to autocast."""
+        """Returns the types of what is sent; what computes in which type is left to autocast."""
         # None is the parameters' own type.
         is_mixed = self.param_dtype != "fp32" or self.reduce_dtype != "fp32"
         return MixedPrecisionPolicy(

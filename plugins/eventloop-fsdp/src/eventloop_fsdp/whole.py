@@ -11,23 +11,23 @@ from torch.optim import Optimizer
 
 
 def whole(value: Any) -> Any:
-    """Gives a sharded tensor whole, on its device; anything else as it is. All ranks must call."""
+    """Returns a sharded tensor whole, on its device; anything else as it is. All ranks must call."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def shards_like(value: Tensor, like: Tensor) -> Tensor:
-    """Gives this rank's shard of a whole tensor, on the device of `like`; nothing is sent.
+    """Returns this rank's shard of a whole tensor, on the device of `like`; nothing is sent.
 
     Args:
         value: the same on every rank.
-        like: says over which ranks, along which dimension; where it is no DTensor, the tensor
+        like: says over which ranks, along which dimension; where it is not a DTensor, the tensor
             stays what it is.
     """
     return _distributed(value, like, like.placements) if isinstance(like, DTensor) else value
 
 
 def whole_states(optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
-    """Gives the state dict of an optimizer with whole tensors on the host. All ranks must call.
+    """Returns the state dict of an optimizer with whole tensors on the host. All ranks must call.
 
     Its layout is torch's own, so that one process can load it.
 

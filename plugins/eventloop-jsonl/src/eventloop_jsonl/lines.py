@@ -30,7 +30,7 @@ _OWN = ("value", "seconds", "run")  # what two runs that log alike needn't share
 
 
 def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> str:
-    """Gives a line of JSON for each number, with its name, value and moment.
+    """Returns a line of JSON for each number, with its name, value and moment.
 
     Args:
         run: what tells this run's lines from those of others, where they may share a file.
@@ -66,7 +66,7 @@ def _value(value: float) -> str:
 
 
 def is_of_run(line: bytes, run: str) -> bool:
-    """Tells whether `lines` made a line for this run."""
+    """Returns whether `lines` made a line for this run."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -68,7 +68,7 @@ class Jsonl:
             self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives where the file ends: what is logged later, a resumed run logs again."""
+        """Returns where the file ends: what is logged later, a resumed run logs again."""
         if self._resumed_at is not None:
             return self._resumed_at._asdict()
         return {} if self._file is None else self._tried(self._file.end)._asdict()

@@ -21,7 +21,7 @@ class LabelSmoothing:
         epsilon: the share that is spread, in (0, 1]. The paper takes 0.1.
 
     Raises:
-        TypeError: `epsilon` is no number.
+        TypeError: `epsilon` is not a number.
         ValueError: it is outside (0, 1].
 
     Source: Szegedy et al. 2016, arXiv:1512.00567, section 7.
@@ -29,7 +29,7 @@ class LabelSmoothing:
 
     def __init__(self, *, epsilon: float = 0.1) -> None:
         if not isinstance(epsilon, int | float):
-            raise TypeError(f"epsilon={epsilon!r} is no number; the paper takes 0.1")
+            raise TypeError(f"epsilon={epsilon!r} is not a number; the paper takes 0.1")
         if not 0 < epsilon <= 1:
             raise ValueError(f"epsilon={epsilon!r} isn't in (0, 1]; the paper takes 0.1")
         self.epsilon = epsilon
@@ -74,7 +74,7 @@ _OFF = "switch label-smoothing off with `-p no:label-smoothing`"
 
 
 def _may_be_classes(targets: object) -> bool:
-    """Tells whether targets are class indices or probabilities; waits for the device."""
+    """Returns whether targets are class indices or probabilities; waits for the device."""
     if not isinstance(targets, Tensor):
         return False
     if not targets.is_floating_point():

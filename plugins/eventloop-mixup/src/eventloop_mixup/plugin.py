@@ -27,7 +27,7 @@ class Mixup:
             Beta(alpha, alpha) once a batch. The paper takes 0.1 to 0.4; 1.0 draws it uniformly.
 
     Raises:
-        TypeError: `alpha` is no number.
+        TypeError: `alpha` is not a number.
         ValueError: it isn't a positive one.
 
     Source: Zhang et al. 2018, arXiv:1710.09412.
@@ -37,7 +37,7 @@ class Mixup:
 
     def __init__(self, *, alpha: float = 0.2) -> None:
         if not isinstance(alpha, int | float):
-            raise TypeError(f"alpha={alpha!r} is no number; the paper takes 0.1 to 0.4")
+            raise TypeError(f"alpha={alpha!r} is not a number; the paper takes 0.1 to 0.4")
         if not (alpha > 0 and math.isfinite(alpha)):
             raise ValueError(f"alpha={alpha!r} isn't a positive number; the paper takes 0.1 to 0.4")
         self.alpha = alpha
@@ -82,10 +82,10 @@ class Mixup:
 
 
 def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
-    """Gives the inputs and targets of a batch that can be mixed.
+    """Returns the inputs and targets of a batch that can be mixed.
 
     Raises:
-        PluginError: it is no pair of a floating-point tensor and a tensor of as many samples.
+        PluginError: it is not a pair of a floating-point tensor and a tensor of as many samples.
     """
     if is_pair(batch):
         inputs, targets = batch

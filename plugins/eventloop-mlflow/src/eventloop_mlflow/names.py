@@ -15,7 +15,7 @@ _OTHER = re.compile(r"[^0-9A-Za-z_./ -]")
 
 
 def accepted_name(name: str) -> str:
-    """Gives a name that MLflow takes for a metric or parameter: itself where that is possible.
+    """Returns a name that MLflow takes for a metric or parameter: itself where that is possible.
 
     Letters, digits, `_`, `-`, `.`, blanks and slashes between them may stand there. Anything else
     becomes `_`, and a digest of the name follows, so that two names never become one.
@@ -29,7 +29,7 @@ def accepted_name(name: str) -> str:
 
 
 def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Gives settings, options of the task, and options of plugins, flat, by their flags' names.
+    """Returns settings, options of the task, and options of plugins, flat, by their flags' names.
 
     Args:
         manifest: of a run; see `State.manifest`.
@@ -42,7 +42,7 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Gives what MLflow shows beside a run: commit, command line, plugins, versions."""
+    """Returns what MLflow shows beside a run: commit, command line, plugins, versions."""
     git = manifest.get("git") or {}
     plugins = [
         f"{one['name']} {one['version'] or ''}".strip() for one in manifest.get("plugins", ())

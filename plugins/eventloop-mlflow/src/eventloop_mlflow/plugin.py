@@ -57,7 +57,7 @@ class Mlflow:
         if on_error not in ("raise", "warn"):
             raise ValueError(f"on_error={on_error!r} is neither raise nor warn")
         if not (send_every_s >= 0 and math.isfinite(send_every_s)):
-            raise ValueError(f"send_every_s={send_every_s!r} is no number of seconds")
+            raise ValueError(f"send_every_s={send_every_s!r} is not a number of seconds")
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
         self._begin: Callable[[], TrackedRun] | None = None
@@ -145,7 +145,7 @@ class Mlflow:
         self._waiting, self._num_lost = [], 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the run's id and what of the latest step was told; what was told is sent before."""
+        """Returns the run's id and what of the latest step was told; what was told is sent before."""
         if self._begin is not None:
             self._send()
         return {"run_id": self._run_id, "step": self._step, "told": dict(self._told)}
@@ -156,7 +156,7 @@ class Mlflow:
         self._told = Counter(state["told"])
 
     def _beginning(self, state: StateView) -> Callable[[], TrackedRun]:
-        """Gives what begins the run, or finds it again; to be repeated until it succeeds."""
+        """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
         batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
         # Whoever names a checkpoint begins another run with it.
         goes_on = (batch > 0 or self._run_id is not None) and state.settings.resume == "auto"
@@ -219,7 +219,7 @@ class Mlflow:
                 self._is_failing = True
                 raise PluginError(
                     where,
-                    fix="mend it, go on without with `--mlflow.on-error warn`, or switch the "
+                    fix="fix it, go on without with `--mlflow.on-error warn`, or switch the "
                     "plugin off with `-p no:mlflow`",
                 ) from error
             if not self._is_failing:

@@ -107,7 +107,7 @@ class TrackedRun:
         self._client.log_dict(self.run_id, _plain(manifest), "manifest.json")
 
     def unsent(self, points: Iterable[Point]) -> list[Point]:
-        """Gives the points that aren't there already."""
+        """Returns the points that aren't there already."""
         return [one for one in points if self._is_new(one)]
 
     def send(self, points: Sequence[Point]) -> None:
@@ -152,7 +152,7 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Gives a nest with dicts and lists, as JSON wants them."""
+    """Returns a nest with dicts and lists, as JSON wants them."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

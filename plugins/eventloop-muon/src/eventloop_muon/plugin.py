@@ -60,7 +60,7 @@ class Muon:
             raise ValueError(f"weight_decay={weight_decay!r} isn't 0 or more")
         for name, patterns in (("hidden", hidden), ("not_hidden", not_hidden)):
             if isinstance(patterns, str):
-                raise TypeError(f"{name}={patterns!r} is no list; write [{patterns!r}]")
+                raise TypeError(f"{name}={patterns!r} is not a list; write [{patterns!r}]")
         self.lr = lr
         self.adamw_lr = lr if adamw_lr is None else adamw_lr
         self.momentum = momentum
@@ -83,7 +83,7 @@ class Muon:
 
     @hookimpl(conditional=True)
     def build_optimizers(self, state: State) -> dict[str, Optimizer] | None:
-        """Gives Muon and AdamW; nothing where the plugin is about to stand off."""
+        """Returns Muon and AdamW; nothing where the plugin is about to stand off."""
         if self.unsuitable(state):
             return None
         hidden, wide, narrow = self._weights(state)

@@ -15,7 +15,7 @@ from eventloop.plugin.from_file import spec_of_file
 
 
 def callback_of(given: object) -> object:
-    """Gives the callback that a path, a class or an instance stands for; a class is built.
+    """Returns the callback that a path, a class or an instance stands for; a class is built.
 
     Raises:
         PluginError: nothing is found there, or the class can't be built without arguments.
@@ -37,7 +37,7 @@ def _found(path: str) -> object:
     place, colon, name = path.rpartition(":")
     if not colon or not place or not name:
         raise PluginError(
-            f"the callback {path!r} is no path of a class",
+            f"the callback {path!r} is not a path of a class",
             fix="write `package.module:Class` or `./file.py:Class`",
         )
     module = _module(place, path)

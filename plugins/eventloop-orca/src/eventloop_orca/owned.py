@@ -39,7 +39,7 @@ class Part:
         self._points.call(point, self._runner())
 
     def _left(self, name: str, point: str) -> Any:
-        """Gives what the callback has assigned to an attribute of the runner."""
+        """Returns what the callback has assigned to an attribute of the runner."""
         value = getattr(self._runner(), name, None)
         if value is None:
             raise PluginError(
@@ -64,7 +64,7 @@ class Passes(Part):
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        """Gives the loss that the forward pass has left."""
+        """Returns the loss that the forward pass has left."""
         loss: Tensor = self._left("loss", "on_train_forward")
         return loss
 
@@ -129,7 +129,7 @@ class Rates(Part):
 
 
 def parts_of_main(points: Points, runner: Callable[[], Runner]) -> list[Part]:
-    """Gives the parts that a main callback has; none where there is none."""
+    """Returns the parts that a main callback has; none where there is none."""
     if points.main is None:
         return []
     parts: list[Part] = [Passes(points, runner)]

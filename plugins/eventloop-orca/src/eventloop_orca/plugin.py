@@ -28,7 +28,7 @@ class Orca:
             called; in Python instances, too. A main callback is called first.
 
     Raises:
-        TypeError: `callbacks` is no list.
+        TypeError: `callbacks` is not a list.
         ValueError: it is empty.
         PluginError: one can't be found or built, has no method of a point, or two are main ones.
     """
@@ -39,7 +39,7 @@ class Orca:
     def __init__(self, *, callbacks: list[Any] | str) -> None:
         listed = [callbacks] if isinstance(callbacks, str) else callbacks
         if not isinstance(listed, (list, tuple)):
-            raise TypeError(f"callbacks={callbacks!r} is no list of callbacks or their paths")
+            raise TypeError(f"callbacks={callbacks!r} is not a list of callbacks or their paths")
         if not listed:
             raise ValueError("callbacks=[] has none; name one, or switch orca off: `-p no:orca`")
         self.callbacks = callbacks
@@ -164,14 +164,14 @@ class Orca:
         self._tell("after_pred_epoch")
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives what callbacks have put, and the state of those that have a `state_dict`."""
+        """Returns what callbacks have put, and the state of those that have a `state_dict`."""
         return {
             "kept": {key: value for key, value in self._kept.items() if _can_be_saved(key, value)},
             "callbacks": {str(idx): one.state_dict() for idx, one in self._with_state()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Gives it back."""
+        """Returns it back."""
         self._kept.clear()
         self._kept.update(state["kept"])
         for idx, one in self._with_state():

@@ -94,23 +94,23 @@ class Points:
             method(runner)
 
     def overrides(self, point: str) -> bool:
-        """Tells whether the main callback has a method of its own for a point of such ones."""
+        """Returns whether the main callback has a method of its own for a point of such ones."""
         own = getattr(type(self.main), point, None)
         return own is not None and own is not getattr(MainCallback, point)
 
 
 def is_main(callback: object) -> bool:
-    """Tells whether a callback is a main one: whether it has a method that those alone have."""
+    """Returns whether a callback is a main one: whether it has a method that those alone have."""
     return any(callable(getattr(callback, name, None)) for name in OF_MAIN)
 
 
 def _misspelt(callback: object) -> Iterator[str]:
-    """Says of each method that is no point's which one it may have been meant for."""
+    """Says of each method that is not a point's which one it may have been meant for."""
     for name in dir(type(callback)):
         if name.startswith(("before_", "after_", "on_")) and name not in _ALL:
             meant = closest(name, sorted(_ALL))
             if meant:
-                yield f"{name!r} is no point{meant}"
+                yield f"{name!r} is not a point{meant}"
 
 
 def _methods(callbacks: Iterable[object], point: str) -> Iterator[Method]:
@@ -121,7 +121,7 @@ def _methods(callbacks: Iterable[object], point: str) -> Iterator[Method]:
 
 
 def _method(callback: object, point: str) -> Method | None:
-    """Gives the method for a point, else the one that stands in for it."""
+    """Returns the method for a point, else the one that stands in for it."""
     name: str | None = point
     while name is not None:
         method: Method | None = getattr(callback, name, None)
@@ -132,7 +132,7 @@ def _method(callback: object, point: str) -> Method | None:
 
 
 def _method_of_main(main: object, point: str) -> Method:
-    """Gives the main callback's method, else what a main callback does by default."""
+    """Returns the main callback's method, else what a main callback does by default."""
     method = _method(main, point)
     if method is None:
         method = functools.partial(getattr(MainCallback, _INSTEAD.get(point, point)), main)

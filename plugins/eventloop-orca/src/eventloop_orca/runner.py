@@ -114,7 +114,7 @@ class Runner:
             )
         if not isinstance(num_epochs, int) or num_epochs < 1:
             raise PluginError(
-                f"runner.num_epochs={num_epochs!r} is no number of epochs",
+                f"runner.num_epochs={num_epochs!r} is not a number of epochs",
                 fix="assign an int of 1 or more; it counts from the start of the run",
             )
         self._state.until = Time(num_epochs, "ep")
@@ -218,7 +218,7 @@ class Runner:
         self._kept[key] = value
 
     def get(self, key: str) -> Any:
-        """Gives the value of a key.
+        """Returns the value of a key.
 
         Raises:
             KeyError: it isn't there.
@@ -248,7 +248,7 @@ class Runner:
 
 
 def _only(several: Sequence[Any]) -> Any:
-    """Gives the only one; all of several; None of none."""
+    """Returns the only one; all of several; None of none."""
     if len(several) > 1:
         return list(several)
     return several[0] if several else None

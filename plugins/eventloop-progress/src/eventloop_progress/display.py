@@ -32,7 +32,7 @@ class Display(Protocol):
         """Shows what is worth knowing once."""
 
     def close(self, *, keep: bool) -> None:
-        """Gives the terminal back; the next call of `draw` takes it again.
+        """Returns the terminal back; the next call of `draw` takes it again.
 
         Args:
             keep: whether the bar stays as it was drawn last.
@@ -117,5 +117,5 @@ class Log:
 
 
 def display_on(console: Console) -> Display:
-    """Gives the display that suits a console."""
+    """Returns the display that suits a console."""
     return Terminal(console) if console.is_interactive else Log(console)

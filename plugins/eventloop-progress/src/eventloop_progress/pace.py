@@ -10,7 +10,7 @@ RECENT_S = 5.0
 
 
 def frac_done(clock: Clock, until: Time, batches_per_epoch: int | None) -> float:
-    """Gives the share of the run that is done, in [0, 1].
+    """Returns the share of the run that is done, in [0, 1].
 
     Args:
         until: the end, in any unit that a clock counts.
@@ -48,12 +48,12 @@ class Pace:
         self._recent = deque([(0.0, sample)])
 
     def busy_s(self, now: float) -> float:
-        """Gives the seconds of training since the fit began, without evaluation."""
+        """Returns the seconds of training since the fit began, without evaluation."""
         until = now if self._paused_at is None else self._paused_at
         return until - self._began - self._paused_s
 
     def elapsed_s(self, now: float) -> float:
-        """Gives the seconds since the fit began."""
+        """Returns the seconds since the fit began."""
         return now - self._began
 
     def pause(self, now: float) -> None:

@@ -157,12 +157,12 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def exception(self) -> None:
-        """Gives the terminal back before the error is printed."""
+        """Returns the terminal back before the error is printed."""
         self._leave()
 
     @hookimpl(rank_zero=True)
     def close(self) -> None:
-        """Gives the terminal back, if nobody did."""
+        """Returns the terminal back, if nobody did."""
         self._leave()
 
     def _leave(self) -> None:
@@ -201,7 +201,7 @@ class Progress:
         ]
 
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
-        """Gives what is drawn while somebody evaluates outside of a fit."""
+        """Returns what is drawn while somebody evaluates outside of a fit."""
         num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         frac = self._num_evaluated / num_batches if num_batches else 0.0
         return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac

@@ -53,7 +53,7 @@ class Reports:
         return self._lines(before=report.epoch_idx + 1) if has_loss else []
 
     def rest(self) -> list[str]:
-        """Gives the lines of all reports that wait, with what is known."""
+        """Returns the lines of all reports that wait, with what is known."""
         return self._lines(before=sys.maxsize)
 
     def _lines(self, before: int) -> list[str]:

@@ -54,11 +54,11 @@ class ProgressiveResizing:
         mode: Literal["resize", "crop"] = "resize",
     ) -> None:
         if isinstance(initial_scale, bool) or not isinstance(initial_scale, int | float):
-            raise TypeError(f"initial_scale={initial_scale!r} is no number")
+            raise TypeError(f"initial_scale={initial_scale!r} is not a number")
         if not 0 < initial_scale < 1:
             raise ValueError(f"initial_scale={initial_scale} isn't between 0 and 1")
         if isinstance(size_increment, bool) or not isinstance(size_increment, int):
-            raise TypeError(f"size_increment={size_increment!r} is no whole number")
+            raise TypeError(f"size_increment={size_increment!r} is not a whole number")
         if size_increment < 1:
             raise ValueError(f"size_increment={size_increment} is less than 1")
         if mode not in ("resize", "crop"):
@@ -140,10 +140,10 @@ class ProgressiveResizing:
 
 
 def _images_of(batch: Any) -> tuple[Tensor, Tensor]:
-    """Gives the images and targets of a batch.
+    """Returns the images and targets of a batch.
 
     Raises:
-        PluginError: it is no pair of images and of targets that stay true when those shrink.
+        PluginError: it is not a pair of images and of targets that stay true when those shrink.
     """
     if is_pair(batch):
         images, targets = batch
@@ -160,7 +160,7 @@ def _images_of(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _is_mask(targets: Tensor, images: Tensor) -> bool:
-    """Tells whether targets are (B, H, W) or (B, C, H, W), with the size of the images."""
+    """Returns whether targets are (B, H, W) or (B, C, H, W), with the size of the images."""
     return targets.ndim in (3, 4) and targets.shape[-2:] == images.shape[-2:]
 
 

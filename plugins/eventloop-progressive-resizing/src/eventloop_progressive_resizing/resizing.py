@@ -14,7 +14,7 @@ Size = tuple[int, int]
 
 
 def size_at(full: int, scale: float, increment: int) -> int:
-    """Gives the height or width at a scale: a multiple of the increment, unless it is the whole.
+    """Returns the height or width at a scale: a multiple of the increment, unless it is the whole.
 
     Args:
         full: that of the whole image.

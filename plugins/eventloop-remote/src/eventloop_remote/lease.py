@@ -1,6 +1,6 @@
 """Who trains at a URL: stores have no locks, so a lease says it, as long as it is renewed.
 
-It is no lock: two processes that begin in the same second may both get it. The one whose lease is
+It is not a lock: two processes that begin in the same second may both get it. The one whose lease is
 gone notices before its next save, and stops.
 """
 
@@ -99,7 +99,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Gives the lease back."""
+        """Returns the lease back."""
         self._ended.set()
         if self._is_held:
             self._is_held = False

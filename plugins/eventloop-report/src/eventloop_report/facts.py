@@ -19,7 +19,7 @@ _MOST_CHARS = 300
 
 
 def about(state: StateView) -> Iterator[tuple[str, str]]:
-    """Gives what the run is made of, as pairs of a name and a text."""
+    """Yields what the run is made of, as pairs of a name and a text."""
     manifest, clock = state.manifest, state.clock
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     ranks = f", {state.world_size} ranks" if state.world_size > 1 else ""
@@ -48,7 +48,7 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
 
 
 def results(numbers: Mapping[str, Series]) -> Table:
-    """Gives the latest of every number, and its range."""
+    """Returns the latest of every number, and its range."""
     rows = []
     for name, series in sorted(numbers.items()):
         values = [value for _, value in series.points() if value == value]
@@ -64,14 +64,14 @@ def results(numbers: Mapping[str, Series]) -> Table:
 
 
 def phases(seconds: Mapping[str, float]) -> Table:
-    """Gives what the host's time went into."""
+    """Returns what the host's time went into."""
     whole = sum(seconds.values()) or 1.0
     rows = [(name, one, f"{one / whole:.1%}") for name, one in seconds.items()]
     return Table("Time", rows, ("what", "seconds", "share"), "Of the host, on rank 0.")
 
 
 def plugin_costs(state: StateView) -> Table:
-    """Gives each plugin's share of the run, where somebody took the time of each call."""
+    """Returns each plugin's share of the run, where somebody took the time of each call."""
     trace = next((one for one in state.observers if isinstance(one, Trace)), None)
     title, columns = "Cost of plugins", ("plugin", "hook", "calls", "ms a call", "seconds")
     if trace is None:

@@ -123,14 +123,14 @@ def _draw(plot: Plot, file: io.BytesIO, kind: str, ink: str) -> None:
 
 
 def readable(name: str, num_chars: int = 60) -> str:
-    """Gives a name that any font can draw on one line."""
+    """Returns a name that any font can draw on one line."""
     text = "".join(char if char.isprintable() else "?" for char in name)
     text = text.encode("ascii", "backslashreplace").decode()
     return text if len(text) <= num_chars else f"{text[: num_chars - 3]}..."
 
 
 def file_names(plots: Iterable[Plot]) -> list[str]:
-    """Gives a name for each plot's file, made of letters, digits and dashes; no two the same."""
+    """Returns a name for each plot's file, made of letters, digits and dashes; no two the same."""
     names: list[str] = []
     for plot in plots:
         kept = "".join(char if char.isascii() and char.isalnum() else "-" for char in plot.title)

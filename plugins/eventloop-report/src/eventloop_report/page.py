@@ -66,7 +66,7 @@ class Page:
     note: str = ""
 
     def html(self) -> str:
-        """Gives the whole file's text."""
+        """Returns the whole file's text."""
         plots = (
             f'<figure aria-label="{_text(title)}">{svg}</figure>'
             for title, svg in self.plots.items()

@@ -39,7 +39,7 @@ class Report:
     def __init__(self, *, path: Path | None = None, pngs: bool = True) -> None:
         self.path = None if path is None else Path(path)
         if self.path is not None and self.path.suffix != ".html":
-            raise ValueError(f"path={str(path)!r} is no page; its name ends in .html")
+            raise ValueError(f"path={str(path)!r} is not a page; its name ends in .html")
         self.pngs = pngs
         self._numbers = Numbers()
         self._seconds = dict.fromkeys(_PHASES, 0.0)
@@ -124,7 +124,7 @@ class Report:
             self._write(state, f"failed: {type(error).__name__}: {error}", failed=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives what was kept so far."""
+        """Returns what was kept so far."""
         return {
             "numbers": self._numbers.state_dict(),
             "seconds": dict(self._seconds),

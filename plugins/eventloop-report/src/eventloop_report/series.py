@@ -47,11 +47,11 @@ class Series:
             self._stride *= 2
 
     def points(self) -> list[tuple[float, float]]:
-        """Gives batches and values, in order; those that no point holds yet as the last one."""
+        """Returns batches and values, in order; those that no point holds yet as the last one."""
         return [*self._points, *([_mean(self._open)] if self._open else [])]
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives everything."""
+        """Returns everything."""
         return {
             "num_values": self.num_values,
             "latest": self.latest,
@@ -91,7 +91,7 @@ class Numbers:
         self.by_name[name].add(batch, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives everything."""
+        """Returns everything."""
         named = [[name, one.state_dict()] for name, one in self.by_name.items()]
         return {"named": named, "left_out": sorted(self._left_out)}
 
@@ -105,7 +105,7 @@ class Numbers:
 
 
 def _mean(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Gives the last batch, and the mean of the values that can be drawn; NaN where none can."""
+    """Returns the last batch, and the mean of the values that can be drawn; NaN where none can."""
     values = [value for _, value in points if abs(value) < _LARGEST]
     return points[-1][0], sum(values) / len(values) if values else math.nan
 

@@ -29,7 +29,7 @@ class Sam:
         adaptive: measures the way relative to each weight's size (ASAM).
 
     Raises:
-        TypeError: `rho` is no number, or `every` no whole one.
+        TypeError: `rho` is not a number, or `every` no whole one.
         ValueError: they are out of range.
 
     Source: Foret et al. 2021, arXiv:2010.01412; adaptive: Kwon et al. 2021, arXiv:2102.11600.
@@ -37,11 +37,11 @@ class Sam:
 
     def __init__(self, *, rho: float = 0.05, every: int = 1, adaptive: bool = False) -> None:
         if not isinstance(rho, int | float):
-            raise TypeError(f"rho={rho!r} is no number; the paper takes 0.05")
+            raise TypeError(f"rho={rho!r} is not a number; the paper takes 0.05")
         if not (rho > 0 and math.isfinite(rho)):
             raise ValueError(f"rho={rho!r} isn't a positive number; the paper takes 0.05")
         if not isinstance(every, int):
-            raise TypeError(f"every={every!r} is no number of batches")
+            raise TypeError(f"every={every!r} is not a number of batches")
         if every < 1:
             raise ValueError(f"every={every!r} isn't a number of batches; 1 is each of them")
         self.rho = rho

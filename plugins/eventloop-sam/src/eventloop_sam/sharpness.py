@@ -28,7 +28,7 @@ _TINY = 1e-12  # a gradient of 0 has no direction
 
 @torch.no_grad()
 def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> list[Tensor]:
-    """Gives the step from each parameter to where the loss is highest nearby, to first order.
+    """Returns the step from each parameter to where the loss is highest nearby, to first order.
 
     rho * g / ||g||, with the norm over all parameters together; adaptive: rho * w^2 * g / ||w * g||,
     whose size relative to w stays if one layer is scaled up and the next one down.

@@ -27,7 +27,7 @@ class SelectiveBackprop:
         interrupt: every so many batches one is trained on as a whole, 2 or more; 0: none.
 
     Raises:
-        TypeError: `keep_frac` or `interrupt` is no number.
+        TypeError: `keep_frac` or `interrupt` is not a number.
         ValueError: an option has no such value.
 
     Source: Jiang et al. 2019, arXiv:1910.00762.
@@ -42,11 +42,11 @@ class SelectiveBackprop:
         interrupt: int = 0,
     ) -> None:
         if not isinstance(keep_frac, int | float):
-            raise TypeError(f"keep_frac={keep_frac!r} is no number")
+            raise TypeError(f"keep_frac={keep_frac!r} is not a number")
         if not 0 < keep_frac < 1:
             raise ValueError(f"keep_frac={keep_frac!r} isn't between 0 and 1")
         if not isinstance(interrupt, int):
-            raise TypeError(f"interrupt={interrupt!r} is no number of batches")
+            raise TypeError(f"interrupt={interrupt!r} is not a number of batches")
         if interrupt < 0 or interrupt == 1:
             raise ValueError(f"interrupt={interrupt} is neither 0 nor 2 or more")
         self.keep_frac = keep_frac
@@ -105,7 +105,7 @@ class SelectiveBackprop:
         return not self.interrupt or (clock.batch + 1) % self.interrupt != 0
 
     def _losses(self, state: State) -> Tensor:
-        """Gives the loss of each sample in evaluation mode, which draws and changes nothing."""
+        """Returns the loss of each sample in evaluation mode, which draws and changes nothing."""
         batch, size = state.batch, state.microbatch_size
         try:
             with evaluation_mode(state):

@@ -54,7 +54,7 @@ def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> T
 
 
 def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> Tensor:
-    """Gives the loss of each sample: what a mean over a batch is for batches of one, all at once.
+    """Returns the loss of each sample: what a mean over a batch is for batches of one, all at once.
 
     Args:
         loss: takes outputs and a batch, gives a tensor of shape ().
@@ -88,7 +88,7 @@ def per_sample(loss: Callable[[Any, Any], Tensor], outputs: Any, batch: Any) -> 
 
 
 def take(batch: Any, indices: Tensor) -> Any:
-    """Gives the batch with these samples alone.
+    """Returns the batch with these samples alone.
 
     Args:
         batch: a nest of tensors whose first dimension is the samples'.
@@ -110,7 +110,7 @@ def _is_of_samples(value: Any, num: int) -> bool:
 
 
 def _leaves(nest: Any) -> Iterator[Any]:
-    """Gives what a nest holds, in the order of `map_tensors`."""
+    """Yields what a nest holds, in the order of `map_tensors`."""
     if isinstance(nest, (tuple, list)):
         for value in nest:
             yield from _leaves(value)

@@ -43,7 +43,7 @@ class SeqLengthWarmup:
     ) -> None:
         for name, given in {"min_length": min_length, "length_increment": length_increment}.items():
             if isinstance(given, bool) or not isinstance(given, int):
-                raise TypeError(f"{name}={given!r} is no whole number of tokens")
+                raise TypeError(f"{name}={given!r} is not a whole number of tokens")
             if given < 1:
                 raise ValueError(f"{name}={given} is less than one token")
         if mode not in ("truncate", "reshape"):

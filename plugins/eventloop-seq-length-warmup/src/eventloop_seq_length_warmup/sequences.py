@@ -19,7 +19,7 @@ _TOKENS = "input_ids"
 
 
 def length_at(full: int, shortest: int, increment: int, done: float) -> int:
-    """Gives how many tokens a sequence has: shortest + (full - shortest) * done, rounded down.
+    """Returns how many tokens a sequence has: shortest + (full - shortest) * done, rounded down.
 
     Args:
         full: of the whole sequence.
@@ -37,7 +37,7 @@ def length_at(full: int, shortest: int, increment: int, done: float) -> int:
 
 
 def full_length(batch: Any) -> int:
-    """Gives the length of a batch's sequences.
+    """Returns the length of a batch's sequences.
 
     Args:
         batch: a pair of tokens and targets, or a mapping with "input_ids": whole numbers of shape
@@ -52,7 +52,7 @@ def full_length(batch: Any) -> int:
     if not isinstance(tokens, Tensor):
         raise ValueError(f"a batch that is {describe(batch)} has no tensor of tokens")
     if tokens.ndim != 2 or tokens.is_floating_point():
-        raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)} is no batch of tokens")
+        raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)} is not a batch of tokens")
     for name, one in _parts(batch):
         if not isinstance(one, Tensor):
             raise ValueError(
@@ -67,7 +67,7 @@ def full_length(batch: Any) -> int:
 
 
 def truncate(batch: Any, length: int) -> Any:
-    """Gives the first tokens of each sequence; the others are left out of the run."""
+    """Returns the first tokens of each sequence; the others are left out of the run."""
     return map_tensors(lambda one_BT: one_BT[:, :length].contiguous(), batch)
 
 

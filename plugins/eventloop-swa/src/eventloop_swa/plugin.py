@@ -35,7 +35,7 @@ class Swa:
             each rank; not set: all of an epoch.
 
     Raises:
-        TypeError: `lr` or `bn_batches` is no number.
+        TypeError: `lr` or `bn_batches` is not a number.
         ValueError: a value isn't what it must be.
 
     Source: Izmailov et al. 2018, arXiv:1803.05407.
@@ -50,11 +50,11 @@ class Swa:
         bn_batches: int | None = None,
     ) -> None:
         if lr is not None and not isinstance(lr, int | float):
-            raise TypeError(f"lr={lr!r} is no number; 0.05, say")
+            raise TypeError(f"lr={lr!r} is not a number; 0.05, say")
         if lr is not None and not (lr > 0 and math.isfinite(lr)):
             raise ValueError(f"lr={lr!r} isn't a positive number; 0.05, say")
         if bn_batches is not None and not isinstance(bn_batches, int):
-            raise TypeError(f"bn_batches={bn_batches!r} is no number of batches; 100, say")
+            raise TypeError(f"bn_batches={bn_batches!r} is not a number of batches; 100, say")
         if bn_batches is not None and bn_batches < 1:
             raise ValueError(f"bn_batches={bn_batches} isn't 1 or more; 100, say")
         self.start = Time(start)
@@ -155,7 +155,7 @@ class Swa:
             return (yield)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the averaged model, once there is one, and whether its statistics are its own."""
+        """Returns the averaged model, once there is one, and whether its statistics are its own."""
         averaged = self._averaged if self.num_averaged else None
         return {
             "averaged": {} if averaged is None else dict(averaged.state_dict()),
@@ -193,7 +193,7 @@ class Swa:
             yield
 
     def _estimate(self, state: State, averaged: AveragedModel) -> None:
-        """Gives the averaged model's batch norms the statistics of its own activations."""
+        """Returns the averaged model's batch norms the statistics of its own activations."""
         norms = batch_norms(state.model)
         if not norms:
             return
@@ -224,7 +224,7 @@ def _is_sharded(state: State) -> bool:
 
 
 def _together(batches: Iterator[Any], state: State) -> Iterator[Any]:
-    """Gives batches as long as every rank has one: a norm over all ranks waits for all of them."""
+    """Yields batches as long as every rank has one: a norm over all ranks waits for all of them."""
     for batch in itertools.chain(batches, itertools.repeat(None)):
         if state.num_yes(batch is not None) < state.world_size:
             return
@@ -241,7 +241,7 @@ def _take_statistics(into: Any, norm: Any, state: State) -> None:
 
 
 def _start(start: Time, state: State) -> Time:
-    """Gives a start that a clock can reach: a whole epoch where nobody knows how long one is."""
+    """Returns a start that a clock can reach: a whole epoch where nobody knows how long one is."""
     duration = state.duration
     if start.unit == "dur" and duration is None:
         return start

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Gives the batch norms that learn statistics from what they see, by name.
+    """Returns the batch norms that learn statistics from what they see, by name.
 
     One in evaluation mode doesn't: it was frozen, and keeps what it has.
     """

@@ -48,7 +48,7 @@ class EventFile:
         self._file.flush()
 
     def is_first(self) -> bool:
-        """Tells whether no process has written into the folder."""
+        """Returns whether no process has written into the folder."""
         return not self._names()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class EventFile:
 
 
 def start_of_process(step: int) -> bytes:
-    """Gives the event that hides what earlier files of a folder have from this step on."""
+    """Returns the event that hides what earlier files of a folder have from this step on."""
     event = Event(wall_time=time.time(), step=step)
     event.session_log.status = SessionLog.START
     return event.SerializeToString()  # type: ignore[no-any-return]

@@ -99,11 +99,11 @@ class OnTheWay:
             self._copied.record()
 
     def is_there(self) -> bool:
-        """Tells whether `histograms` would give its answer without a wait."""
+        """Returns whether `histograms` would give its answer without a wait."""
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def histograms(self) -> list[Summary]:
-        """Gives the histograms of the tensors that have one; waits where they aren't there."""
+        """Returns the histograms of the tensors that have one; waits where they aren't there."""
         if self._copied is not None:
             self._copied.synchronize()
         rows = zip(self.tags, *(one.tolist() for one in self._copies), strict=True)

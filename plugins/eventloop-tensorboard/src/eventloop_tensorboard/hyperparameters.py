@@ -9,7 +9,7 @@ Value = bool | float | str
 
 
 def hyperparameters(manifest: Mapping[str, Any]) -> dict[str, Value]:
-    """Gives settings, options of the task, and options of plugins, flat, by their flags' names.
+    """Returns settings, options of the task, and options of plugins, flat, by their flags' names.
 
     Args:
         manifest: of a run; see `State.manifest`.

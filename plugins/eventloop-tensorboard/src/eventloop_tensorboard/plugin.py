@@ -38,7 +38,7 @@ class Tensorboard:
             beginning with the first batch. none: never.
 
     Raises:
-        ValueError: `histograms` is no time.
+        ValueError: `histograms` is not a time.
     """
 
     def __init__(self, *, histograms: Time | None = Time("1ep")) -> None:  # noqa: B008 - can't change
@@ -115,7 +115,7 @@ class Tensorboard:
             self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the events of the latest step; what is written later, a resumed run writes again."""
+        """Returns the events of the latest step; what is written later, a resumed run writes again."""
         self._write_all_histograms()
         return {"step": self._step, "events": list(self._events)}
 
@@ -168,12 +168,12 @@ def _event(step: int, summary: Summary) -> bytes:
 
 
 def _number(name: str, value: float) -> Summary:
-    """Gives a number as every reader knows it: a float32.
+    """Returns a number as every reader knows it: a float32.
 
     In double precision it would be a tensor, which the reader of the package doesn't take back when
     a run is resumed (tensorboard 2.21).
     """
-    # Half a surrogate pair is no text, and a number may be larger than any float.
+    # Half a surrogate pair is not a text, and a number may be larger than any float.
     tag = name.encode("utf-8", "replace").decode("utf-8")
     if abs(value) > _MOST:
         value = math.inf if value > 0 else -math.inf
@@ -181,7 +181,7 @@ def _number(name: str, value: float) -> Summary:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Gives what histograms are made of; of a sharded tensor this rank's part."""
+    """Yields what histograms are made of; of a sharded tensor this rank's part."""
     for name, param in model.named_parameters():
         for kind, one in (("parameters", param), ("gradients", param.grad)):
             if isinstance(one, DTensor):

@@ -52,7 +52,7 @@ class ForwardFlops:
             self._count = _Count(model)
 
     def after(self) -> float:
-        """Gives the operations of the pass that has been made, and of its backward pass."""
+        """Returns the operations of the pass that has been made, and of its backward pass."""
         if self._count is not None:
             self._known[self._shapes], self._count = self._count.end(), None
         return _FORWARD_AND_BACKWARD * self._forward()
@@ -91,7 +91,7 @@ class _Count:
         ]
 
     def end(self) -> int:
-        """Gives the number of operations, and leaves the model as it was."""
+        """Returns the number of operations, and leaves the model as it was."""
         for handle in self._handles:
             handle.remove()
         return self._mode.flops
@@ -126,7 +126,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Tells whether a part of a model is compiled, so that its operations can't be seen.
+    """Returns whether a part of a model is compiled, so that its operations can't be seen.
 
     By what `torch.compile` and `Module.compile` leave, which has no public name (torch 2.13).
     """
@@ -139,7 +139,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def shapes_of(inputs: Any) -> Shapes:
-    """Gives the shapes of the tensors in a tensor, a mapping or a sequence."""
+    """Returns the shapes of the tensors in a tensor, a mapping or a sequence."""
     if isinstance(inputs, Tensor):
         return (tuple(inputs.shape),)
     if isinstance(inputs, Mapping):

@@ -42,7 +42,7 @@ _KINDS = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "fp32"}
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Gives what a device can compute at most, in TFLOP/s; None where it isn't known.
+    """Returns what a device can compute at most, in TFLOP/s; None where it isn't known.
 
     Args:
         device_name: as `torch.cuda.get_device_name` gives it.

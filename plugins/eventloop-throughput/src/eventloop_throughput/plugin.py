@@ -31,7 +31,7 @@ class Throughput:
             GFLOP; not set: counted, but not under `compile`.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: a value is not a number.
         ValueError: it isn't a positive one, or `window` is less than one batch.
     """
 
@@ -43,10 +43,10 @@ class Throughput:
         gflops_per_sample: float | None = None,
     ) -> None:
         if not isinstance(window, int):
-            raise TypeError(f"window={window!r} is no number of batches")
+            raise TypeError(f"window={window!r} is not a number of batches")
         for name, value in (("peak_tflops", peak_tflops), ("gflops_per_sample", gflops_per_sample)):
             if value is not None and not isinstance(value, int | float):
-                raise TypeError(f"{name}={value!r} is no number")
+                raise TypeError(f"{name}={value!r} is not a number")
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value!r} isn't a positive number")
         self.window = window
@@ -160,7 +160,7 @@ class Throughput:
 
 
 def _memory(device: torch.device) -> dict[str, float]:
-    """Gives what torch holds on a device, from its own books: the device isn't asked."""
+    """Returns what torch holds on a device, from its own books: the device isn't asked."""
     gib = 2**30
     return {
         "memory_allocated_gib": torch.cuda.memory_allocated(device) / gib,

@@ -54,7 +54,7 @@ class Window:
             self._sums.append(Amounts(0.0, 0.0, 0, 0, 0, 0.0))
 
     def total(self) -> Amounts | None:
-        """Gives what the batches in the window took together; None while there is none."""
+        """Returns what the batches in the window took together; None while there is none."""
         if len(self._sums) < 2:
             return None
         return Amounts._make(map(operator.sub, self._sums[-1], self._sums[0]))

@@ -74,7 +74,7 @@ def _told(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Sections
 
 
 def _arranged(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Gives facts by subject; plugins by name, so that one that was added moves no other."""
+    """Returns facts by subject; plugins by name, so that one that was added moves no other."""
     rest = dict(facts)
     manifest = rest.pop("manifest", {})
     if not isinstance(manifest, dict):

@@ -18,7 +18,7 @@ _MOST_SHOWN = 120  # characters of a name
 
 
 def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
-    """Gives what is known of a checkpoint, as JSON can hold it.
+    """Returns what is known of a checkpoint, as JSON can hold it.
 
     Args:
         verified: None where it wasn't read.
@@ -40,7 +40,7 @@ def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
 
 
 def saved(path: Place) -> datetime | None:
-    """Gives when a checkpoint was saved: its manifest is written last. None where nobody knows."""
+    """Returns when a checkpoint was saved: its manifest is written last. None where nobody knows."""
     if not isinstance(path, Path):
         return None  # few stores tell
     with suppress(OSError, ValueError, OverflowError):
@@ -49,7 +49,7 @@ def saved(path: Place) -> datetime | None:
 
 
 def size_text(num_bytes: int) -> str:
-    """Gives a size in words: "512 bytes", "3.4 MB"."""
+    """Returns a size in words: "512 bytes", "3.4 MB"."""
     if num_bytes < 1000:
         return f"{num_bytes} bytes"
     size = float(num_bytes)
@@ -61,7 +61,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Gives a number or text for a cell of a table."""
+    """Returns a number or text for a cell of a table."""
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)
@@ -88,7 +88,7 @@ def _mapping(value: object) -> Mapping[Any, Any]:
 
 
 def _number(value: object) -> int | float | None:
-    """Gives a number; None for anything else, and for ints that Python may refuse to write."""
+    """Returns a number; None for anything else, and for ints that Python may refuse to write."""
     if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
         return value
     return None

@@ -17,7 +17,7 @@ JSON = CommandOption("json", "", "write JSON instead of text")
 
 
 def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
-    """Gives what stands alone on the command line, all of which is needed.
+    """Returns what stands alone on the command line, all of which is needed.
 
     Raises:
         UsageError: something is missing.
@@ -33,7 +33,7 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
 
 @contextmanager
 def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
-    """Gives the checkpoint that is meant, and tells on stderr of newer ones that can't be used.
+    """Returns the checkpoint that is meant, and tells on stderr of newer ones that can't be used.
 
     Yields:
         Its folder, or a copy of it while the `with` lasts; and what it is called.

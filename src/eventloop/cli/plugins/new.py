@@ -85,7 +85,7 @@ def _taken(name: str) -> str:
 
 
 def _commands() -> Iterator[Command]:
-    """Gives the commands that take options of plugins; importing them takes torch."""
+    """Yields the commands that take options of plugins; importing them takes torch."""
     for name in ("fit", "eval", "predict"):
         yield importlib.import_module(f"eventloop.cli.{name}").COMMAND
 

@@ -96,7 +96,7 @@ def _call(
 
 
 def _loser(assembly: Assembly, one: Implementation, depth: int) -> dict[str, Any]:
-    """Gives the row of one that would own an action, had a person not chosen another."""
+    """Returns the row of one that would own an action, had a person not chosen another."""
     chosen = assembly.wishes.owners[one.hook.name]
     return {
         "plugin": one.plugin.name,
