@@ -56,13 +56,13 @@ class Plugin:
 _START = """
 import time
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.assembly import Wishes, arrange
-from eventloop.plugin.candidates import choose, take_up
+from eventloop.plugin.assembly import OrderPreferences, arrange
+from eventloop.plugin.candidates import select_all, load_all
 start = time.process_time()
 configuration = Configuration.read()
-selected, problems = choose(configuration)
-rows, failures = take_up(configuration, selected)
-assembly, misfits = arrange([row.plugin for row in rows if row.plugin], (), Wishes())
+selected, problems = select_all(configuration)
+rows, failures = load_all(configuration, selected)
+assembly, misfits = arrange([row.plugin for row in rows if row.plugin], (), OrderPreferences())
 print(time.process_time() - start)
 assert not [*problems, *failures, *misfits]
 """

@@ -20,7 +20,7 @@ from torch.nn.functional import pad, softplus
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import State, StateView, Task, hookimpl, schedules
-from eventloop.training.grad_scaling import Stepped
+from eventloop.training.grad_scaling import StepOutcome
 
 NUM_CLASSES, NUM_NOISE = 10, 32
 
@@ -91,7 +91,7 @@ class Adversarial:
         self.penalty = penalty
 
     @hookimpl
-    def train_batch(self, state: State) -> bool | Stepped:
+    def train_batch(self, state: State) -> bool | StepOutcome:
         """Makes two updates; what the last of them gives says whether the schedulers move."""
         state.update(self.discriminator_loss, ["D"])
         return state.update(self.generator_loss, ["G"])

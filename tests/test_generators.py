@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from eventloop.rng import global_generators, is_generator, plain, put, standing_of, unplain
+from eventloop.rng import (
+    get_rng_state,
+    global_generators,
+    is_generator,
+    plain,
+    set_rng_state,
+    unplain,
+)
 
 KINDS = {
     "python": (random.Random(1), lambda one: one.gauss(0, 1)),
@@ -27,10 +34,10 @@ KINDS = {
 def test_a_generator_goes_on_from_where_it_stood(generator, draw):
     """Also in the middle of a pair of normal numbers."""
     draw(generator)
-    standing = standing_of(generator)
+    standing = get_rng_state(generator)
     expected = [draw(generator) for _ in range(3)]
 
-    put(generator, standing)
+    set_rng_state(generator, standing)
 
     assert [draw(generator) for _ in range(3)] == expected
 

@@ -80,7 +80,9 @@ def test_the_loop_is_its_pseudo_code(text, heading):
 
 def test_two_lines_that_change_places_are_found(text):
     """The comparison is of the order, too."""
-    swapped = text.replace("before_backward\n", "@\n").replace("after_backward\n", "before_backward\n")
+    swapped = text.replace("before_backward\n", "@\n").replace(
+        "after_backward\n", "before_backward\n"
+    )
 
     assert list(hooks_in_text(swapped.replace("@", "after_backward"), "trainer.fit()")) != list(
         hooks_in_text(text, "trainer.fit()")

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from eventloop import hookimpl
 from eventloop.errors import NonFiniteError, SettingError
-from eventloop.training.grad_scaling import Stepped
+from eventloop.training.grad_scaling import StepOutcome
 
 FIRST_SCALE = 65_536.0
 
@@ -135,7 +135,7 @@ def test_the_result_of_a_step_says_whether_it_was_made(fused, make_fp16):
         optimizer=lambda model: SGD(model.parameters(), lr=0.1, fused=fused),
     ).fit()
 
-    assert results == [(Stepped, True), (Stepped, False), (Stepped, True)]
+    assert results == [(StepOutcome, True), (StepOutcome, False), (StepOutcome, True)]
 
 
 @pytest.mark.parametrize("hook", ["eval_before_all", "epoch_end", "fit_end"])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from eventloop.data import Count
     from eventloop.state import State
-    from eventloop.training.grad_scaling import Stepped
+    from eventloop.training.grad_scaling import StepOutcome
     from eventloop.urls import Url
 
 
@@ -116,7 +116,7 @@ class Actions(Protocol):
         """
 
     @hookspec(per="batch", firstresult=True)
-    def train_batch(self, state: State) -> bool | Stepped:
+    def train_batch(self, state: State) -> bool | StepOutcome:
         """Trains on `state.batch`; True if the optimizers made a step, or what `optimizer_step` gave.
 
         Asked: once a batch, unless `should_skip_batch`.
@@ -176,13 +176,13 @@ class Actions(Protocol):
         state: State,
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
-    ) -> bool | Stepped:
+    ) -> bool | StepOutcome:
         """Lets these optimizers step; True if they did.
 
         Asked: once a batch, unless `should_skip_step`.
 
         Under fp16 a step is skipped where gradients overflowed. Whether it was is known later: the
-        result is a `Stepped`, which is true or false like a bool, and waits when it is asked. An
+        result is a `StepOutcome`, which is true or false like a bool, and waits when it is asked. An
         owner lets `state.precision.step(optimizer)` do it, and returns what that gives.
 
         Args:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.data.feed import Feed
     from eventloop.distributed.processes import Processes
-    from eventloop.training.grad_scaling import Stepped
+    from eventloop.training.grad_scaling import StepOutcome
 
 
 class Loop:
@@ -192,7 +192,7 @@ class Loop:
         self.deliver(state)
 
     @hookimpl
-    def train_batch(self, state: State) -> bool | Stepped:
+    def train_batch(self, state: State) -> bool | StepOutcome:
         """Trains on the batch at hand: the default of the action `train_batch`."""
         self._begin(state)
         return self._update(state, state.optimizers, self._accumulate, forward_and_loss)
@@ -211,7 +211,7 @@ class Loop:
         accumulate: Accumulate,
         passes: Passes,
         suffix: str = "",
-    ) -> bool | Stepped:
+    ) -> bool | StepOutcome:
         """Makes one step of these optimizers, with the gradients of the batch."""
         hooks = self.hooks
         state.loss = accumulate(state, hooks, optimizers, passes)
@@ -289,7 +289,7 @@ class Loop:
         state: State,
         loss_fn: Callable[[State], Tensor],
         names: Iterable[str],
-    ) -> bool | Stepped:
+    ) -> bool | StepOutcome:
         """Makes one update of some of the optimizers: see `State.update`."""
         if not self._can_update:
             raise misplaced_update()

@@ -26,7 +26,7 @@ def is_generator(value: object) -> bool:
 def global_generators() -> dict[str, Any]:
     """Returns the generators of the host that everybody shares, by name.
 
-    NumPy's is there where it is imported. `standing_of` and `put` take them as they take others.
+    NumPy's is there where it is imported. `get_rng_state` and `put` take them as they take others.
     """
     shared: dict[str, Any] = {"python": random, "torch": torch.default_generator}
     if numpy := sys.modules.get("numpy"):
@@ -34,7 +34,7 @@ def global_generators() -> dict[str, Any]:
     return shared
 
 
-def standing_of(generator: Any) -> Any:
+def get_rng_state(generator: Any) -> Any:
     """Returns where a generator stands, as a nest of plain values and tensors."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
@@ -46,8 +46,8 @@ def standing_of(generator: Any) -> Any:
     return plain(generator.bit_generator.state)
 
 
-def put(generator: Any, standing: Any) -> None:
-    """Has a generator go on from where `standing_of` found it.
+def set_rng_state(generator: Any, standing: Any) -> None:
+    """Has a generator go on from where `get_rng_state` found it.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError, RuntimeError: no generator of its kind

@@ -85,7 +85,7 @@ class Signals:
 
     def agree(self, processes: Processes) -> bool:
         """Returns whether a rank was asked to stop; to be called on all, when the fit is over."""
-        asked = [one for one in processes.gathered(self._received) if one is not None]
+        asked = [one for one in processes.all_gather(self._received) if one is not None]
         self._agreed = asked[0] if asked else None
         return bool(asked)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.records import Plugin
-    from eventloop.training.grad_scaling import Stepped
+    from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
 
 # The actions that a plugin may have done for a batch of its own choice.
@@ -298,20 +298,20 @@ class State:
         """
         return resolve(time, self.duration, self.epoch_length)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; to be called on all of them, which wait.
 
         Args:
             value: something small that can be pickled; no tensor on a device.
         """
-        return self._processes.gathered(value)
+        return self._processes.all_gather(value)
 
-    def num_yes(self, answer: bool) -> int:
+    def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; to be called on all of them, which wait.
 
-        Cheaper than `gathered`, and may be called in a step: no device is read.
+        Cheaper than `all_gather`, and may be called in a step: no device is read.
         """
-        return self._processes.num_yes(answer)
+        return self._processes.count_true(answer)
 
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way; the first reason is kept.
@@ -373,7 +373,7 @@ class State:
         self,
         loss_fn: Callable[[State], Tensor],
         optimizers: Iterable[str] | None = None,
-    ) -> bool | Stepped:
+    ) -> bool | StepOutcome:
         """Makes one update of some optimizers; for owners of `train_batch` that make several.
 
         Called in `train_batch`, by its owner or a wrapper. It does what the default does once: for

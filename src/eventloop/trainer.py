@@ -39,7 +39,7 @@ from eventloop.run.find import find_start
 from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
-from eventloop.task.task_defaults import brought_by, task_plugin
+from eventloop.task.task_defaults import task_defaults_of, task_plugin
 from eventloop.training.evaluation import try_evaluation
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ class Trainer:
             configuration = Configuration.read(flags=settings)
         elif settings:
             raise TypeError("give settings as keywords or in `configuration`, not both")
-        brought = brought_by(task)
+        brought = task_defaults_of(task)
         self._counts_tokens = brought.counts_tokens
         chosen = configuration.settings(brought.settings)
 
         self._processes = processes = join_processes()
-        new_run_dir, *_ = processes.gathered(_new_run_dir(brought.name))
+        new_run_dir, *_ = processes.all_gather(_new_run_dir(brought.name))
         storage = storage_of(chosen.run_dir, new_run_dir)
         require_usable(storage.run_dir)
         self._start = find_start(chosen, storage, processes, allowed)

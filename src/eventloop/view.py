@@ -115,10 +115,10 @@ class StateView(Protocol):
     ) -> None:
         """Logs a number; see `State.log`."""
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; to be called on all of them, which wait."""
 
-    def num_yes(self, answer: bool) -> int:
+    def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; to be called on all of them, which wait."""
 
     def request_stop(self, reason: str) -> None:

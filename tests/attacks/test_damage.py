@@ -1,4 +1,4 @@
-"""Damage to the checkpoint of a run: the one before is gone on from, and the damaged one is named.
+"""CorruptFileError to the checkpoint of a run: the one before is gone on from, and the damaged one is named.
 
 `tests/checkpoint/test_damage.py` does the same to the format alone, byte by byte.
 """
@@ -18,7 +18,7 @@ from eventloop.errors import CheckpointError
 
 PAGE_BYTES = 4096
 FLIPS = 40  # with every change; a night has 600
-Damage = Callable[[Path, random.Random], None]
+CorruptFileError = Callable[[Path, random.Random], None]
 
 
 @pytest.fixture
@@ -127,14 +127,16 @@ def flip(checkpoints: Path, times: int) -> None:
         require_found(checkpoints, path, flip_bit, draw)
 
 
-def damage_each(checkpoints: Path, kind: Damage, draw: random.Random, times: int) -> None:
+def damage_each(checkpoints: Path, kind: CorruptFileError, draw: random.Random, times: int) -> None:
     paths = sorted((checkpoints / "ba00000002").iterdir())
     assert len(paths) > 5
     for path in paths * times:
         require_found(checkpoints, path, kind, draw)
 
 
-def require_found(checkpoints: Path, path: Path, kind: Damage, draw: random.Random) -> None:
+def require_found(
+    checkpoints: Path, path: Path, kind: CorruptFileError, draw: random.Random
+) -> None:
     """Damages a file, requires that it is found by all who read, and puts it right again."""
     newest, whole = path.parent, checkpoints.with_name("whole")
     shutil.copytree(newest, whole)

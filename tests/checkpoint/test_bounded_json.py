@@ -6,7 +6,7 @@ import pytest
 
 from eventloop.files import bounded_json
 from eventloop.files.bounded_json import from_bytes, to_bytes
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 
 def test_what_is_written_is_ascii():
@@ -34,7 +34,7 @@ def test_what_is_written_is_ascii():
 )
 def test_what_is_not_it_is_damage(data, reason):
     """No other exception leaves it, whatever a file holds."""
-    with pytest.raises(Damage, match=reason):
+    with pytest.raises(CorruptFileError, match=reason):
         from_bytes(data)
 
 
@@ -47,11 +47,11 @@ def test_nan_is_not_written():
 @pytest.mark.parametrize("value", [[0] * 600_000, [[]] * 600_000, "a" * (33 * 2**20)])
 def test_size_is_limited_both_ways(value, monkeypatch):
     """Nothing is written that wouldn't be read."""
-    with pytest.raises(Damage, match="are allowed"):
+    with pytest.raises(CorruptFileError, match="are allowed"):
         to_bytes(value)
 
     monkeypatch.setattr(bounded_json, "_check_size", lambda data, max_items: None)
     data = to_bytes(value)
     monkeypatch.undo()
-    with pytest.raises(Damage, match="are allowed"):
+    with pytest.raises(CorruptFileError, match="are allowed"):
         from_bytes(data)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from eventloop.checkpoint.schema import BestState, ClockState, Empty, PrecisionState
 from eventloop.checkpoint.type_check import FormError, require_form
 from eventloop.data.attributes import declares
-from eventloop.rng import put, standing_of
+from eventloop.rng import get_rng_state, set_rng_state
 from eventloop.training.optimizer_states import fitting_scheduler
 
 NOW = [1, 8, 32, 0, 0.5]
@@ -87,11 +87,11 @@ def test_a_scheduler_keeps_its_methods_and_its_optimizer():
 def test_a_position_beyond_a_generators_words_is_refused(position):
     """NumPy takes any, and would draw from whatever lies there in memory."""
     generator = np.random.Generator(np.random.MT19937(0))
-    standing = standing_of(generator)
+    standing = get_rng_state(generator)
     standing["state"]["pos"] = position
 
     with pytest.raises(ValueError, match="no position"):
-        put(generator, standing)
+        set_rng_state(generator, standing)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_position_beyond_a_generators_words_is_refused(position):
 )
 def test_a_generator_goes_on_from_where_it_stood(generator):
     """The negative control, of each kind."""
-    standing = standing_of(generator)
+    standing = get_rng_state(generator)
 
-    put(generator, standing)
+    set_rng_state(generator, standing)
 
-    assert str(standing_of(generator)) == str(standing)
+    assert str(get_rng_state(generator)) == str(standing)

@@ -1,4 +1,4 @@
-"""Damage of every kind: found before anything is used, named, and the checkpoint before is taken."""
+"""CorruptFileError of every kind: found before anything is used, named, and the checkpoint before is taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.format import examine, read, verify
 from eventloop.errors import CheckpointError
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_every_byte_of_the_manifest_is_guarded(newest):
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
 
-        with pytest.raises(Damage, match=r"manifest.json"):
+        with pytest.raises(CorruptFileError, match=r"manifest.json"):
             manifest.read_manifest(newest)
 
 
@@ -155,8 +155,8 @@ def test_sizes_alone_are_looked_at_without_digests(newest):
     (newest / "clock.json").write_bytes(data[::-1])
 
     assert examine(newest, digests=False).batch == 3
-    with pytest.raises(Damage, match="digest"):
+    with pytest.raises(CorruptFileError, match="digest"):
         examine(newest)
     (newest / "clock.json").write_bytes(data[:-1])
-    with pytest.raises(Damage, match=r"clock.json: it has .* bytes, manifest.json says"):
+    with pytest.raises(CorruptFileError, match=r"clock.json: it has .* bytes, manifest.json says"):
         examine(newest, digests=False)

@@ -16,7 +16,7 @@ from torch import nn
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_plain, restore
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 text = st.text(st.characters(exclude_categories=()), max_size=5)  # lone surrogates, too
 keys = text | st.integers() | st.sampled_from(["$tensor", "$dict", "$", "a.b", ""])
@@ -193,7 +193,7 @@ def test_depth_is_limited_both_ways(same):
     skeleton = []
     for _ in range(MAX_DEPTH):
         skeleton = [skeleton]
-    with pytest.raises(Damage, match="more than 64 levels deep"):
+    with pytest.raises(CorruptFileError, match="more than 64 levels deep"):
         restore([skeleton], {})
 
 
@@ -222,5 +222,5 @@ def test_depth_is_limited_both_ways(same):
 )
 def test_a_skeleton_of_anything_else_is_damage(skeleton):
     """It comes from a file that anybody may have written."""
-    with pytest.raises(Damage):
+    with pytest.raises(CorruptFileError):
         restore(skeleton, {"a": torch.ones(1)})

@@ -252,7 +252,7 @@ def result(folder):
 def kill_after(folder, batch):
     """Leaves the run as a kill would have after a batch: later checkpoints were never written."""
     processes = join_processes()
-    processes.gathered(None)
+    processes.all_gather(None)
     if processes.rank:
         return
     for path in (folder / "run" / "checkpoints").glob("ba*"):

@@ -12,7 +12,7 @@ import torch
 from eventloop.checkpoint import tensor_header
 from eventloop.checkpoint import tensors as tensor_file
 from eventloop.errors import CheckpointError
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.disk import NewFile, OldFile
 
 # The library writes this one, but doesn't read it.
@@ -167,7 +167,7 @@ def test_a_header_is_compared_with_the_file(header, reason, path):
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
 
     for function in (tensor_file.read, tensor_header.read_names):
-        with OldFile(path) as file, pytest.raises(Damage, match=reason):
+        with OldFile(path) as file, pytest.raises(CorruptFileError, match=reason):
             function(file)
 
 
@@ -185,7 +185,7 @@ def test_what_has_no_header_is_damage(data, reason, path):
     """Nothing is guessed."""
     path.write_bytes(data)
 
-    with OldFile(path) as file, pytest.raises(Damage, match=reason):
+    with OldFile(path) as file, pytest.raises(CorruptFileError, match=reason):
         tensor_file.read(file)
 
 

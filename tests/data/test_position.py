@@ -25,7 +25,7 @@ from torch.utils.data import (
 from eventloop.checkpoint.diff import differences
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
-from eventloop.rng import global_generators, put, standing_of
+from eventloop.rng import get_rng_state, global_generators, set_rng_state
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 26, 4, 3
 NUM_BATCHES = 7
@@ -52,10 +52,10 @@ class Run:
             self.feed.load_state_dict(saved.feed)
             self.epoch = saved.epoch
             for name, one in global_generators().items():
-                put(one, saved.generators[name])
+                set_rng_state(one, saved.generators[name])
 
     def save(self) -> Saved:
-        standing = {name: standing_of(one) for name, one in global_generators().items()}
+        standing = {name: get_rng_state(one) for name, one in global_generators().items()}
         return copy.deepcopy(Saved(self.feed.state_dict(), standing, self.epoch))
 
     def steps(self, number: int | None = None, stop_at: int | None = None) -> list[Any]:

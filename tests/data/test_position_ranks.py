@@ -91,8 +91,8 @@ def train(tmp_path):
                 if len(seen) < stop:
                     feed.end_epoch()
                     epoch += 1
-            states = trainer.state.gathered(feed.state_dict())
-            mine = trainer.state.gathered(seen)
+            states = trainer.state.all_gather(feed.state_dict())
+            mine = trainer.state.all_gather(seen)
             steps = [sorted(itertools.chain(*parts)) for parts in zip(*mine, strict=True)]
             return steps, (states, torch.get_rng_state(), epoch)
 

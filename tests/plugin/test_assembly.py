@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import PluginError, hookimpl, hookspec
-from eventloop.plugin.assembly import Wishes, arrange
+from eventloop.plugin.assembly import OrderPreferences, arrange
 from eventloop.plugin.records import Plugin
 
 
@@ -21,7 +21,7 @@ def problems_of():
     """Arranges plugins; gives the first lines of the problems."""
 
     def problems_of(*plugins, **wishes):
-        return [error.what for error in arrange(plugins, [], Wishes(**wishes))[1]]
+        return [error.what for error in arrange(plugins, [], OrderPreferences(**wishes))[1]]
 
     return problems_of
 
@@ -30,7 +30,9 @@ def test_the_configuration_chooses_one_of_two_owners(plugin, problems_of):
     """The line that the error prints must make it run."""
     muon, lion = plugin("muon", build_optimizers=acts), plugin("lion", build_optimizers=acts)
 
-    assembly, problems = arrange([muon, lion], [], Wishes(owners={"build_optimizers": "lion"}))
+    assembly, problems = arrange(
+        [muon, lion], [], OrderPreferences(owners={"build_optimizers": "lion"})
+    )
 
     assert problems == []
     assert assembly.owner("build_optimizers") is lion
@@ -42,8 +44,8 @@ def test_the_task_may_be_chosen_over_a_plugin(plugin):
     task = plugin("task", "task", build_optimizers=acts)
     muon = plugin("muon", build_optimizers=acts)
 
-    replaced, _ = arrange([task, muon], [], Wishes())
-    chosen, _ = arrange([task, muon], [], Wishes(owners={"build_optimizers": "task"}))
+    replaced, _ = arrange([task, muon], [], OrderPreferences())
+    chosen, _ = arrange([task, muon], [], OrderPreferences(owners={"build_optimizers": "task"}))
 
     assert [*map(str, replaced.decisions())] == ["build_optimizers: muon, instead of the task's"]
     assert chosen.owner("build_optimizers") is task
@@ -57,7 +59,7 @@ def test_a_choice_among_plugins_names_all_whom_it_passed_over(plugin):
     names = ("muon", "lion")
     plugins = [plugin(name, build_optimizers=acts) for name in names]
     task = plugin("task", "task", build_optimizers=acts)
-    chosen, _ = arrange([task, *plugins], [], Wishes(owners={"build_optimizers": "muon"}))
+    chosen, _ = arrange([task, *plugins], [], OrderPreferences(owners={"build_optimizers": "muon"}))
 
     assert [*map(str, chosen.decisions())] == [
         "build_optimizers: muon, by owners, instead of lion and the task's"

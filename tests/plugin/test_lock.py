@@ -11,7 +11,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.errors import PluginError
 from eventloop.hooks import Edge
-from eventloop.plugin.assembly import Assembly, Wishes, arrange
+from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange
 from eventloop.plugin.lock import check_lock, lock_text, order_digest
 from eventloop.plugin.records import Found, Plugin
 
@@ -23,7 +23,7 @@ def three(plugin) -> list[Plugin]:
 
 
 def arranged(plugins, edges=()) -> Assembly:
-    assembly, problems = arrange(plugins, (), Wishes(edges=lambda hook: edges))
+    assembly, problems = arrange(plugins, (), OrderPreferences(edges=lambda hook: edges))
     assert problems == []
     return assembly
 

@@ -114,7 +114,7 @@ class Capture:
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
         }
-        everybody = state.gathered(_on_host(own)) if state.world_size > 1 else [own]
+        everybody = state.all_gather(_on_host(own)) if state.world_size > 1 else [own]
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
     def put(self, parts: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 from eventloop.errors import CheckpointError, a
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,12 +57,12 @@ def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
         tensors: by name; or whatever shall stand in their places.
 
     Raises:
-        Damage: the skeleton isn't one, or doesn't fit the tensors.
+        CorruptFileError: the skeleton isn't one, or doesn't fit the tensors.
     """
     left = dict(tensors)
     nest = _decode(skeleton, left, 0)
     if left:
-        raise Damage(f"it doesn't say where the tensor {next(iter(left))!r} belongs")
+        raise CorruptFileError(f"it doesn't say where the tensor {next(iter(left))!r} belongs")
     return nest
 
 
@@ -186,7 +186,7 @@ def _encode_scalar(value: object, at: _At) -> Json:
 
 def _decode(value: Json, left: dict[str, Any], depth: int) -> Nest:
     if depth > MAX_DEPTH:
-        raise Damage(f"it is more than {MAX_DEPTH} levels deep")
+        raise CorruptFileError(f"it is more than {MAX_DEPTH} levels deep")
     if isinstance(value, list):
         return [_decode(one, left, depth + 1) for one in value]
     if not isinstance(value, dict):
@@ -195,7 +195,7 @@ def _decode(value: Json, left: dict[str, Any], depth: int) -> Nest:
     if len(value) == 1 and tag.startswith("$"):
         return _decode_tagged(tag, value[tag], left, depth)
     if any(key.startswith("$") for key in value):
-        raise Damage(f"the key {tag[:80]!r} means nothing")
+        raise CorruptFileError(f"the key {tag[:80]!r} means nothing")
     return {key: _decode(one, left, depth + 1) for key, one in value.items()}
 
 
@@ -203,7 +203,9 @@ def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> 
     match tag, inside:
         case "$tensor", str(name):
             if name not in left:
-                raise Damage(f"there is no tensor {name[:80]!r} for it, or it is used twice")
+                raise CorruptFileError(
+                    f"there is no tensor {name[:80]!r} for it, or it is used twice"
+                )
             return left.pop(name)
         case "$tuple", list(items):
             return tuple(_decode(one, left, depth + 1) for one in items)
@@ -217,17 +219,17 @@ def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> 
             try:
                 return base64.b64decode(text, validate=True)
             except ValueError:
-                raise Damage("bytes in it aren't base64") from None
-    raise Damage(f"{tag[:80]!r} with what follows it means nothing")
+                raise CorruptFileError("bytes in it aren't base64") from None
+    raise CorruptFileError(f"{tag[:80]!r} with what follows it means nothing")
 
 
 def _decode_pairs(pairs: list[Json], left: dict[str, Any], depth: int) -> dict[str | int, Nest]:
     result: dict[str | int, Nest] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise Damage("a dict in it isn't made of pairs")
+            raise CorruptFileError("a dict in it isn't made of pairs")
         key = _decode(pair[0], {}, depth + 1)  # an int may be a large one
         if type(key) not in (str, int):
-            raise Damage("a dict in it has a key that is neither a str nor an int")
+            raise CorruptFileError("a dict in it has a key that is neither a str nor an int")
         result[key] = _decode(pair[1], left, depth + 1)
     return result

@@ -36,7 +36,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 __all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
@@ -112,7 +112,9 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
         wanted = list(files) if only is None else list(only)
         missing = sorted(set(wanted) - files.keys())
         if missing:
-            raise Damage(f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}")
+            raise CorruptFileError(
+                f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
+            )
         parts = {name: _read_part(folder, files[name], manifest) for name in wanted}
         facts = facts_in(manifest)
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
@@ -236,7 +238,7 @@ def _read_part(folder: Path, files: Mapping[str, str], manifest: Manifest) -> Ne
 def _refusing(folder: Path) -> Iterator[None]:
     try:
         yield
-    except Damage as damage:
+    except CorruptFileError as damage:
         raise CheckpointError(
             f"the checkpoint {str(folder)!r} can't be used: {damage}",
             fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
@@ -254,7 +256,7 @@ def _size_of(content: bytes | tensor_file.Draft) -> int:
 def _too_large(name: str) -> Iterator[None]:
     try:
         yield
-    except Damage as damage:
+    except CorruptFileError as damage:
         raise CheckpointError(
             f"{name!r} can't be saved: {damage}",
             fix="put long lists of numbers into a tensor: `torch.tensor(numbers)`",

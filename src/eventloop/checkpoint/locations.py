@@ -9,7 +9,7 @@ from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.store import Found, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
 from eventloop.errors import CheckpointError, UsageError, closest
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.disk import OldFile
 
 FOLDER = "checkpoints"  # of a run
@@ -94,7 +94,7 @@ def _is_checkpoint(path: Path) -> bool:
     try:
         with OldFile(path / FILE) as file:
             return file.read(len(BEGINNING)) == BEGINNING
-    except Damage:
+    except CorruptFileError:
         return False
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.files import bounded_json
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.disk import OldFile
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     """Returns the bytes of a manifest.
 
     Raises:
-        Damage: its facts are too large.
+        CorruptFileError: its facts are too large.
     """
     files = {
         name: {"bytes": one.num_bytes, "sha256": one.sha256}
@@ -108,15 +108,15 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder, of this version or an older one.
 
     Raises:
-        Damage: there is none, it isn't whole, or it is of a newer version.
+        CorruptFileError: there is none, it isn't whole, or it is of a newer version.
     """
     try:
         with OldFile(folder / FILE) as file:
             if file.num_bytes > bounded_json.MAX_BYTES:
-                raise Damage(f"it has {file.num_bytes:,} bytes")
+                raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
             data = file.read(file.num_bytes)
         return from_bytes(data)
-    except Damage as damage:
+    except CorruptFileError as damage:
         raise damage.of(FILE) from damage
 
 
@@ -124,35 +124,35 @@ def from_bytes(data: bytes) -> Manifest:
     """Returns the manifest that some bytes are, of this version or an older one.
 
     Raises:
-        Damage: they aren't one, aren't whole, or are of a newer version.
+        CorruptFileError: they aren't one, aren't whole, or are of a newer version.
     """
     if not data:
-        raise Damage("it is empty")
+        raise CorruptFileError("it is empty")
     head = _HEAD.match(data)
     is_whole = (
         head is not None and hashlib.sha256(data[head.end() :]).hexdigest() == head[1].decode()
     )
     try:
         value = bounded_json.from_bytes(data)
-    except Damage as damage:
-        raise Damage(f"it is damaged: {damage}") from damage
+    except CorruptFileError as damage:
+        raise CorruptFileError(f"it is damaged: {damage}") from damage
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise Damage("it isn't that of a checkpoint")
+        raise CorruptFileError("it isn't that of a checkpoint")
     version = value.get("version")
     # Whatever a newer version has changed, the manifest says its version.
     if type(version) is int and version > VERSION:
         writer = value.get("eventloop")
         by = repr(writer[:40]) if isinstance(writer, str) else "of an unknown version"
-        raise Damage(
+        raise CorruptFileError(
             f"it has version {version} of the format, written by eventloop {by}; "
             f"this is eventloop {eventloop.__version__!r}, which knows versions up to {VERSION}",
             fix="python -m pip install --upgrade torch-eventloop",
         )
     if not is_whole:
-        raise Damage("it is damaged: its bytes aren't those that were digested")
+        raise CorruptFileError("it is damaged: its bytes aren't those that were digested")
     if type(version) is not int or version not in _READERS:
         said = version if type(version) is int else f"of type {type(version).__name__}"
-        raise Damage(f"there is no version {said} of the format")
+        raise CorruptFileError(f"there is no version {said} of the format")
     return _READERS[version](value)
 
 
@@ -162,18 +162,18 @@ def _read_version_1(value: dict[str, Any]) -> Manifest:
             if batch is None or (type(batch) is int and batch >= 0):
                 found = {name: _file_facts(name, one) for name, one in files.items()}
                 return Manifest(batch, found, facts, writer)
-    raise Damage("it lacks something, or has it in another form")
+    raise CorruptFileError("it lacks something, or has it in another form")
 
 
 def _file_facts(name: str, value: Any) -> FileFacts:
     suffix = Path(name).suffix
     if suffix not in SUFFIXES or not is_part_name(name.removesuffix(suffix)):
-        raise Damage(f"{name[:80]!r} is not a name of a file in a checkpoint")
+        raise CorruptFileError(f"{name[:80]!r} is not a name of a file in a checkpoint")
     match value:
         case {"bytes": int(num_bytes), "sha256": str(sha256)} if _DIGEST.fullmatch(sha256):
             if type(num_bytes) is int and num_bytes >= 0:
                 return FileFacts(num_bytes, sha256)
-    raise Damage(f"it says nothing usable of {name!r}")
+    raise CorruptFileError(f"it says nothing usable of {name!r}")
 
 
 # A version that changes the format adds a reader that gives today's Manifest and keeps these; the

@@ -24,7 +24,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.run_folder import check_folder
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RemoteCheckpoints:
         for name in self._remote.names():
             try:
                 why = why_passed_over(facts_in(checked_manifest(self._copied(name))))
-            except Damage as damage:
+            except CorruptFileError as damage:
                 self._whole.discard(name)
                 why = str(damage)
             if not why:
@@ -111,7 +111,7 @@ class RemoteCheckpoints:
         """
         try:
             return self._copied(url.name)
-        except Damage as damage:
+        except CorruptFileError as damage:
             raise CheckpointError(
                 f"the checkpoint {str(url)!r} can't be used: {damage}",
                 fix=damage.fix or "take another checkpoint",
@@ -161,7 +161,7 @@ class RemoteCheckpoints:
             is_read = digests and name not in self._whole
             manifest = self._verified(name) if is_read else self._manifest(name)[0]
             return Found(url, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
-        except Damage as damage:
+        except CorruptFileError as damage:
             self._whole.discard(name)
             return Found(url, batch_in(name) or 0, {}, 0, str(damage))
 
@@ -174,7 +174,7 @@ class RemoteCheckpoints:
     def _is_equal(self, name: str, manifest: Manifest) -> bool:
         try:
             there, _ = self._manifest(name)
-        except Damage:
+        except CorruptFileError:
             return False
         return (there.files, there.facts) == (manifest.files, manifest.facts)
 
@@ -195,34 +195,34 @@ class RemoteCheckpoints:
         """Reads a manifest, and compares the sizes of all files with it.
 
         Raises:
-            Damage: it can't be used, or a file isn't there in its size.
+            CorruptFileError: it can't be used, or a file isn't there in its size.
         """
         if batch_in(name) is None:
-            raise Damage("that isn't the name of a checkpoint, such as ba00001200")
+            raise CorruptFileError("that isn't the name of a checkpoint, such as ba00001200")
         sizes = self._remote.sizes(name)
         try:
             num_bytes = sizes.get(FILE) or 0
             if num_bytes > bounded_json.MAX_BYTES:
-                raise Damage(f"it has {num_bytes:,} bytes")
+                raise CorruptFileError(f"it has {num_bytes:,} bytes")
             data = self._remote.read(name, FILE, num_bytes) if num_bytes else b""
             manifest = from_bytes(data)
             if manifest.batch != batch_in(name):
-                raise Damage(f"it is that of batch {manifest.batch}")
+                raise CorruptFileError(f"it is that of batch {manifest.batch}")
         except FileNotFoundError:
-            raise Damage(f"{FILE}: it isn't there any more") from None
-        except Damage as damage:
+            raise CorruptFileError(f"{FILE}: it isn't there any more") from None
+        except CorruptFileError as damage:
             raise damage.of(FILE) from damage
         for file, wanted in manifest.files.items():
             if sizes.get(file) != wanted.num_bytes:
                 there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
-                raise Damage(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
+                raise CorruptFileError(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
         return manifest, data
 
     def _copied(self, name: str) -> Path:
         """Returns a local copy that verifies; downloads it where there is none.
 
         Raises:
-            Damage: what the storage has doesn't verify.
+            CorruptFileError: what the storage has doesn't verify.
         """
         manifest, _ = self._manifest(name)
         check_folder(self._copies.folder)
@@ -235,7 +235,7 @@ class RemoteCheckpoints:
         """Downloads a checkpoint and verifies it, whether there is a copy or not.
 
         Raises:
-            Damage: it doesn't verify.
+            CorruptFileError: it doesn't verify.
         """
         manifest, data = self._manifest(name)
         batch = manifest.batch or 0
@@ -251,7 +251,7 @@ class RemoteCheckpoints:
             try:
                 self._remote.download(name, file, folder / file, wanted.num_bytes)
             except FileNotFoundError:
-                raise Damage(f"{file}: it isn't there any more") from None
+                raise CorruptFileError(f"{file}: it isn't there any more") from None
         with disk.NewFile(folder / FILE) as target:
             target.write(data)
         return examine(folder)

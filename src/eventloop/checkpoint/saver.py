@@ -112,7 +112,7 @@ class Saver:
                 self._require_newest(state)
             except EventloopError as error:
                 problem = error
-        (problem, *_) = state.gathered(problem)
+        (problem, *_) = state.all_gather(problem)
         if problem is not None:
             raise problem
 
@@ -234,7 +234,7 @@ class Saver:
         failure = self._writer.failure
         if failure is not None and self._goes_on(failure):
             failure = None
-        (text, *_) = state.gathered(None if failure is None else str(failure))
+        (text, *_) = state.all_gather(None if failure is None else str(failure))
         if failure is not None:
             self._writer.forget()
             raise failure

@@ -15,7 +15,7 @@ from eventloop.naming import fold
 from eventloop.plugin.mistakes import is_per_rank, keeps_state
 from eventloop.plugin.plans import BLAME
 from eventloop.plugin.records import Plugin
-from eventloop.rng import global_generators, put, standing_of
+from eventloop.rng import get_rng_state, global_generators, set_rng_state
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -191,7 +191,7 @@ class Generators:
 
 def _standing(state: State) -> dict[str, Any]:
     standing: dict[str, Any] = {
-        "host": {name: standing_of(one) for name, one in global_generators().items()},
+        "host": {name: get_rng_state(one) for name, one in global_generators().items()},
         "named": {name: one.get_state() for name, one in state.generators().items()},
     }
     if state.device.type == "cuda":
@@ -204,10 +204,10 @@ def _put(state: State, standing: Mapping[str, Any]) -> None:
         importlib.import_module("numpy")
     for name, one in global_generators().items():
         if name in standing["host"]:
-            put(one, standing["host"][name])
+            set_rng_state(one, standing["host"][name])
     if "device" in standing and state.device.type == "cuda":
         torch.cuda.set_rng_state(standing["device"], state.device)
     for name, one in standing["named"].items():
         generator = state.generator(name)
         if one.shape == generator.get_state().shape:
-            put(generator, one)
+            set_rng_state(generator, one)

@@ -110,7 +110,7 @@ def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:
             mine = checkpoints_at_url(place.parent, copies).download(place)
         except EventloopError as error:
             mine = error
-    outcomes = processes.gathered(mine)
+    outcomes = processes.all_gather(mine)
     for one in outcomes:
         if isinstance(one, EventloopError):
             raise one

@@ -32,7 +32,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.run_folder import check_folder
 from eventloop.urls import Url
 
@@ -283,9 +283,9 @@ def look_at(path: Path, *, digests: bool) -> Found[Path]:
     batch = batch_of(path.name) or 0
     try:
         if path.is_symlink() or not path.is_dir():
-            raise Damage("it is a link to somewhere else, or no folder")
+            raise CorruptFileError("it is a link to somewhere else, or no folder")
         manifest = examine(path, digests=digests)
-    except Damage as damage:
+    except CorruptFileError as damage:
         return Found(path, batch, {}, 0, str(damage))
     return Found(path, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
 
@@ -306,6 +306,6 @@ def holds(folder: Path, manifest: Manifest) -> bool:
         return False
     try:
         there = examine(folder)
-    except Damage:
+    except CorruptFileError:
         return False
     return (there.files, there.facts) == (manifest.files, manifest.facts)

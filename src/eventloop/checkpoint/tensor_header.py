@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventloop.files import bounded_json
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 if TYPE_CHECKING:
     from eventloop.files.disk import OldFile
@@ -57,23 +57,27 @@ def read_header(file: OldFile) -> dict[str, Entry]:
     """Reads the header; its entries cover the rest of the file without gaps.
 
     Raises:
-        Damage: it isn't that of a whole safetensors file.
+        CorruptFileError: it isn't that of a whole safetensors file.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
-        raise Damage(f"its header claims {length:,} bytes")
+        raise CorruptFileError(f"its header claims {length:,} bytes")
     value = bounded_json.from_bytes(file.read(length), MAX_ITEMS)
     if not isinstance(value, dict):
-        raise Damage("its header isn't a JSON object")
+        raise CorruptFileError("its header isn't a JSON object")
     value.pop(METADATA, None)
     header = {name: _entry(name, one) for name, one in value.items()}
     end = 0
     for name, entry in by_offset(header):
         if entry.start != end:
-            raise Damage(f"the tensor {name[:80]!r} doesn't start where the one before it ends")
+            raise CorruptFileError(
+                f"the tensor {name[:80]!r} doesn't start where the one before it ends"
+            )
         end = entry.end
     if end != file.num_left:
-        raise Damage(f"its tensors claim {end:,} bytes, of which {file.num_left:,} are there")
+        raise CorruptFileError(
+            f"its tensors claim {end:,} bytes, of which {file.num_left:,} are there"
+        )
     return header
 
 
@@ -81,7 +85,7 @@ def read_names(file: OldFile) -> list[str]:
     """Reads a whole file, but keeps only the names of its tensors.
 
     Raises:
-        Damage: it isn't a whole safetensors file.
+        CorruptFileError: it isn't a whole safetensors file.
     """
     names = list(read_header(file))
     file.skip()
@@ -103,4 +107,4 @@ def _entry(name: str, value: Any) -> Entry:
                 num_bytes = math.prod(sizes) * ITEM_BYTES[dtype]
                 if num_bytes == end - start:
                     return Entry(dtype, tuple(sizes), start, end)
-    raise Damage(f"its header says something impossible of the tensor {name[:80]!r}")
+    raise CorruptFileError(f"its header says something impossible of the tensor {name[:80]!r}")

@@ -24,7 +24,7 @@ from eventloop.checkpoint.tensor_header import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 if TYPE_CHECKING:
     from eventloop.files.disk import NewFile, OldFile
@@ -79,7 +79,7 @@ class Draft:
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
             text = bounded_json.to_bytes(header, MAX_ITEMS)
-        except Damage as error:
+        except CorruptFileError as error:
             raise CheckpointError(
                 f"{len(tensors):,} tensors can't be saved in {path!r}: {error}",
                 fix="put many small tensors together, with `torch.cat`, say",
@@ -100,7 +100,7 @@ def read(file: OldFile) -> dict[str, Tensor]:
     """Reads a whole file: its tensors by name, in the order of its header, on the host.
 
     Raises:
-        Damage: it isn't a whole safetensors file; nothing is allocated before that is known.
+        CorruptFileError: it isn't a whole safetensors file; nothing is allocated before that is known.
     """
     header = read_header(file)
     tensors = {}
@@ -108,7 +108,7 @@ def read(file: OldFile) -> dict[str, Tensor]:
         try:
             raw = torch.empty(entry.end - entry.start, dtype=torch.uint8)
         except RuntimeError as error:
-            raise Damage(f"there is no memory for the tensor {name[:80]!r}") from error
+            raise CorruptFileError(f"there is no memory for the tensor {name[:80]!r}") from error
         file.fill(_bytes_of(raw))
         tensors[name] = raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
     return {name: tensors[name] for name in header}

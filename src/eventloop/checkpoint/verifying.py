@@ -16,7 +16,7 @@ from eventloop.checkpoint import tensor_header
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 
@@ -28,7 +28,7 @@ def examine(folder: Path, *, digests: bool = True) -> Manifest:
         digests: whether files are read and digested; otherwise only their sizes are compared.
 
     Raises:
-        Damage: it isn't as it says.
+        CorruptFileError: it isn't as it says.
     """
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
@@ -42,12 +42,12 @@ def examine(folder: Path, *, digests: bool = True) -> Manifest:
     return manifest
 
 
-def damages(folder: Path) -> Iterator[Damage]:
+def damages(folder: Path) -> Iterator[CorruptFileError]:
     """Reads all of a checkpoint without keeping it, and gives what is wrong with each file of it."""
     try:
         manifest = checked_manifest(folder)
         facts_in(manifest)
-    except Damage as damage:
+    except CorruptFileError as damage:
         yield damage
         return
     for files in manifest.parts.values():
@@ -73,12 +73,12 @@ def checked_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder, whose name may say of which batch it is.
 
     Raises:
-        Damage: there is none that could be used.
+        CorruptFileError: there is none that could be used.
     """
     manifest = read_manifest(folder)
     named = batch_of(folder.name)
     if named is not None and named != manifest.batch:
-        raise Damage(
+        raise CorruptFileError(
             f"{FILE}: it is that of batch {manifest.batch}, the folder's name says {named}"
         )
     return manifest
@@ -88,12 +88,12 @@ def facts_in(manifest: Manifest) -> dict[str, Any]:
     """Returns the facts that a manifest holds.
 
     Raises:
-        Damage: they aren't what eventloop writes.
+        CorruptFileError: they aren't what eventloop writes.
     """
     with _about(f"{FILE}: facts"):
         facts = restore(manifest.facts, {})
         if not isinstance(facts, dict):
-            raise Damage("they aren't dict")
+            raise CorruptFileError("they aren't dict")
     return facts
 
 
@@ -113,7 +113,7 @@ def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile
         _check_size(file.num_bytes, wanted)
         yield file
         if file.digest() != wanted.sha256:
-            raise Damage("its bytes aren't those that were written: the digest differs")
+            raise CorruptFileError("its bytes aren't those that were written: the digest differs")
 
 
 def put_together(
@@ -122,7 +122,7 @@ def put_together(
     """Returns the nest of a part of which the tensors have been read.
 
     Raises:
-        Damage: its other file isn't what the manifest says, or doesn't fit the tensors.
+        CorruptFileError: its other file isn't what the manifest says, or doesn't fit the tensors.
     """
     name = files.get(".json")
     if name is None:
@@ -135,14 +135,14 @@ def put_together(
 
 def _damages_of_part(
     folder: Path, files: Mapping[str, str], manifest: Manifest
-) -> Iterator[Damage]:
+) -> Iterator[CorruptFileError]:
     """Reads the files of a part without keeping what is in them."""
     names: list[str] | None = []
     if name := files.get(".safetensors"):
         try:
             with opened(folder, name, manifest) as file:
                 names = tensor_header.read_names(file)
-        except Damage as damage:
+        except CorruptFileError as damage:
             yield damage
             names = None
     if name := files.get(".json"):
@@ -150,14 +150,14 @@ def _damages_of_part(
             skeleton = _read_json(folder, name, manifest)
             if names is not None:
                 _restore(name, skeleton, dict.fromkeys(names))
-        except Damage as damage:
+        except CorruptFileError as damage:
             yield damage
 
 
 def _read_json(folder: Path, name: str, manifest: Manifest) -> Json:
     with opened(folder, name, manifest) as file:
         if file.num_bytes > bounded_json.MAX_BYTES:
-            raise Damage(f"it has {file.num_bytes:,} bytes")
+            raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
         data = file.read(file.num_bytes)
     with _about(name):
         return bounded_json.from_bytes(data)
@@ -170,12 +170,12 @@ def _restore(name: str, skeleton: Json, tensors: Mapping[str, Any]) -> Nest:
 
 def _check_size(num_bytes: int, wanted: FileFacts) -> None:
     if num_bytes != wanted.num_bytes:
-        raise Damage(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
+        raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
 
 
 @contextmanager
 def _about(name: str) -> Iterator[None]:
     try:
         yield
-    except Damage as damage:
+    except CorruptFileError as damage:
         raise damage.of(name) from damage

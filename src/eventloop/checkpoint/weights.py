@@ -18,7 +18,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError, EventloopError
 from eventloop.files import disk
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.manifest import Manifest
@@ -52,7 +52,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
         others = _others(checkpoint, manifest, names)
         temporary.replace(path)
         disk.sync_folder(path.parent)
-    except Damage as damage:
+    except CorruptFileError as damage:
         raise CheckpointError(
             f"the weights of the checkpoint {str(checkpoint)!r} can't be used: {damage}",
             fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
@@ -72,7 +72,9 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Copies the file of the tensors, and gives their names."""
     name = _files(manifest).get(".safetensors")
     if name is None:
-        raise Damage(f"it has no tensors in a part {PART!r}, only {', '.join(manifest.parts)}")
+        raise CorruptFileError(
+            f"it has no tensors in a part {PART!r}, only {', '.join(manifest.parts)}"
+        )
     with opened(checkpoint, name, manifest) as file, disk.NewFile(path) as copy:
         while file.num_left:
             copy.write(file.read(min(disk.CHUNK_BYTES, file.num_left)))

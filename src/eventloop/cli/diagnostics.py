@@ -12,7 +12,7 @@ from eventloop.cli.output import write_lines, write_table, write_text
 from eventloop.diagnostics.check import Check
 from eventloop.diagnostics.profile import Profile
 from eventloop.diagnostics.trace import Trace
-from eventloop.plugin.records import OfFlag
+from eventloop.plugin.records import FlagPlugin
 
 if TYPE_CHECKING:
     from eventloop.plugin.observe import Observer
@@ -43,7 +43,7 @@ class Diagnostics:
     @property
     def callbacks(self) -> list[object]:
         """The plugins that watch the run."""
-        return [OfFlag(self._profile, "--profile")] if self._profile is not None else []
+        return [FlagPlugin(self._profile, "--profile")] if self._profile is not None else []
 
     @property
     def status(self) -> int:

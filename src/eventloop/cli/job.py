@@ -17,7 +17,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.options import flag
 from eventloop.config.settings import setting_options
 from eventloop.errors import UsageError, closest, raise_all
-from eventloop.plugin.candidates import choose, survey, unexpected
+from eventloop.plugin.candidates import dry_assemble, select_all, unexpected
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.select import name_problems
@@ -106,7 +106,7 @@ def _plugins(
     Returns:
         The plugins that don't sleep; and the names of the options of all that were found.
     """
-    selected, problems = choose(configuration, given=None)
+    selected, problems = select_all(configuration, given=None)
     plugins, failures = load(one for one in selected if not problems)
     options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
     awake = []
@@ -119,7 +119,7 @@ def _plugins(
         except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
             failures = (*failures, unexpected(one.found.origin, error))
     if problems or failures:
-        raise_all(survey(configuration, given=None).problems)
+        raise_all(dry_assemble(configuration, given=None).problems)
     return tuple(awake), options
 
 
@@ -198,7 +198,7 @@ def _configuration(arguments: Arguments) -> Configuration:
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     """Yields a section for each plugin; one with a problem has it for its text."""
-    selected, _ = choose(configuration, given=None)
+    selected, _ = select_all(configuration, given=None)
     unusable = name_problems(selected)
     plugins, problems = load(one for one in selected if one.found not in unusable)
     for plugin in plugins:

@@ -14,7 +14,7 @@ from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
-from eventloop.plugin.records import OfFlag
+from eventloop.plugin.records import FlagPlugin
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -78,15 +78,15 @@ class Modes:
     def algorithms(self) -> list[object]:
         """What the trainer is given to limit the batches."""
         if self.is_dry:
-            return [OfFlag(dry_limit(), "--dry-run")]
+            return [FlagPlugin(dry_limit(), "--dry-run")]
         if (batches := self.counts.get("overfit_batches")) is not None:
-            return [OfFlag(Overfit(batches=batches), "--overfit-batches")]
+            return [FlagPlugin(Overfit(batches=batches), "--overfit-batches")]
         limits = [name for name in _LIMITS if name in self.counts]
         if not limits:
             return []
         train, evaluation = map(self.counts.get, _LIMITS)
         limit = LimitBatches(train_batches=train, eval_batches=evaluation)
-        return [OfFlag(limit, " ".join(map(flag, limits)))]
+        return [FlagPlugin(limit, " ".join(map(flag, limits)))]
 
     @property
     def observers(self) -> list[Observer]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError
 from eventloop.files import disk
-from eventloop.plugin.records import OfFlag
+from eventloop.plugin.records import FlagPlugin
 
 if TYPE_CHECKING:
     from eventloop.trainer import Result, Trainer
@@ -32,7 +32,7 @@ class ResultFile:
     @property
     def callbacks(self) -> list[object]:
         """The plugins that watch the run."""
-        return [OfFlag(self._cost, "--result")] if self._path is not None else []
+        return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
 
     def write(self, trainer: Trainer, result: Result) -> None:
         """Writes numbers, time a step and memory, on the first rank; all of the file or nothing.

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import EventloopError, ResumeError, UsageError, a
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.run_folder import RunFolder
 from eventloop.run.differences import (
     config_differences,
@@ -176,7 +176,7 @@ def _shown(value: object) -> str:
 
 def read_json(files: RunFolder, name: str) -> dict[str, Any] | None:
     """Returns the content of a file; None where it isn't there, or isn't whole."""
-    with contextlib.suppress(OSError, Damage):
+    with contextlib.suppress(OSError, CorruptFileError):
         content = from_bytes(files.read(name, MAX_BYTES + 1))
         return content if isinstance(content, dict) else None
     return None

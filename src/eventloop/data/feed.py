@@ -105,7 +105,7 @@ class Feed:
         """
         if self.num_batches is not None:
             return self._taken < self.num_batches
-        num_with = self._processes.num_yes(self._has_own())
+        num_with = self._processes.count_true(self._has_own())
         world_size = self._processes.world_size
         if self._uneven == "error" and 0 < num_with < world_size:
             raise _uneven(f"{world_size - num_with} of {world_size} ranks have run out of batches")
@@ -248,7 +248,7 @@ class Feed:
         self.num_batches = self._agreed_length()
 
     def _agreed_length(self) -> int | None:
-        lengths: list[int] = self._processes.gathered(self._own_length)
+        lengths: list[int] = self._processes.all_gather(self._own_length)
         if None in lengths:
             return None
         if self._uneven == "error" and len(set(lengths)) > 1:

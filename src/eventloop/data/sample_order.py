@@ -24,7 +24,14 @@ from eventloop.data.attributes import declares
 from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.data.sharding import RankPart
 from eventloop.errors import TaskError
-from eventloop.rng import global_generators, is_generator, plain, put, standing_of, unplain
+from eventloop.rng import (
+    get_rng_state,
+    global_generators,
+    is_generator,
+    plain,
+    set_rng_state,
+    unplain,
+)
 
 _PLAIN = (bool, int, float, str, type(None))
 # Those that draw all that they need with their first index, from nothing that is hidden.
@@ -139,9 +146,9 @@ class Order(Sampler[Any]):
         found: dict[str, Any] = {"samplers": [one.state_dict() for one in self._samplers]}
         if shared:
             named = global_generators().items()
-            found["shared"] = {name: standing_of(one) for name, one in named}
+            found["shared"] = {name: get_rng_state(one) for name, one in named}
         if self._generator is not None:
-            found["loader"] = standing_of(self._generator)
+            found["loader"] = get_rng_state(self._generator)
         return found
 
     def put(self, standing: Mapping[str, Any]) -> None:
@@ -149,9 +156,9 @@ class Order(Sampler[Any]):
         generators = global_generators()
         for name, one in standing.get("shared", {}).items():
             if name in generators:
-                put(generators[name], one)
+                set_rng_state(generators[name], one)
         if self._generator is not None and "loader" in standing:
-            put(self._generator, standing["loader"])
+            set_rng_state(self._generator, standing["loader"])
         left = list(standing.get("samplers", ()))
         for sampler in self._samplers:
             # By their kinds: with other ranks they may be arranged in another way.
@@ -224,7 +231,7 @@ class _Watched:
         if isinstance(self._sampler, Stateful):
             return {"kind": self.kind, "state": self._sampler.state_dict()}
         attributes = _attributes(self._sampler).items()
-        drawn = {name: standing_of(one) for name, one in attributes if is_generator(one)}
+        drawn = {name: get_rng_state(one) for name, one in attributes if is_generator(one)}
         changed = {
             name: plain(one)
             for name, one in _plain_attributes(self._sampler).items()
@@ -239,7 +246,7 @@ class _Watched:
         attributes = _attributes(self._sampler)
         for name, one in state["generators"].items():
             if is_generator(attributes.get(name)):
-                put(attributes[name], one)
+                set_rng_state(attributes[name], one)
         for name, one in state["attributes"].items():
             value = unplain(one)
             if not declares(self._sampler, name) or not _is_plain(value):

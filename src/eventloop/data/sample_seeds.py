@@ -25,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.rng import KeptGenerators, is_generator, put, reseed, standing_of
+from eventloop.rng import KeptGenerators, get_rng_state, is_generator, reseed, set_rng_state
 
 _BITS = 2**64 - 1
 _ODD = 0xD1342543DE82EF95  # far from any index
@@ -89,14 +89,14 @@ class SampleSeeds:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
         if get_worker_info() is None:
             self._kept = KeptGenerators()
-            self._own = [(one, standing_of(one)) for one in own]
+            self._own = [(one, get_rng_state(one)) for one in own]
 
     def end_batch(self) -> None:
         """Ends a batch: the generators stand where they stood."""
         if self._kept is not None:
             self._kept.put_back()
             for generator, standing in self._own:
-                put(generator, standing)
+                set_rng_state(generator, standing)
             self._kept = None
 
     def seed_sample(self, index: Any, own: Sequence[Any]) -> None:

@@ -100,7 +100,7 @@ class Check:
 
         def answer(state: Any, *rest: Any) -> Any:
             mine = call(state, *rest)
-            everybody = state.gathered(mine)
+            everybody = state.all_gather(mine)
             if any(theirs != mine for theirs in everybody):
                 shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(everybody))
                 what = f"answered differently on different ranks: {shown}"

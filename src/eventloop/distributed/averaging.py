@@ -34,7 +34,7 @@ def average_gradients(
         if param.requires_grad
     ]
     if state.settings.find_unused_parameters:
-        masks = processes.gathered([param.grad is not None for param in params])
+        masks = processes.all_gather([param.grad is not None for param in params])
         for param, used in zip(params, zip(*masks, strict=True), strict=True):
             if any(used) and param.grad is None:
                 param.grad = torch.zeros_like(param)

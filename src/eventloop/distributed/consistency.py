@@ -45,7 +45,7 @@ def require_same(processes: Processes, what: str, mine: Mapping[str, Any], when:
         EventloopError: it differs; the message shows where, in the first places.
     """
     if not processes.are_same(mine):
-        _compare(what, processes.gathered(dict(mine)), when)
+        _compare(what, processes.all_gather(dict(mine)), when)
 
 
 def optimizers_of(state: State) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
             f"ranks 0 and {rank} would train different things: their {what} differ{when}",
             differs="; ".join(shown[:_MOST_SHOWN]) + more,
             fix="start every rank with the same command, environment, files and versions; what a "
-            "rank decides alone, by its own loss say, has to be agreed upon: state.gathered(...)",
+            "rank decides alone, by its own loss say, has to be agreed upon: state.all_gather(...)",
         )
 
 

@@ -133,13 +133,13 @@ class DataParallel:
         dist.all_reduce(total, group=self.aside)
         return total / self.world_size
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; every rank waits for the others."""
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.host)
         return values
 
-    def num_yes(self, answer: bool) -> int:
+    def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; every rank waits for the others."""
         answers = array("d", [float(answer)])
         dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
@@ -220,14 +220,14 @@ class _Exchange:
         self._work.wait()
         samples, tokens, seconds, stops, checkpoints = self._sums
         if stops:
-            self._grant_stop(state, self._processes.gathered(self._stop_reason))
+            self._grant_stop(state, self._processes.all_gather(self._stop_reason))
         if checkpoints:
             state.checkpoint_requested, self._checkpoint = True, False
         return int(samples), int(tokens), seconds
 
     def end_fit(self, state: State) -> None:
         """Grants what came too late for the last batch's exchange."""
-        asked = self._processes.gathered((self._stop_reason, self._checkpoint))
+        asked = self._processes.all_gather((self._stop_reason, self._checkpoint))
         reasons, checkpoints = zip(*asked, strict=True)
         self._grant_stop(state, reasons)
         if any(checkpoints):

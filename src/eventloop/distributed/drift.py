@@ -40,7 +40,7 @@ def require_same_weights(
     if processes.are_same(shared):
         return
     norms = {name: one.detach().norm().item() for name, one in state.model.named_parameters()}
-    everybody = processes.gathered({name: (one, norms[name]) for name, one in shared.items()})
+    everybody = processes.all_gather({name: (one, norms[name]) for name, one in shared.items()})
     for name in shared:
         values, sizes = zip(*(one[name] for one in everybody), strict=True)
         far = [abs(one - values[0]) for one in values]

@@ -52,10 +52,10 @@ def rank_zero_first() -> Iterator[None]:
     """
     processes = join_processes()
     if processes.local_rank:
-        processes.gathered(None)
+        processes.all_gather(None)
     yield
     if not processes.local_rank:
-        processes.gathered(None)
+        processes.all_gather(None)
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

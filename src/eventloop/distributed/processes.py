@@ -66,10 +66,10 @@ class Processes(Protocol):
     def mean(self, value: Tensor) -> Tensor:
         """Returns the mean of a tensor over the ranks; in one process, the tensor itself."""
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; every rank waits for the others."""
 
-    def num_yes(self, answer: bool) -> int:
+    def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; every rank waits for the others."""
 
     def are_same(self, value: Mapping[str, Any]) -> bool:
@@ -128,11 +128,11 @@ class SingleProcess:
         """Returns the tensor."""
         return value
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Returns the value."""
         return [value]
 
-    def num_yes(self, answer: bool) -> int:
+    def count_true(self, answer: bool) -> int:
         """Returns 1 for yes."""
         return int(answer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 MAX_BYTES = 32 * 2**20
 # Each takes up to about 200 bytes as Python's objects.
@@ -19,7 +19,7 @@ def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
         max_items: how many values and containers there may be, about.
 
     Raises:
-        Damage: it is more than `from_bytes` would read.
+        CorruptFileError: it is more than `from_bytes` would read.
     """
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     _check_size(data, max_items)
@@ -30,15 +30,17 @@ def from_bytes(data: bytes, max_items: int = MAX_ITEMS) -> Any:
     """Returns the value of JSON in ASCII.
 
     Raises:
-        Damage: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
+        CorruptFileError: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
     """
     _check_size(data, max_items)
     try:
         return json.loads(data.decode("ascii"), parse_constant=_refuse)
     except RecursionError:
-        raise Damage("its JSON is nested too deeply") from None
+        raise CorruptFileError("its JSON is nested too deeply") from None
     except ValueError as error:  # not ASCII, not JSON, or an int of thousands of digits
-        raise Damage(f"it isn't JSON as eventloop writes it ({str(error)[:80]})") from None
+        raise CorruptFileError(
+            f"it isn't JSON as eventloop writes it ({str(error)[:80]})"
+        ) from None
 
 
 def _check_size(data: bytes, max_items: int) -> None:
@@ -46,7 +48,9 @@ def _check_size(data: bytes, max_items: int) -> None:
     num_items = sum(data.count(one) for one in (b",", b"{", b"["))
     for number, limit, unit in ((len(data), MAX_BYTES, "bytes"), (num_items, max_items, "items")):
         if number > limit:
-            raise Damage(f"its JSON has {number:,} {unit}, of which {limit:,} are allowed")
+            raise CorruptFileError(
+                f"its JSON has {number:,} {unit}, of which {limit:,} are allowed"
+            )
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Damage(Exception):  # noqa: N818  what is wrong with a file, not yet what becomes of it
+class CorruptFileError(Exception):
     """A file isn't what its manifest says, or not what eventloop writes; the text is the reason.
 
     `format` makes a `CheckpointError` of it; `store` goes on to the next checkpoint.
@@ -17,6 +17,6 @@ class Damage(Exception):  # noqa: N818  what is wrong with a file, not yet what 
         super().__init__(reason)
         self.fix = fix
 
-    def of(self, name: str) -> Damage:
+    def of(self, name: str) -> CorruptFileError:
         """Returns the same with the name of the file it is about."""
-        return Damage(f"{name}: {self}", self.fix)
+        return CorruptFileError(f"{name}: {self}", self.fix)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
 # Windows has neither, nor files that wait when they are opened.
@@ -174,7 +174,7 @@ class OldFile:
     Never follows a link, never waits at a pipe, never reads more than it had at first.
 
     Raises:
-        Damage: nothing that can be read is there, or no regular file.
+        CorruptFileError: nothing that can be read is there, or no regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -185,7 +185,7 @@ class OldFile:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._descriptor = os.open(path, flags)
         except OSError as error:
-            raise Damage(f"it can't be read: {error.strerror}") from error
+            raise CorruptFileError(f"it can't be read: {error.strerror}") from error
         try:
             there = os.fstat(self._descriptor)
             _check_regular(there)
@@ -209,7 +209,9 @@ class OldFile:
     def read(self, num_bytes: int) -> bytes:
         """Reads so many bytes; as many as there are must have been asked for before."""
         if num_bytes > self.num_left:
-            raise Damage(f"it ends after {self.num_bytes:,} bytes, in the middle of something")
+            raise CorruptFileError(
+                f"it ends after {self.num_bytes:,} bytes, in the middle of something"
+            )
         buffer = bytearray(num_bytes)
         self.fill(memoryview(buffer))
         return bytes(buffer)
@@ -229,9 +231,9 @@ class OldFile:
             try:
                 num_read = os.readv(self._descriptor, [buffer])
             except OSError as error:
-                raise Damage(f"it can't be read: {error.strerror}") from error
+                raise CorruptFileError(f"it can't be read: {error.strerror}") from error
             if not num_read:
-                raise Damage(f"it ends early, {self.num_left:,} bytes before its end")
+                raise CorruptFileError(f"it ends early, {self.num_left:,} bytes before its end")
             self.num_left -= num_read
             buffer = buffer[num_read:]
 
@@ -240,12 +242,12 @@ def num_bytes_of(path: Path) -> int:
     """Returns the size of a regular file.
 
     Raises:
-        Damage: there is none.
+        CorruptFileError: there is none.
     """
     try:
         there = path.lstat()
     except OSError as error:
-        raise Damage(f"it can't be read: {error.strerror}") from error
+        raise CorruptFileError(f"it can't be read: {error.strerror}") from error
     _check_regular(there)
     return there.st_size
 
@@ -257,13 +259,13 @@ def num_free_bytes(path: Path) -> int:
 
 def _check_regular(there: os.stat_result) -> None:
     if stat.S_ISLNK(there.st_mode):
-        raise Damage("it is a link to somewhere else")
+        raise CorruptFileError("it is a link to somewhere else")
     if not stat.S_ISREG(there.st_mode):
-        raise Damage("it is not a regular file")
+        raise CorruptFileError("it is not a regular file")
     # To digest a terabyte of nothing would take an hour. Some file systems report no blocks at all.
     stored = 512 * getattr(there, "st_blocks", 0)
     if 0 < stored < there.st_size // 1000 and there.st_size > _num_memory_bytes():
-        raise Damage(
+        raise CorruptFileError(
             f"of its {there.st_size:,} bytes only {stored:,} are stored, the rest are holes"
         )
 

@@ -26,7 +26,7 @@ HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
 
 
 @dataclass(frozen=True)
-class Wishes:
+class OrderPreferences:
     """What a person asks for, beyond what the plugins say.
 
     Args:
@@ -79,7 +79,7 @@ class Assembly:
     off: tuple[Selected, ...]
     hooks: Mapping[str, Hook]
     implementations: Mapping[str, Ordered]
-    wishes: Wishes
+    wishes: OrderPreferences
     losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def owner(self, action: str) -> Plugin:
@@ -137,7 +137,7 @@ class Assembly:
 
 
 def arrange(
-    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: Wishes
+    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: OrderPreferences
 ) -> tuple[Assembly, list[PluginError]]:
     """Validates plugins and puts their implementations in order.
 
@@ -240,7 +240,7 @@ def _names(plugin: Plugin, attribute: str) -> tuple[str, ...]:
 
 
 def _choose_owners(
-    by_hook: Mapping[str, list[Implementation]], wishes: Wishes
+    by_hook: Mapping[str, list[Implementation]], wishes: OrderPreferences
 ) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
     """Takes out those who would own an action for which a person chose another.
 

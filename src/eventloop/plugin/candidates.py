@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from eventloop.errors import EventloopError, PluginError, SettingError
 from eventloop.hooks import Hook, hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
+from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.metadata import discover_all, shadowed
@@ -50,7 +50,7 @@ class Row:
         return self.selected.found
 
 
-def choose(
+def select_all(
     configuration: Configuration,
     given: Collection[str] | None = (),
     installed: Installed | None = None,
@@ -71,7 +71,7 @@ def choose(
     return selected, [*unreadable, *problems, *shadowed(selected)]
 
 
-def take_up(
+def load_all(
     configuration: Configuration, selected: Sequence[Selected], given: Collection[str] | None = ()
 ) -> tuple[list[Row], list[EventloopError]]:
     """Loads and builds what was selected; one whose place an object takes is left out.
@@ -153,7 +153,7 @@ def _option_names(target: object) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class Survey:
+class DryAssembly:
     """All plugins, in what order they would take part, and everything that is wrong.
 
     Args:
@@ -172,34 +172,34 @@ class Survey:
         return next((row for row in named if row.plugin), named[0] if named else None)
 
 
-def survey(configuration: Configuration, given: Collection[str] | None = ()) -> Survey:
+def dry_assemble(configuration: Configuration, given: Collection[str] | None = ()) -> DryAssembly:
     """Looks at everything that is installed as a run would, and goes on where it would stop.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.
     """
     rules = configuration.rules
-    selected, problems = choose(configuration, given)
-    rows, failures = take_up(configuration, selected, given)
+    selected, problems = select_all(configuration, given)
+    rows, failures = load_all(configuration, selected, given)
     plugins = [row.plugin for row in rows if row.plugin is not None]
     off = [row.selected for row in rows if row.selected.status == "off"]
     owners = {action: str(value.value) for action, value in rules.owners.items()}
     installed = tuple(one.found.name for one in selected)
-    assembly, misfits = _arranged(plugins, off, Wishes(rules.edges, owners, installed))
+    assembly, misfits = _arranged(plugins, off, OrderPreferences(rules.edges, owners, installed))
     problems += [*failures, *misfits, *rules.order_problems(assembly.hooks, installed)]
     kept = tuple(_with_problems(row, problems) for row in rows)
-    return Survey(kept, assembly, tuple(dict.fromkeys(problems)))
+    return DryAssembly(kept, assembly, tuple(dict.fromkeys(problems)))
 
 
 def _arranged(
-    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: Wishes
+    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: OrderPreferences
 ) -> tuple[Assembly, list[PluginError]]:
     """Puts plugins in order; one that can't even be looked at is left out, and a problem."""
     problems = []
     kept = []
     for plugin in plugins:
         try:
-            arrange([plugin], (), Wishes(installed=wishes.installed))
+            arrange([plugin], (), OrderPreferences(installed=wishes.installed))
         except BaseException as error:  # noqa: BLE001
             problems.append(unexpected(plugin.origin, error))
         else:

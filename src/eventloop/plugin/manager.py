@@ -15,10 +15,10 @@ from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.naming import fold
-from eventloop.plugin.assembly import HOOKS, Assembly, Wishes, arrange
-from eventloop.plugin.candidates import choose, take_up
+from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
+from eventloop.plugin.candidates import load_all, select_all
 from eventloop.plugin.metadata import discover_all
-from eventloop.plugin.records import GROUPS, Found, OfFlag, Plugin, Selected
+from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
 
@@ -42,7 +42,7 @@ def handed_over(
     usual = f"{by}({role}s=...)"
     for given in objects:
         source, target = usual, given
-        if isinstance(given, OfFlag):
+        if isinstance(given, FlagPlugin):
             source, target = given.flag, given.target
         known = _found_as(target, found)
         if known is not None:
@@ -85,19 +85,19 @@ def assemble(
     ]
     given.sort(key=lambda one: (one.role, fold(one.name)))
     names = [one.name for one in given]
-    selected, problems = choose(configuration, names)
+    selected, problems = select_all(configuration, names)
     left_out = {id(one) for one in brought if configuration.choice.switches_off(one.name)}
     off = [_switched_off(one) for one in given if id(one) in left_out]
     given = [one for one in given if id(one) not in left_out]
     plugins = [one for one in given if not isinstance(one.target, type) and takes_part(one, HOOKS)]
     usable = set(map(id, plugins))
     problems += [_without_hooks(one) for one in given if id(one) not in usable]
-    rows, failures = take_up(configuration, selected, names)
+    rows, failures = load_all(configuration, selected, names)
     off += [row.selected for row in rows if row.selected.status == "off"]
     everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins, *core]
     known = (*(one.name for one in found), *names)
     owners = {action: value.value for action, value in rules.owners.items()}
-    assembly, misfits = arrange(everybody, off, Wishes(rules.edges, owners, known))
+    assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
     problems += [*failures, *rules.object_problems(given), *misfits]
     raise_all([*problems, *rules.order_problems(assembly.hooks, known)])
     _register(assembly)

@@ -73,7 +73,7 @@ class Selected:
 
 
 @dataclass(frozen=True)
-class OfFlag:
+class FlagPlugin:
     """A plugin that a flag of the command stands for, to be handed over like any other.
 
     Args:

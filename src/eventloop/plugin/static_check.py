@@ -25,7 +25,7 @@ _MAX_REDIRECTIONS = 4
 
 
 @dataclass(frozen=True)
-class Seen:
+class StaticReport:
     """What a glance tells.
 
     Args:
@@ -37,7 +37,7 @@ class Seen:
     needs: tuple[str, ...] = ()
 
 
-def glance(found: Found) -> Seen:
+def static_check(found: Found) -> StaticReport:
     """Says what keeps a plugin from taking part, as far as its files tell.
 
     It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
@@ -48,41 +48,41 @@ def glance(found: Found) -> Seen:
     try:
         module, attribute = found.entry_point.module, found.entry_point.attr or ""
     except (ValueError, AttributeError):
-        return Seen(f"the entry point {found.entry_point.value!r} is no `module:name`")
+        return StaticReport(f"the entry point {found.entry_point.value!r} is no `module:name`")
     path, problem = _locate(module)
     if problem or path is None:
-        return Seen(problem)
+        return StaticReport(problem)
     return _look(module, path, attribute.partition(".")[0])
 
 
-def _look(module: str, path: Path, attribute: str) -> Seen:
+def _look(module: str, path: Path, attribute: str) -> StaticReport:
     """Follows a name from the module that the entry point names to where it is defined."""
     for _ in range(_MAX_REDIRECTIONS):
         try:
             body = ast.parse(path.read_bytes()).body
         except (SyntaxError, ValueError) as error:
-            return Seen(f"can't be imported: {type(error).__name__}: {error}, {path}")
+            return StaticReport(f"can't be imported: {type(error).__name__}: {error}, {path}")
         except OSError as error:
-            return Seen(f"can't be imported: {error}")
+            return StaticReport(f"can't be imported: {error}")
         if problem := _import_problem(body, path):
-            return Seen(problem)
+            return StaticReport(problem)
         names = dict(bound_names(body))
         if not attribute or "*" in names or "__getattr__" in names:
-            return Seen()
+            return StaticReport()
         if attribute not in names:
-            return Seen(f"{module} has no {attribute!r}{closest(attribute, names)}")
+            return StaticReport(f"{module} has no {attribute!r}{closest(attribute, names)}")
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
-            return Seen(_hook_problem(node), tuple(_needs(node)))
+            return StaticReport(_hook_problem(node), tuple(_needs(node)))
         following = _origin(node, attribute, module, path)
         if following is None:
-            return Seen()
+            return StaticReport()
         module, attribute = following
         found, problem = _locate(module)
         if problem or found is None:
-            return Seen(problem)
+            return StaticReport(problem)
         path = found
-    return Seen()
+    return StaticReport()
 
 
 def _import_problem(body: list[ast.stmt], path: Path) -> str:

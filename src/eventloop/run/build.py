@@ -69,6 +69,6 @@ def _drop_unsuitable(core: Core, who_insists: Callable[[Found], str]) -> None:
         mine = unsuitable_reasons(asked, state, who_insists)
         state.batch = None
     # What doesn't suit one rank is off on all.
-    reasons = {name: why for one in state.gathered(mine) for name, why in one.items()}
+    reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}
     if reasons:
         core.freeze(without(core.assembly, reasons))

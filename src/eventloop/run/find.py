@@ -12,7 +12,7 @@ from eventloop.checkpoint.storage import Storage, local_copy
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
-from eventloop.run.start import Allowed, Anew, FromCheckpoint, Start
+from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
 from eventloop.text import shell
 from eventloop.urls import Place, Url
 
@@ -38,11 +38,11 @@ def find_start(
             mine = (*_chosen(settings, storage), None)
         except EventloopError as error:
             mine = (None, [], error)
-    place, refused, problem = processes.gathered(mine)[0]
+    place, refused, problem = processes.all_gather(mine)[0]
     if problem is not None:
         raise problem
     if place is None:
-        return Anew(_note_on(storage))
+        return FreshStart(_note_on(storage))
     checkpoint = read(local_copy(place, storage, processes))
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
         raise _not_finite(place)

@@ -18,7 +18,7 @@ import torch
 import eventloop
 from eventloop.errors import EventloopError
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.corruption import Damage
+from eventloop.files.corruption import CorruptFileError
 from eventloop.files.run_folder import RunFolder
 from eventloop.hooks import hookimpl
 from eventloop.naming import plain
@@ -116,7 +116,7 @@ def _earlier_starts(files: RunFolder) -> list[Any]:
     try:
         found = from_bytes(files.read(FILE, MAX_BYTES + 1))
         json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
-    except (OSError, Damage, RecursionError):
+    except (OSError, CorruptFileError, RecursionError):
         return []
     if not isinstance(found, dict) or "started" not in found:
         return []
@@ -170,7 +170,7 @@ class RunFile:
                 )
             except EventloopError as error:
                 problem = error
-        (problem, *_) = state.gathered(problem)
+        (problem, *_) = state.all_gather(problem)
         if problem is not None:
             raise problem
         self._is_written = True

@@ -16,7 +16,7 @@ from eventloop.distributed.join import choose_device
 from eventloop.errors import keep
 from eventloop.loop import Loop
 from eventloop.naming import fold
-from eventloop.plugin.assembly import HOOKS, Assembly, Wishes
+from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
@@ -86,7 +86,7 @@ class Core:
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
-        self.assembly = Assembly((), (), {}, {}, Wishes())
+        self.assembly = Assembly((), (), {}, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
         self._files = [RunFile(start)] if settings.run_dir is not None else []

@@ -95,7 +95,7 @@ class Start(Protocol):
         """Puts the run where it goes on."""
 
 
-class Anew:
+class FreshStart:
     """A run that begins.
 
     Args:

@@ -15,7 +15,7 @@ from eventloop.task import Task
 
 
 @dataclass(frozen=True)
-class Brought:
+class TaskDefaults:
     """What a task brings beside its hooks; nothing where it is hooks alone."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class Brought:
     counts_tokens: bool = True
 
 
-def brought_by(task: object) -> Brought:
+def task_defaults_of(task: object) -> TaskDefaults:
     """Returns what a task brings."""
     if isinstance(task, Task):
-        return Brought(
+        return TaskDefaults(
             settings=task.settings,
             algorithms=task.algorithms,
             callbacks=task.callbacks,
@@ -37,7 +37,7 @@ def brought_by(task: object) -> Brought:
             criterion=task.loss,
             counts_tokens=task.num_tokens is not None,
         )
-    return Brought()
+    return TaskDefaults()
 
 
 def task_plugin(task: object) -> Plugin:

@@ -51,7 +51,7 @@ class AutoMicrobatch:
         state.attempt = 0
         while True:
             loss, error = self._attempt(state, hooks, optimizers, passes)
-            if not self._processes.num_yes(error is not None):
+            if not self._processes.count_true(error is not None):
                 assert loss is not None
                 self._processes.average(state, optimizers)
                 if state.attempt:
@@ -81,7 +81,7 @@ class AutoMicrobatch:
     def _shrink(self, state: State, error: RuntimeError | None) -> None:
         """Halves the microbatches on all ranks alike, or gives up at one sample."""
         size = state.microbatch_size or num_samples(state.batch)
-        size = min(self._processes.gathered(size))
+        size = min(self._processes.all_gather(size))
         if size == 1:
             reason = error or RuntimeError("another rank is out of memory with one sample")
             reason.add_note("microbatch_size='auto' has come down to one sample")

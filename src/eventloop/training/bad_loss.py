@@ -130,10 +130,10 @@ class LossWatch:
         self._start_copy()
         while self._copies:
             self._look(state)
-        if not state.num_yes(self._bad is not None):
+        if not state.count_true(self._bad is not None):
             return
         mine = None if self._bad is None else self._bad_batch(state, *self._bad)
-        found = [(one, rank) for rank, one in enumerate(state.gathered(mine)) if one is not None]
+        found = [(one, rank) for rank, one in enumerate(state.all_gather(mine)) if one is not None]
         first, rank = min(found, key=lambda one: (one[0].batch, one[1]))
         alike = [str(other) for one, other in found if one.batch == first.batch]
         facts = dict(first.facts)

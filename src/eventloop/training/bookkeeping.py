@@ -129,7 +129,7 @@ class Bookkeeping:
         row: dict[str, float] = state.clock.moment()._asdict()
         loss = self.latest_loss.value
         if loss is not None:
-            losses = self._processes.gathered(loss.item())
+            losses = self._processes.all_gather(loss.item())
             row["train/loss"] = sum(losses) / len(losses)
         for dataset, results in state.eval_metrics.items():
             for name, value in results.items():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
-    from eventloop.training.grad_scaling import Stepped
+    from eventloop.training.grad_scaling import StepOutcome
 
 
 class Defaults:
@@ -182,8 +182,8 @@ class Defaults:
         state: State,
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
-    ) -> bool | Stepped:
-        stepped: bool | Stepped = True
+    ) -> bool | StepOutcome:
+        stepped: bool | StepOutcome = True
         for name, optimizer in optimizers.items():
             if name in self._with_closure:
                 optimizer.step(closure)  # type: ignore[arg-type]  # torch's stub says float
@@ -254,7 +254,7 @@ def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
         NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
     """
     mine = first_not_finite(weights, trained_names(state.model)) if state.rank == 0 else None
-    (name, *_) = state.gathered(mine)
+    (name, *_) = state.all_gather(mine)
     if name is None:
         return
     error = NonFiniteError(

@@ -27,7 +27,7 @@ MOST_SKIPPED = 1_000
 SMALLEST_SCALE = 2.0**-100
 
 
-class Stepped:
+class StepOutcome:
     """Whether a step was made; known when the device has got so far.
 
     Asking, as in `if stepped:`, waits for it.
@@ -60,12 +60,12 @@ class Unscaled:
         """Adds the gradients of `loss` to `.grad`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer) -> bool | Stepped:
+    def step(self, optimizer: Optimizer) -> bool | StepOutcome:
         """Lets the optimizer step."""
         optimizer.step()
         return True
 
-    def once_stepped(self, stepped: bool | Stepped, scheduler_step: Plan, state: State) -> None:
+    def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
         """Moves the schedulers that are counted in batches, if the optimizers did step."""
         if stepped:
             scheduler_step(state, "ba")
@@ -103,8 +103,8 @@ class Scaled:
         self._flags: list[Tensor] = []
         self._unscaled: set[int] = set()
         self._begun: set[int] = set()
-        self._made: Stepped | None = None
-        self._awaited: bool | Stepped = False
+        self._made: StepOutcome | None = None
+        self._awaited: bool | StepOutcome = False
         self._num_skipped = 0
         self._scheduler_step: Plan | None = None
 
@@ -155,7 +155,7 @@ class Scaled:
                 flag.copy_(worst)
         self._made = None
 
-    def step(self, optimizer: Optimizer) -> bool | Stepped:
+    def step(self, optimizer: Optimizer) -> bool | StepOutcome:
         """Lets the optimizer step, unless a gradient of the batch overflowed."""
         if id(optimizer) not in self._unscaled:
             self.unscale({"": optimizer})
@@ -163,7 +163,7 @@ class Scaled:
             optimizer.step()  # it has no gradient
             return True if self._made is None else self._made
         if self._made is None:
-            self._made = Stepped(self._flags[0].clone())
+            self._made = StepOutcome(self._flags[0].clone())
         # Private, but what torch itself tells them by: fused optimizers read the flag on the device,
         # the others can't do without the wait. Nor can a first step: skipped by the device, it
         # leaves the momenta of a fused SGD as the memory happened to be (torch 2.13).
@@ -175,7 +175,7 @@ class Scaled:
             self._begun.add(id(optimizer))
         return self._made
 
-    def once_stepped(self, stepped: bool | Stepped, scheduler_step: Plan, state: State) -> None:
+    def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
         """Keeps the question until its answer is on the host, or is needed."""
         self._await_known(state)
         self._awaited, self._scheduler_step = stepped, scheduler_step
@@ -199,11 +199,11 @@ class Scaled:
             self._num_skipped = state["num_skipped"]
 
     def _around_batch(self, plan: Plan) -> Plan:
-        def train_batch(state: State) -> bool | Stepped:
+        def train_batch(state: State) -> bool | StepOutcome:
             if self._unscaled:
                 self._forget()  # of a batch that raised
                 self._flags = []
-            stepped: bool | Stepped = plan(state)
+            stepped: bool | StepOutcome = plan(state)
             if self._flags:
                 state.numbers.record("train/overflow", self._flags[0].clone())
                 self._scaler.update()
@@ -238,7 +238,7 @@ class Scaled:
             assert self._scheduler_step is not None
             self._num_skipped = 0
             self._scheduler_step(state, "ba")
-        elif isinstance(stepped, Stepped):
+        elif isinstance(stepped, StepOutcome):
             self._num_skipped += 1
             if self._num_skipped % MOST_SKIPPED == 0:
                 raise _never_finite(self._num_skipped, self._scaler.get_scale())

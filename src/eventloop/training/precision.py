@@ -31,7 +31,7 @@ class Precision:
             the action `backward` calls it.
         once_stepped: calls a function as soon as it is known that a step was made: at once, or under
             fp16 before the next step.
-        step: lets an optimizer step; gives True, or under fp16 a `Stepped`. An owner of the action
+        step: lets an optimizer step; gives True, or under fp16 a `StepOutcome`. An owner of the action
             `optimizer_step` calls it, and returns what it gives.
     """
 

@@ -120,9 +120,9 @@ class WeightWatch:
             # A sum overflows, too, where entries are finite and huge: the weights themselves tell.
             params = dict(self._params)
             bad = [name for name in bad if not is_finite(local_part(params[name]))]
-        if not state.num_yes(bool(bad)):
+        if not state.count_true(bool(bad)):
             return
-        everybody = state.gathered((bad[:1], min(self.bad_gradients, default=None)))
+        everybody = state.all_gather((bad[:1], min(self.bad_gradients, default=None)))
         rank, (name, *_), at = next(
             (rank, names, at) for rank, (names, at) in enumerate(everybody) if names
         )

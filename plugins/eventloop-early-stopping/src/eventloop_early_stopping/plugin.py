@@ -85,7 +85,7 @@ class EarlyStopping:
             stops_at_nan=self.on_nan == "stop",
         )
         # A rank that is new knows nothing of the run so far, and all have to answer alike.
-        (common, *_) = state.gathered(self._loaded and self._loaded["common"])
+        (common, *_) = state.all_gather(self._loaded and self._loaded["common"])
         own, self._loaded = self._loaded, None
         if common is not None and common["watched"] == self._described():
             self._waiting.load_state_dict(common["waiting"])
@@ -139,7 +139,7 @@ class EarlyStopping:
         if self._watched.dataset or state.clock.batch_in_epoch:
             return
         # All ranks ask; one that is new may have had no batch of this epoch.
-        told = state.gathered(None if self._loss is None else self._loss.item())
+        told = state.all_gather(None if self._loss is None else self._loss.item())
         self._loss, self._num_losses = None, 0
         if losses := [one for one in told if one is not None]:
             self._take(state, sum(losses) / len(losses))
@@ -150,7 +150,7 @@ class EarlyStopping:
         assert self._watched is not None
         if self._in_fit and self._watched.dataset:
             # The same on all ranks by itself, where they compute alike.
-            value, *_ = state.gathered(self._watched.value(state.eval_metrics))
+            value, *_ = state.all_gather(self._watched.value(state.eval_metrics))
             self._take(state, value)
 
     @hookimpl

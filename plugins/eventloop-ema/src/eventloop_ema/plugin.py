@@ -13,7 +13,7 @@ from torch import Tensor
 from eventloop import PluginError, State, Time, hookimpl
 from eventloop.clock import FIELDS, UNITS
 from eventloop.errors import SettingError
-from eventloop.training.grad_scaling import Stepped
+from eventloop.training.grad_scaling import StepOutcome
 from eventloop_ema.averages import Averages, averaged_names
 from eventloop_ema.maths import half_life_of, share_of
 
@@ -85,7 +85,7 @@ class Ema:
         self._go_on_from(loaded, state)
 
     @hookimpl(wrapper=True)
-    def train_batch(self, state: State) -> Generator[None, bool | Stepped, bool | Stepped]:
+    def train_batch(self, state: State) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
         """Learns whether a step was made; under fp16 the device alone knows it by now."""
         stepped = yield
         self._stepped = (

@@ -109,7 +109,7 @@ class Fsdp:
     def backward(self, state: State) -> Generator[None, bool, bool]:
         """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
         is_last = state.microbatch_idx == state.num_microbatches - 1
-        if state.num_yes(is_last) not in (0, state.world_size):
+        if state.count_true(is_last) not in (0, state.world_size):
             raise PluginError(
                 f"rank {state.rank} has {state.num_microbatches} microbatches and others have "
                 "another number, but every pass over a sharded model takes all ranks",
@@ -229,10 +229,10 @@ class Fsdp:
         Each rank says before each pass whether it has a batch. Lengths needn't be known, and may
         differ.
         """
-        state.num_yes(True)
+        state.count_true(True)
         outputs = yield
         if self._is_last:
-            while state.num_yes(False):
+            while state.count_true(False):
                 state.again()
             # Without gradients, nothing else gives up what the root keeps for a backward.
             for one in self._sharded:

@@ -80,7 +80,7 @@ class Runner:
             PluginError: the ranks disagree.
         """
         self._is_before_run = False
-        chosen = self._state.gathered(str(self._state.until))
+        chosen = self._state.all_gather(str(self._state.until))
         if len(set(chosen)) > 1:
             raise PluginError(
                 f"before_run left another end of the run on each rank: {', '.join(chosen)}",

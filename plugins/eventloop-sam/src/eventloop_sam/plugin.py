@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import State, hookimpl
-from eventloop.training.grad_scaling import Stepped
+from eventloop.training.grad_scaling import StepOutcome
 from eventloop.training.optimizers import wants_closure
 from eventloop_sam.draws import Draws
 from eventloop_sam.sharpness import ascent, buffers_restored, restored
@@ -73,7 +73,7 @@ class Sam:
         state: State,
         optimizers: Mapping[str, Optimizer],
         closure: Callable[[], Tensor],
-    ) -> Generator[None, bool | Stepped, bool | Stepped]:
+    ) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
         """Puts the gradient at the nearby point in the place of the one at hand."""
         params = [
             param

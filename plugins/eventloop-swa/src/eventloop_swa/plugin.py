@@ -226,7 +226,7 @@ def _is_sharded(state: State) -> bool:
 def _together(batches: Iterator[Any], state: State) -> Iterator[Any]:
     """Yields batches as long as every rank has one: a norm over all ranks waits for all of them."""
     for batch in itertools.chain(batches, itertools.repeat(None)):
-        if state.num_yes(batch is not None) < state.world_size:
+        if state.count_true(batch is not None) < state.world_size:
             return
         yield batch
 
@@ -234,7 +234,7 @@ def _together(batches: Iterator[Any], state: State) -> Iterator[Any]:
 def _take_statistics(into: Any, norm: Any, state: State) -> None:
     """Takes the mean of the statistics of all ranks."""
     own = norm.running_mean.cpu(), norm.running_var.cpu()
-    means, variances = zip(*state.gathered(own), strict=True)
+    means, variances = zip(*state.all_gather(own), strict=True)
     into.running_mean.copy_(torch.stack(means).mean(0))
     into.running_var.copy_(torch.stack(variances).mean(0))
     into.num_batches_tracked.copy_(norm.num_batches_tracked)

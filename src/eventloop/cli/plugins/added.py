@@ -13,7 +13,7 @@ from eventloop.naming import fold
 from eventloop.plugin.extensions import extension_problems, imported_callable
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
-from eventloop.plugin.static_check import glance
+from eventloop.plugin.static_check import static_check
 
 if TYPE_CHECKING:
     from eventloop.plugin.metadata import Installed
@@ -49,7 +49,7 @@ def seen_extensions(installed: Installed) -> Iterator[Extension]:
         if one in problems:
             yield Extension(one, problems[one].what, problems[one])
         else:
-            yield Extension(one, glance(one).problem)
+            yield Extension(one, static_check(one).problem)
 
 
 def imported_extensions(name: str | None = None) -> Iterator[Extension]:

@@ -14,7 +14,7 @@ from eventloop.plugin.measure import Measured, measure_imports
 from eventloop.text import plain
 
 if TYPE_CHECKING:
-    from eventloop.plugin.candidates import Survey
+    from eventloop.plugin.candidates import DryAssembly
     from eventloop.plugin.records import Found
 
 COMMAND = Command(
@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def _rows(found: Survey) -> Iterator[dict[str, Any]]:
+def _rows(found: DryAssembly) -> Iterator[dict[str, Any]]:
     imported = [row for row in found.rows if row.target is not None]
     costs = dict(
         zip(

@@ -13,11 +13,11 @@ from eventloop.cli.plugins.reading import JSON, configuration_of
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import choose
+from eventloop.plugin.candidates import select_all
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.select import name_problems
-from eventloop.plugin.static_check import glance
+from eventloop.plugin.static_check import static_check
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     refuse_flags(arguments, COMMAND)
     configuration = configuration_of(arguments)
     installed = installed_entry_points()
-    selected, problems = choose(configuration, installed=installed)
+    selected, problems = select_all(configuration, installed=installed)
     wrong_usage = [one for one in problems if isinstance(one, UsageError)]
     others = [one for one in problems if one not in wrong_usage]
     rows = list(_rows(configuration, selected, others))
@@ -86,7 +86,7 @@ def _seen(one: Selected, configuration: Configuration) -> tuple[str, str]:
     """Returns status and reason of a plugin, with what a glance shows: a problem, or that it sleeps."""
     if one.status == "off":
         return one.status, one.reason
-    seen = glance(one.found)
+    seen = static_check(one.found)
     given = configuration.section(one.found.name)
     lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
     if seen.problem:

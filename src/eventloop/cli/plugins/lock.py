@@ -11,7 +11,7 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
 from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.errors import PluginError
-from eventloop.plugin.candidates import survey
+from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def require_lock(configuration: Configuration) -> None:
     """
     path = lock_path(Path.cwd())
     if path.is_file():
-        assembly = survey(configuration).assembly
+        assembly = dry_assemble(configuration).assembly
         check_lock(path, assembly.plugins, assembly.implementations)

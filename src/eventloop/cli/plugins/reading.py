@@ -10,7 +10,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.errors import UsageError, raise_all
 
 if TYPE_CHECKING:
-    from eventloop.plugin.candidates import Survey
+    from eventloop.plugin.candidates import DryAssembly
 
 JSON = CommandOption("json", "", "write JSON instead of a table")
 
@@ -25,18 +25,18 @@ def configuration_of(arguments: Arguments) -> Configuration:
     )
 
 
-def surveyed(arguments: Arguments) -> tuple[Configuration, Survey]:
+def surveyed(arguments: Arguments) -> tuple[Configuration, DryAssembly]:
     """Looks at all plugins, which may print meanwhile: on stdout stands what the command says."""
     from eventloop.plugin.candidates import (
-        survey,  # kept out of subcommands that import no plugin
+        dry_assemble,  # kept out of subcommands that import no plugin
     )
 
     configuration = configuration_of(arguments)
     with stdout_to_stderr():
-        return configuration, survey(configuration)
+        return configuration, dry_assemble(configuration)
 
 
-def refuse_choice(found: Survey) -> None:
+def refuse_choice(found: DryAssembly) -> None:
     """Refuses a choice of plugins that aren't there, when everything else has been written.
 
     Raises:
