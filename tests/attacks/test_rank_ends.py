@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-TIMEOUT_S = 5  # how long ranks wait for each other
+TIMEOUT_S = 8  # how long ranks wait for each other, also for those that start later
 BOUND_S = 10  # from the event, or for a hang from the timeout, to the end of the last process
 MARK = "RANK_ENDS_MARK"
 
@@ -214,8 +214,8 @@ def test_a_rank_that_ends_ends_all_and_is_named_first(moment, way, launcher, lau
     is_gone = one.gone_by(happened + allowed_s)
     took_s = time.time() - happened
 
-    # Before training starts, torchrun's SIGTERM ends the others before they can say anything; its
-    # own message names the rank.
+    # A status other than 0 torchrun notices first, and its SIGTERM may end the others before they
+    # say anything; its own message names the rank.
     told = r"ranks? (\d)" if launcher == "eventloop" else r"ranks? (\d)|.*failed .*local_rank: (\d)"
     named = [line for line in one.err().splitlines() if re.match(told, line)]
     print(f"{moment} | {way} | {launcher} | {took_s:.1f} s | {named[:1]}")
