@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -22,14 +23,18 @@ def pseudo_code() -> str:
     return re.search(r"## The loop\n.*?```text\n(.*?)```", page, re.DOTALL)[1]
 
 
+def module_at(path: Path) -> ModuleType:
+    """Returns a script of the documentation as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """The reference as the docstrings say it now."""
-    path = DOCS / "build_reference.py"
-    spec = importlib.util.spec_from_file_location("build_reference", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.pages()
+    return module_at(DOCS / "build_reference.py").pages()
 
 
 def test_the_reference_is_made_of_the_docstrings(pages):
@@ -37,6 +42,13 @@ def test_the_reference_is_made_of_the_docstrings(pages):
     written = {name: (DOCS / "reference" / name).read_text() for name in pages}
 
     assert written == pages
+
+
+def test_the_picture_of_the_architecture_is_current():
+    """It is drawn from the imports: `python docs/build_architecture.py`."""
+    module = module_at(DOCS / "build_architecture.py")
+
+    assert module.PICTURE.read_text() == module.picture()
 
 
 def events_in(text: str) -> list[str]:
