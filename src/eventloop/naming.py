@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+@functools.lru_cache(maxsize=4096)
 def fold(name: str) -> str:
     """Folds a name to the form in which names are compared: lower case, no dashes.
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 MAX_DEPTH = 64
 _HAS = "None, bool, int, float, str, bytes, tensors, and dicts (str or int keys), lists and tuples"
+_AS_IS = (type(None), bool, str)  # what JSON holds as it is
+_NESTED = (dict, list)  # what may have to be decoded in JSON
 _NAME_ALONE = "value"  # of a tensor that is the whole nest
 
 
@@ -165,8 +167,8 @@ def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
             raise at.refuse(
                 value, f"a dict with the key {str(key)[:80]!r}, {a(_full_name(type(key)))}"
             )
-        items.append((key, _encode(one, at.below(key))))
-    if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
+        items.append((key, one if type(one) in _AS_IS else _encode(one, at.below(key))))
+    if {type(key) for key in value} <= {str} and "$" not in {key[:1] for key in value}:
         return dict(items)
     return {"$dict": [[_encode(key, at), one] for key, one in items]}
 
@@ -188,15 +190,18 @@ def _decode(value: Json, left: dict[str, Any], depth: int) -> Nest:
     if depth > MAX_DEPTH:
         raise CorruptFileError(f"it is more than {MAX_DEPTH} levels deep")
     if isinstance(value, list):
-        return [_decode(one, left, depth + 1) for one in value]
+        return [_decode(one, left, depth + 1) if type(one) in _NESTED else one for one in value]
     if not isinstance(value, dict):
         return value
     tag = next(iter(value), "")
     if len(value) == 1 and tag.startswith("$"):
         return _decode_tagged(tag, value[tag], left, depth)
-    if any(key.startswith("$") for key in value):
+    if "$" in {key[:1] for key in value}:
         raise CorruptFileError(f"the key {tag[:80]!r} means nothing")
-    return {key: _decode(one, left, depth + 1) for key, one in value.items()}
+    return {
+        key: _decode(one, left, depth + 1) if type(one) in _NESTED else one
+        for key, one in value.items()
+    }
 
 
 def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> Nest:

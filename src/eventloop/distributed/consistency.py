@@ -28,24 +28,27 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
         EventloopError: something differs.
     """
     for what in ("settings", "task", "plugins", "off", "owners", "order", "versions"):
-        flat = dict(_flat("", manifest[what]))
-        require_same(processes, what, {key: flat[key] for key in flat if key not in _OWN})
+        mine = manifest[what]
+        if isinstance(mine, Mapping):
+            mine = {key: one for key, one in mine.items() if key not in _OWN}
+        require_same(processes, what, mine)
 
 
-def require_same(processes: Processes, what: str, mine: Mapping[str, Any], when: str = "") -> None:
-    """Compares something of all ranks, by key; collective: every rank must call it.
+def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
+    """Compares something of all ranks, leaf by leaf; collective: every rank must call it.
 
     A digest is exchanged; what it is of, only where it differs.
 
     Args:
-        mine: JSON's values.
+        mine: what JSON can hold.
         when: since when, for the message.
 
     Raises:
         EventloopError: it differs; the message shows where, in the first places.
     """
     if not processes.are_same(mine):
-        _compare(what, processes.all_gather(dict(mine)), when)
+        everybody = [dict(_flat("", one)) for one in processes.all_gather(mine)]
+        _compare(what, everybody, when)
 
 
 def optimizers_of(state: State) -> dict[str, Any]:

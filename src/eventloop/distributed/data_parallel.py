@@ -145,8 +145,8 @@ class DataParallel:
         dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
         return int(answers[0])
 
-    def are_same(self, value: Mapping[str, Any]) -> bool:
-        """Whether all ranks have the same values; a digest is exchanged, whatever their size."""
+    def are_same(self, value: Any) -> bool:
+        """Whether all ranks have the same value; a digest is exchanged, whatever their size."""
         text = json.dumps(value, sort_keys=True, default=repr)
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         ends = array("q", (digest, -digest))

@@ -72,8 +72,8 @@ class Processes(Protocol):
     def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; every rank waits for the others."""
 
-    def are_same(self, value: Mapping[str, Any]) -> bool:
-        """Whether all ranks have the same values; of constant size, every rank waits for the others."""
+    def are_same(self, value: Any) -> bool:
+        """Whether all ranks have the same value; of constant size, every rank waits for the others."""
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
         """Makes sure that ranks which should have the same weights have them.
@@ -136,7 +136,7 @@ class SingleProcess:
         """Returns 1 for yes."""
         return int(answer)
 
-    def are_same(self, value: Mapping[str, Any]) -> bool:
+    def are_same(self, value: Any) -> bool:
         """Returns True."""
         return True
 

@@ -221,7 +221,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
     for one in selected:
         if one.status == "active" and one.found.distribution:
             active.setdefault(one.found.distribution, []).append(one)
-    repeated = _repeated()
+    repeated = _repeated() if active else ()
     for distribution, group in active.items():
         if canonical(distribution) not in repeated:
             continue

@@ -35,10 +35,10 @@ def observe(
     implementations: Iterable[Implementation], observers: Sequence[Observer]
 ) -> tuple[Implementation, ...]:
     """Puts the observers around implementations, the first innermost."""
-    return tuple(
-        functools.reduce(lambda one, observer: observer.observed(one), observers, given)
-        for given in implementations
-    )
+    observed = list(implementations)
+    for observer in observers:
+        observed = [observer.observed(one) for one in observed]
+    return tuple(observed)
 
 
 def caller(one: Implementation) -> Callable[..., Any]:

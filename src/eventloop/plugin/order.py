@@ -116,13 +116,15 @@ def order(
         PluginError: declared edges contradict each other or the roles; names who declared each.
     """
     given = _by_default(implementations)
+    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
+    if len(given) < 2 and not opener:
+        return Ordered(tuple(given))
     tiers: dict[int, list[Implementation]] = {}
     for one in given:
         tiers.setdefault(_tier(one), []).append(one)
     edges = _edges(given, user_edges)
     _refuse_across_roles(edges, given)
     ordered = [one for tier in tiers.values() for one in _sorted(tier, edges)]
-    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
     if opener:
         closers = [one for one in ordered if _tier(one) <= _ALGORITHM and not one.wrapper]
         ids = set(map(id, closers))

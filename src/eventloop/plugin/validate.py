@@ -132,8 +132,8 @@ def _implementation(
 def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
     """Yields what `hookimpl` marked, as pluggy reads it, by the name of its function."""
     reader = pluggy.PluginManager(PROJECT)
-    for name in (one for one in dir(plugin.target) if not one.startswith("__")):
-        opts = reader.parse_hookimpl_opts(plugin.target, name)
+    for name in dir(plugin.target):
+        opts = None if name.startswith("__") else reader.parse_hookimpl_opts(plugin.target, name)
         if opts is not None:
             function = getattr(plugin.target, name)
             for option in ("tryfirst", "trylast", "wrapper", "optionalhook", "hookwrapper"):
@@ -300,5 +300,8 @@ def _unknown_hook(
 def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
     """Returns the parameters to fill: those without a default, and others that the hook passes."""
     names = (*impl.argnames, *impl.kwargnames)
-    passed = [idx for idx, name in enumerate(names) if name in hook.argnames]
-    return names[: max([len(impl.argnames), *(idx + 1 for idx in passed)])]
+    num = len(impl.argnames)
+    for idx, name in enumerate(names):
+        if name in hook.argnames:
+            num = max(num, idx + 1)
+    return names[:num]
