@@ -17,6 +17,7 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
+from eventloop.plugin import code_map
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.signals import Interrupted
 from eventloop.view import StateView, view_of
@@ -49,6 +50,9 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     ordered = [one for one in implementations if state.rank == 0 or not one.rank_zero]
     plain = [one for one in ordered if not one.wrapper]
     wrappers = [one for one in ordered if one.wrapper]
+    for one in ordered:
+        if one.plugin.role != "core":
+            code_map.enter(one)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
     if len(ordered) == 1 and _is_direct(ordered[0]):

@@ -1,0 +1,204 @@
+"""A report of a hang names the plugin and the hook whose code runs, however it is wrapped."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from types import ModuleType
+
+import pytest
+import torch
+
+from eventloop import hookimpl
+from eventloop.distributed.locate import place_of_error, place_of_thread
+from eventloop.plugin import code_map
+from eventloop.plugin.records import Plugin
+
+
+def fail(*_):
+    raise LookupError("on purpose")
+
+
+def place(plan, *args):
+    """Says where a plan failed, as a report does."""
+    with pytest.raises(LookupError) as failure:
+        plan(*args)
+    return place_of_error(failure.value).partition(", at ")[0]
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(*args):
+        return function(*args)
+
+    return inner
+
+
+def undeclared(function):
+    def inner(self, state):
+        return function(self, state)
+
+    return inner
+
+
+def stopping(function):
+    @functools.wraps(function)
+    def inner(*args):
+        fail()
+
+    return inner
+
+
+def with_method(decorator=lambda function: function, **options):
+    """Makes a class whose instances fail if they are told to."""
+
+    class Fails:
+        def __init__(self, *, fails: bool) -> None:
+            self.fails = fails
+
+        @hookimpl(**options)
+        @decorator
+        def batch_end(self, state):
+            if self.fails:
+                fail()
+
+    return Fails
+
+
+@pytest.mark.parametrize("names", [("aa",), ("aa", "bb"), ("aa", "bb", "cc")])
+def test_each_of_the_plugins_of_an_event_is_named_where_it_hangs(plugin, plan_of, state, names):
+    """With exactly two, the report named the first, whichever hung."""
+    for culprit in names:
+        inside, release = threading.Event(), threading.Event()
+
+        def hang(state, inside=inside, release=release):
+            inside.set()
+            release.wait()
+
+        hooks = {name: hang if name == culprit else lambda state: None for name in names}
+        plan = plan_of("batch_end", *(plugin(name, batch_end=one) for name, one in hooks.items()))
+        thread = threading.Thread(target=plan, args=(state,))
+        thread.start()
+        assert inside.wait(60)
+
+        found = place_of_thread(thread.ident)
+
+        release.set()
+        thread.join()
+        assert found.startswith(f"in batch_end of algorithm {culprit}, at ")
+
+
+@pytest.mark.parametrize(
+    "decorator", [lambda function: function, decorated, undeclared, torch.no_grad()]
+)
+def test_instances_of_one_class_are_told_apart(plan_of, state, decorator):
+    """They share their code; the first argument decides, also behind a decorator."""
+    kind = with_method(decorator)
+    plan = plan_of(
+        "batch_end",
+        Plugin("aa", "algorithm", kind(fails=False)),
+        Plugin("bb", "algorithm", kind(fails=True)),
+    )
+
+    assert place(plan, state) == "in batch_end of algorithm bb"
+
+
+def test_a_decorator_that_fails_is_its_plugin_s(plan_of, state):
+    """The method itself isn't reached then."""
+    one = Plugin("aa", "algorithm", with_method()(fails=False))
+    other = Plugin("bb", "algorithm", with_method(stopping)(fails=False))
+
+    assert place(plan_of("batch_end", one, other), state) == "in batch_end of algorithm bb"
+
+
+def test_functions_that_nothing_tells_apart_are_both_named(plan_of, state):
+    """One function under two names: either may be meant, and the report says so."""
+
+    def batch_end(state):
+        fail()
+
+    plugins = []
+    for name in ("aa", "bb"):
+        module = ModuleType(name)
+        module.batch_end = hookimpl(batch_end)
+        plugins.append(Plugin(name, "algorithm", module))
+
+    found = place(plan_of("batch_end", *plugins), state)
+
+    assert found == "in batch_end of algorithm aa or algorithm bb"
+
+
+def test_an_object_that_a_plugin_keeps_for_itself_is_not_taken_for_another_plugin(plan_of, state):
+    """Its class is that of another plugin; who called it is named."""
+    kind = with_method()
+
+    class Outer:
+        inner = kind(fails=True)
+
+        @hookimpl
+        def batch_end(self, state):
+            self.inner.batch_end(state)
+
+    plan = plan_of(
+        "batch_end",
+        Plugin("aa", "algorithm", kind(fails=False)),
+        Plugin("bb", "algorithm", Outer()),
+    )
+
+    assert place(plan, state) == "in batch_end of algorithm bb"
+
+
+def test_an_implementation_that_runs_now_and_then_is_named(plan_of, state):
+    """`every=` puts a function of the core in between."""
+    kind = with_method(every="1ba")
+    plan = plan_of(
+        "batch_end",
+        Plugin("aa", "algorithm", kind(fails=False)),
+        Plugin("bb", "algorithm", kind(fails=True)),
+    )
+    state.clock.end_batch(1, 1, 0.0)
+
+    assert place(plan, state) == "in batch_end of algorithm bb"
+
+
+@pytest.mark.parametrize(
+    ("fails_before", "fails_inside", "culprit"),
+    [(True, False, "aa"), (False, True, "bb"), (False, False, "aa")],
+)
+def test_a_wrapper_is_named_for_its_own_code_alone(
+    plugin, plan_of, state, fails_before, fails_inside, culprit
+):
+    """What it encloses is named while that runs, and the wrapper again behind its yield."""
+
+    def around(state):
+        if fails_before:
+            fail()
+        yield
+        fail()
+
+    def inside(state):
+        if fails_inside:
+            fail()
+
+    plan = plan_of(
+        "batch_end",
+        plugin("aa", batch_end=(around, {"wrapper": True})),
+        plugin("bb", batch_end=inside),
+    )
+
+    assert place(plan, state) == f"in batch_end of algorithm {culprit}"
+
+
+def test_the_map_keeps_no_plugin(plan_of):
+    """It outlives every run, and a plugin may hold as much as a model."""
+    made = with_method()(fails=False)
+    code, gone = type(made).batch_end.__code__, weakref.ref(made)
+    plan = plan_of("batch_end", Plugin("aa", "algorithm", made))
+    assert code in code_map._MAP
+
+    del plan, made
+    gc.collect()
+
+    assert gone() is None
