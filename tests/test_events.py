@@ -139,7 +139,7 @@ def test_every_contract_has_its_lines(name):
 def test_a_summary_says_what_kind_of_hook_it_is(name):
     """Events tell, questions ask, actions do."""
     hook = HOOKS[name]
-    begins = {"event": "Tells ", "question": "Asks whether "}.get(hook.kind, "")
+    begins = {"event": "Called ", "question": "Asks whether "}.get(hook.kind, "")
 
     assert hook.doc.startswith(begins)
     assert hook.argnames[0] == "state"

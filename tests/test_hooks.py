@@ -16,7 +16,7 @@ class Declared:
 
     @hookspec(per="batch", closes="opened")
     def closed(self, state, numbers):
-        """Tells that it is closed.
+        """Called when it is closed.
 
         Fires: once.
         """
@@ -55,7 +55,7 @@ def test_a_hook_tells_all_that_its_declaration_says():
     hook = HOOKS["closed"]
 
     assert (hook.per, hook.closes, hook.argnames) == ("batch", "opened", ("state", "numbers"))
-    assert hook.doc == "Tells that it is closed.\n\nFires: once."
+    assert hook.doc == "Called when it is closed.\n\nFires: once."
 
 
 def test_every_hook_of_the_project_takes_the_state_first():

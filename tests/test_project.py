@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -226,3 +227,52 @@ def test_the_core_imports_no_plugin():
     packages = {one.name.replace("-", "_") for one in FOLDERS}
 
     assert {name: importers_of(name) for name in packages} == {name: set() for name in packages}
+
+
+# Words and names
+
+
+@pytest.fixture
+def lint():
+    return runpy.run_path(str(ROOT / "tools" / "lint.py"))["main"]
+
+
+def test_the_tree_is_free_of_what_lint_finds(lint, capsys):
+    """Plain English, and a name that stands for one subject."""
+    assert (lint([]), capsys.readouterr().out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "phrase"),
+    [
+        ('def mean():\n    """Gives the mean."""\n', '"""Gives'),
+        ('raise KeyError(f"nobody has {name}")\n', "nobody"),
+        ("# Somebody must.\n", "Somebody"),
+        ('"""One.\n\nTells that it ends.\n"""\n', "Tells that"),
+        ('text = "it is no number"\n', "is no n"),
+    ],
+)
+def test_lint_finds_a_phrase(source, phrase, lint, tmp_path, capsys):
+    """In docstrings, messages and comments."""
+    path = tmp_path / "a.py"
+    path.write_text(source)
+
+    assert lint([str(path)]) == 1
+    assert f"{phrase!r}; write: " in capsys.readouterr().out
+
+
+def test_lint_reads_no_code(lint, tmp_path):
+    """A variable may have any name."""
+    (tmp_path / "a.py").write_text("nobody = 1  # counted\n")
+
+    assert lint([str(tmp_path)]) == 0
+
+
+def test_lint_finds_two_files_of_one_name(lint, tmp_path, capsys):
+    """Only subcommands and packages share one."""
+    for name in ("a/order.py", "b/order.py", "cli/a/list.py", "cli/b/list.py", "a/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    assert lint([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("\n") == 1

@@ -59,9 +59,9 @@ def test_a_task_without_an_optimizer_is_refused(make_trainer, make_task):
         make_trainer(make_task(optimizer=None)).fit()
 
 
-def test_somebody_must_say_how_long_to_train(make_trainer):
+def test_a_fit_without_max_duration_is_refused(make_trainer):
     """One epoch is no better guess than a hundred."""
-    with pytest.raises(SettingError, match=r"nobody says how long to train[\s\S]*max_duration="):
+    with pytest.raises(SettingError, match=r"max_duration is not set[\s\S]*max_duration="):
         make_trainer(max_duration=None).fit()
 
 
@@ -79,7 +79,7 @@ def test_the_task_may_say_how_long_and_a_keyword_overrides_it(make_task, clean):
 @pytest.mark.parametrize("name", ["eval_interval", "log_interval"])
 def test_tokens_must_be_counted_for_an_interval_in_them(name, make_trainer):
     """It would never come, in silence."""
-    with pytest.raises(SettingError, match=f"{name} is 1000tok, but nobody counts tokens"):
+    with pytest.raises(SettingError, match=f"{name} is 1000tok, but tokens aren't counted"):
         make_trainer(**{name: "1000tok"}).fit()
 
 
@@ -89,7 +89,7 @@ def test_tokens_must_be_counted_for_a_run_that_ends_by_them(given, make_trainer,
     trainer = make_trainer(make_task(**given), max_duration="1000tok")
 
     with pytest.raises(
-        SettingError, match=r"ends at 1000tok, but nobody counts tokens[\s\S]*num_t"
+        SettingError, match=r"ends at 1000tok, but tokens aren't counted[\s\S]*num_t"
     ):
         trainer.fit()
 
@@ -376,7 +376,7 @@ def test_a_port_that_is_taken_is_told_of(make_trainer, monkeypatch):
         for name, value in given.items():
             monkeypatch.setenv(name, value)
 
-        with pytest.raises(EventloopError, match=r"fix  set MASTER_PORT to a port that nobody"):
+        with pytest.raises(EventloopError, match=r"fix  set MASTER_PORT to a free port"):
             make_trainer()
 
 

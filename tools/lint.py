@@ -1,11 +1,11 @@
-"""Lint: rules of this project that no other linter knows; `tox -e lint` runs it.
+"""Checks rules of this project that no other linter knows; `tox -e lint` runs it.
 
-    python tools/lint.py [PATH ...]         src and the plugins' sources unless given
+    python tools/lint.py [PATH ...]         default: src and the plugins' sources
 
-- Words: English in docstrings, comments and messages that a native speaker wouldn't write.
-- Names: no two files of `src` share a name but `__init__.py` and the subcommands of `cli`.
+- Words: docstrings, comments and messages avoid phrases that a native speaker wouldn't write.
+- Names: no two files of a source folder share a name; `__init__.py` and subcommands may.
 
-Each finding is a line with what to write instead; the exit status is 1 if there is one.
+Prints a line for each finding, with what to write instead; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# What is found in strings and comments, and what to write instead.
+# Searched for in strings and comments, each with what to write instead.
 _WORDS = tuple(
     (re.compile(pattern), instead)
     for pattern, instead in (
@@ -44,7 +44,7 @@ _PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE",
 
 
 def words(source: str) -> Iterator[tuple[int, str, str]]:
-    """Yields line number, words and what to write instead, for each finding in a source."""
+    """Yields the line number, the phrase and what to write instead, for each finding."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _PROSE:
             continue
@@ -54,28 +54,30 @@ def words(source: str) -> Iterator[tuple[int, str, str]]:
                     yield token.start[0] + idx, found[0].strip(), instead
 
 
-def names(package: Path) -> Iterator[str]:
-    """Yields a line for each name that two files of a package have."""
+def names(folder: Path) -> Iterator[str]:
+    """Yields a line for each name that two files of a source folder share."""
     by_name = collections.defaultdict(list)
-    for path in sorted(package.rglob("*.py")):
-        if path.name != "__init__.py" and path.parent.parent != package / "cli":
-            by_name[path.name].append(path.relative_to(package).as_posix())
+    for path in sorted(folder.rglob("*.py")):
+        is_subcommand = path.parent.parent.name == "cli"
+        if path.name != "__init__.py" and not is_subcommand:
+            by_name[path.name].append(path.relative_to(folder).as_posix())
     for name, paths in by_name.items():
         if len(paths) > 1:
-            yield f"{name} stands for {len(paths)} subjects: {', '.join(paths)}; rename all but one"
+            yield f"{folder}: {', '.join(paths)} share the name {name}; rename all but one"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints what is found; returns the exit status."""
+    """Prints the findings; returns the exit status."""
     paths = [Path(one) for one in arguments] or [ROOT / "src", *ROOT.glob("plugins/*/src")]
-    files = [file for one in paths for file in (one.rglob("*.py") if one.is_dir() else [one])]
+    folders = [one for one in paths if one.is_dir()]
+    files = [one for one in paths if not one.is_dir()]
+    files += [file for folder in folders for file in folder.rglob("*.py")]
     found = [
         f"{file}:{line}: {phrase!r}; write: {instead}"
         for file in sorted(files)
         for line, phrase, instead in words(file.read_text(encoding="utf-8"))
     ]
-    if not arguments:
-        found += names(ROOT / "src" / "eventloop")
+    found += [line for folder in folders for line in names(folder)]
     sys.stdout.writelines(f"{line}\n" for line in found)
     return int(bool(found))
 

@@ -1,10 +1,10 @@
 """The events and questions, in firing order; each docstring is the hook's contract.
 
-An event tells: every implementation is called, and results are ignored. A question, named
-`should_...`, asks: any True means yes. What does something is an action, in `actions.py`.
+An event notifies: every implementation is called, and results are ignored. A question, named
+`should_...`, asks: any True means yes. Hooks that do the work are actions, in `actions.py`.
 
-Every contract has the same lines. *Fires*: how often, where, in relation to what. *State*: what
-of the State is new or worth knowing at this moment. *May*: what an algorithm may do here; a
+Every contract has the same lines. *Fires*: how often, where, relative to what. *State*: what is
+new in the State or worth knowing at this moment. *May*: what an algorithm may do here; a
 callback only reads. *Must not*: what would break the run.
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Events(Protocol):
-    """Every moment of a run that tells or asks."""
+    """Every event and question of a run."""
 
     @hookspec(per="run")
     def init(self, state: State) -> None:
-        """Tells that the model exists and the optimizer does not.
+        """Called after the model is built and before the optimizer is.
 
         Fires: once, when the trainer is built, on every rank, after `build_model`.
         State: `model` on its device; no optimizers, no data loaders.
@@ -38,7 +38,7 @@ class Events(Protocol):
 
     @hookspec(per="run")
     def before_load(self, state: State) -> None:
-        """Tells that a checkpoint is about to be loaded.
+        """Called before a checkpoint is loaded.
 
         Fires: once, only where a checkpoint is loaded, before `restore_model`.
         State: complete, with the values that the checkpoint will replace.
@@ -48,7 +48,7 @@ class Events(Protocol):
 
     @hookspec(per="run")
     def after_load(self, state: State) -> None:
-        """Tells that the trainer is complete, restored from a checkpoint or new.
+        """Called when the trainer is complete, restored from a checkpoint or new.
 
         Fires: once, always, as the last event of the trainer's constructor.
         State: complete; `clock` stands where the run begins or goes on.
@@ -58,7 +58,7 @@ class Events(Protocol):
 
     @hookspec(per="run")
     def training_start(self, state: State) -> None:
-        """Tells that training begins.
+        """Called when training begins.
 
         Fires: at the first fit of this process, and at the first after `training_end`.
         State: complete; the model is in training mode.
@@ -68,7 +68,7 @@ class Events(Protocol):
 
     @hookspec(per="fit")
     def fit_start(self, state: State) -> None:
-        """Tells that a call of `fit` begins.
+        """Called when a call of `fit` begins.
 
         Fires: at every fit, after `training_start`.
         State: complete; the model is in training mode, and stays as hooks leave it.
@@ -78,7 +78,7 @@ class Events(Protocol):
 
     @hookspec(per="epoch", for_algorithms=True)
     def should_rebuild_dataloader(self, state: State) -> bool | None:
-        """Asks whether `build_train_dataloader` shall be called again for this epoch.
+        """Asks whether `build_train_dataloader` should be called again for this epoch.
 
         Asked: at the start of every epoch but the first; algorithms only.
         Answer: from the clock, alike on all ranks.
@@ -86,17 +86,17 @@ class Events(Protocol):
 
     @hookspec(per="epoch")
     def epoch_start(self, state: State) -> None:
-        """Tells that an epoch begins, or goes on.
+        """Called when an epoch begins or continues.
 
-        Fires: once an epoch, and again where a fit goes on in the middle of one.
-        State: `clock.epoch` is this epoch's number, from 0; `resumed` tells whether it goes on.
+        Fires: once an epoch, and again where a fit continues partway through one.
+        State: `clock.epoch` is this epoch's number, from 0; `resumed` is true if it continues.
         May: change what depends on the epoch.
         Must not: draw from the global random generators; the order of data comes from them next.
         """
 
     @hookspec(per="batch")
     def before_dataloader(self, state: State) -> None:
-        """Tells that the next batch is about to be taken.
+        """Called before the next batch is fetched.
 
         Fires: once a batch, never without its `after_dataloader`.
         State: no batch; `clock.batch` batches are done.
@@ -106,7 +106,7 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def after_dataloader(self, state: State) -> None:
-        """Tells that a batch is on the device.
+        """Called when a batch is on the device.
 
         Fires: once a batch, before `batch_start`.
         State: `batch`, `inputs`, `targets`: the whole batch.
@@ -116,7 +116,7 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def batch_start(self, state: State) -> None:
-        """Tells that work on a batch begins.
+        """Called when work on a batch begins.
 
         Fires: once a batch, after `after_dataloader`.
         State: `batch`, `inputs`, `targets`: the whole batch, after all transforms.
@@ -126,7 +126,7 @@ class Events(Protocol):
 
     @hookspec(per="batch", for_algorithms=True)
     def should_skip_batch(self, state: State) -> bool | None:
-        """Asks whether this batch shall be left out: no forward, no step, but it counts.
+        """Asks whether this batch should be skipped: no forward, no step, but it counts.
 
         Asked: once a batch, after `batch_start`; algorithms only.
         Answer: without waiting for the device, alike on all ranks.
@@ -134,7 +134,7 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def before_train_batch(self, state: State) -> None:
-        """Tells that the passes over this batch begin.
+        """Called before the forward and backward passes over this batch.
 
         Fires: once a batch, whatever the number of microbatches, before `split_batch`.
         State: `batch`, `inputs`, `targets`: the whole batch; gradients are empty.
@@ -144,7 +144,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch")
     def before_forward(self, state: State) -> None:
-        """Tells that a microbatch is about to go through the model.
+        """Called before a microbatch goes through the model.
 
         Fires: once a microbatch.
         State: `microbatch`, `inputs`, `targets`.
@@ -154,7 +154,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch", closes="before_forward")
     def after_forward(self, state: State) -> None:
-        """Tells that the model has given its outputs.
+        """Called after the model has returned its outputs.
 
         Fires: once a microbatch.
         State: `outputs`, with their graph.
@@ -164,7 +164,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch")
     def before_loss(self, state: State) -> None:
-        """Tells that the loss is about to be computed.
+        """Called before the loss is computed.
 
         Fires: once a microbatch.
         State: `outputs`, `targets`.
@@ -174,7 +174,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch", closes="before_loss")
     def after_loss(self, state: State) -> None:
-        """Tells that the loss of this microbatch is known.
+        """Called after the loss of this microbatch was computed.
 
         Fires: once a microbatch.
         State: `loss`, shape (), with its graph, not yet weighted or scaled.
@@ -184,7 +184,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch")
     def before_backward(self, state: State) -> None:
-        """Tells that the gradients of this microbatch are about to be computed.
+        """Called before the gradients of this microbatch are computed.
 
         Fires: once a microbatch.
         State: `loss`, shape (), with its graph; `.grad` holds the earlier microbatches' sum.
@@ -194,7 +194,7 @@ class Events(Protocol):
 
     @hookspec(per="microbatch", closes="before_backward")
     def after_backward(self, state: State) -> None:
-        """Tells that this microbatch's gradients have been added to `.grad`.
+        """Called after this microbatch's gradients were added to `.grad`.
 
         Fires: once a microbatch, on every rank, before `clip_gradients`.
         State: `loss`, shape (); its graph is gone, gradients are still scaled under fp16.
@@ -204,7 +204,7 @@ class Events(Protocol):
 
     @hookspec(per="batch", closes="before_train_batch")
     def after_train_batch(self, state: State) -> None:
-        """Tells that the gradients of the batch are complete.
+        """Called when the gradients of the batch are complete.
 
         Fires: once a batch, after `clip_gradients`, before `optimizer_step`.
         State: `loss`, shape (), the batch's mean, detached; gradients unscaled and clipped.
@@ -214,7 +214,7 @@ class Events(Protocol):
 
     @hookspec(per="batch", for_algorithms=True)
     def should_skip_step(self, state: State) -> bool | None:
-        """Asks whether the optimizers shall leave this batch's gradients unused.
+        """Asks whether the optimizers should ignore this batch's gradients.
 
         Asked: once a batch, after `after_train_batch`; algorithms only.
         Answer: without waiting for the device, alike on all ranks. Schedulers don't move then.
@@ -222,7 +222,7 @@ class Events(Protocol):
 
     @hookspec(per="batch", closes="batch_start")
     def batch_end(self, state: State) -> None:
-        """Tells that a batch is done.
+        """Called when a batch is done.
 
         Fires: once a batch, also after one that was left out.
         State: `clock` has advanced; the learning rates are still those that this step used;
@@ -241,7 +241,7 @@ class Events(Protocol):
 
     @hookspec(per="eval")
     def eval_before_all(self, state: State) -> None:
-        """Tells that an evaluation over all eval data loaders begins.
+        """Called before an evaluation over all eval data loaders.
 
         Fires: once an evaluation.
         State: the model in evaluation mode; gradients off; `batch` empty.
@@ -251,7 +251,7 @@ class Events(Protocol):
 
     @hookspec(per="eval")
     def eval_start(self, state: State) -> None:
-        """Tells that the evaluation over one data loader begins.
+        """Called before the evaluation over one data loader.
 
         Fires: once an eval data loader, in the order of their names in the task.
         State: `eval_name` is the data loader's name; its metrics are empty.
@@ -261,7 +261,7 @@ class Events(Protocol):
 
     @hookspec(per="eval batch")
     def eval_batch_start(self, state: State) -> None:
-        """Tells that an eval batch is on the device.
+        """Called when an eval batch is on the device.
 
         Fires: once an eval batch.
         State: `batch`, `inputs`, `targets`.
@@ -271,7 +271,7 @@ class Events(Protocol):
 
     @hookspec(per="eval batch")
     def eval_before_forward(self, state: State) -> None:
-        """Tells that an eval batch is about to go through the model.
+        """Called before an eval batch goes through the model.
 
         Fires: once an eval batch, before `eval_forward`.
         State: `batch`, `inputs`, `targets`.
@@ -281,7 +281,7 @@ class Events(Protocol):
 
     @hookspec(per="eval batch")
     def eval_after_forward(self, state: State) -> None:
-        """Tells that the outputs of an eval batch are known.
+        """Called after the outputs of an eval batch were computed.
 
         Fires: once an eval batch, before `update_metrics`.
         State: `outputs`, without a graph.
@@ -291,7 +291,7 @@ class Events(Protocol):
 
     @hookspec(per="eval batch", closes="eval_batch_start")
     def eval_batch_end(self, state: State) -> None:
-        """Tells that an eval batch is done.
+        """Called when an eval batch is done.
 
         Fires: once an eval batch, after `update_metrics`.
         State: `batch`, `outputs`, dropped afterwards.
@@ -301,7 +301,7 @@ class Events(Protocol):
 
     @hookspec(per="eval", closes="eval_start")
     def eval_end(self, state: State) -> None:
-        """Tells that the evaluation over one data loader is done.
+        """Called after the evaluation over one data loader.
 
         Fires: once an eval data loader.
         State: `eval_metrics[eval_name]`: tensors, shape (), by metric name.
@@ -311,7 +311,7 @@ class Events(Protocol):
 
     @hookspec(per="eval")
     def eval_after_all(self, state: State) -> None:
-        """Tells that an evaluation over all data loaders is done.
+        """Called after an evaluation over all eval data loaders.
 
         Fires: once an evaluation.
         State: `eval_metrics` of every data loader; the model is still in evaluation mode.
@@ -321,10 +321,10 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def batch_checkpoint(self, state: State) -> None:
-        """Tells that a batch and the evaluation it brought are over.
+        """Called after a batch and the evaluation that followed it.
 
         Fires: once a batch, before `should_checkpoint` is asked.
-        State: `eval_metrics` are new where this batch brought an evaluation.
+        State: `eval_metrics` are new if this batch was followed by an evaluation.
         May: ask for a checkpoint with `state.request_checkpoint()`.
         Must not: change what training uses; a checkpoint is taken next.
         """
@@ -339,7 +339,7 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def should_end_epoch(self, state: State) -> bool | None:
-        """Asks whether this epoch shall end here, with data left over.
+        """Asks whether this epoch should end here, with data left over.
 
         Asked: once a batch. The epoch counts as complete.
         Answer: alike on all ranks.
@@ -347,7 +347,7 @@ class Events(Protocol):
 
     @hookspec(per="batch")
     def should_stop(self, state: State) -> bool | None:
-        """Asks whether the run shall stop.
+        """Asks whether the run should stop.
 
         Asked: once a batch and once an epoch.
         Answer: alike on all ranks; `state.request_stop(reason)` says why as well.
@@ -355,27 +355,27 @@ class Events(Protocol):
 
     @hookspec(per="epoch", closes="epoch_start")
     def epoch_end(self, state: State) -> None:
-        """Tells that an epoch is over, or left in its middle.
+        """Called when an epoch is over, or is interrupted partway.
 
         Fires: once for each `epoch_start`.
-        State: `clock.epoch` has advanced, unless the epoch was left in its middle.
+        State: `clock.epoch` has advanced, unless the epoch was interrupted partway.
         May: change parameters and what depends on the epoch.
         Must not: iterate over the data loaders.
         """
 
     @hookspec(per="epoch")
     def epoch_checkpoint(self, state: State) -> None:
-        """Tells that an epoch and the evaluation it brought are over.
+        """Called after an epoch and the evaluation that followed it.
 
         Fires: once an epoch, before `should_checkpoint` is asked.
-        State: `eval_metrics` are new where this epoch brought an evaluation.
+        State: `eval_metrics` are new if this epoch was followed by an evaluation.
         May: ask for a checkpoint with `state.request_checkpoint()`.
         Must not: change what training uses; a checkpoint is taken next.
         """
 
     @hookspec(per="fit", closes="fit_start")
     def fit_end(self, state: State) -> None:
-        """Tells that a call of `fit` is done.
+        """Called when a call of `fit` is done.
 
         Fires: once for each `fit_start`, unless something raised.
         State: every logged number has been delivered.
@@ -385,7 +385,7 @@ class Events(Protocol):
 
     @hookspec(per="run", closes="training_start")
     def training_end(self, state: State) -> None:
-        """Tells that the whole duration is done, or the run was stopped.
+        """Called when the whole duration is done, or the run was stopped.
 
         Fires: once for each `training_start`, after `fit_end`.
         State: as after `fit_end`.
@@ -395,7 +395,7 @@ class Events(Protocol):
 
     @hookspec(per="predict")
     def predict_start(self, state: State) -> None:
-        """Tells that a prediction begins.
+        """Called when a prediction begins.
 
         Fires: once a call of `predict`.
         State: the model in evaluation mode; gradients off.
@@ -405,7 +405,7 @@ class Events(Protocol):
 
     @hookspec(per="predict")
     def predict_batch_start(self, state: State) -> None:
-        """Tells that a batch to predict for is on the device.
+        """Called when a batch to predict is on the device.
 
         Fires: once a batch.
         State: `batch`, `inputs`; `targets` where the batch has them.
@@ -415,7 +415,7 @@ class Events(Protocol):
 
     @hookspec(per="predict")
     def predict_before_forward(self, state: State) -> None:
-        """Tells that a batch is about to go through the model.
+        """Called before a batch goes through the model.
 
         Fires: once a batch, before `predict_forward`.
         State: `batch`, `inputs`.
@@ -425,7 +425,7 @@ class Events(Protocol):
 
     @hookspec(per="predict")
     def predict_after_forward(self, state: State) -> None:
-        """Tells that the outputs of a batch are known.
+        """Called after the outputs of a batch were computed.
 
         Fires: once a batch.
         State: `outputs`, on the device, without a graph.
@@ -435,7 +435,7 @@ class Events(Protocol):
 
     @hookspec(per="predict", closes="predict_batch_start")
     def predict_batch_end(self, state: State) -> None:
-        """Tells that a batch has been predicted.
+        """Called when a batch has been predicted.
 
         Fires: once a batch; `outputs` are kept for the caller next.
         State: `batch`, `outputs`, dropped afterwards.
@@ -445,7 +445,7 @@ class Events(Protocol):
 
     @hookspec(per="predict", closes="predict_start")
     def predict_end(self, state: State) -> None:
-        """Tells that a prediction is done.
+        """Called when a prediction is done.
 
         Fires: once a call of `predict`.
         State: the model is still in evaluation mode.
@@ -455,7 +455,7 @@ class Events(Protocol):
 
     @hookspec(per="any")
     def log(self, state: State, numbers: dict[str, float], at: Moment) -> None:
-        """Tells the numbers that were logged at one moment.
+        """Called with the numbers that were logged at one moment.
 
         Fires: for each moment with numbers, in order, at log intervals and before `fit_end`,
             when they have arrived on the host.
@@ -466,21 +466,21 @@ class Events(Protocol):
 
     @hookspec(per="any")
     def checkpoint_saved(self, state: State, path: Path | Url) -> None:
-        """Tells that a checkpoint is on the disk, whole.
+        """Called after a checkpoint was written to disk completely.
 
         Fires: once for each that the core has written, on rank 0 alone, when a batch is done or
             when the fit ends, before `fit_end`. The one at the end of a fit may replace another.
-        State: later than the checkpoint, whose manifest tells of its moment.
-        May: copy it elsewhere; tell a person, or a tracker of runs.
-        Must not: change the folder, or the training, of which other ranks would not know; count on
-            the folder later, since only so many are kept.
+        State: later than the checkpoint, whose manifest records its moment.
+        May: copy it elsewhere; notify a person or an experiment tracker.
+        Must not: change the folder, or the training, since the other ranks wouldn't know; rely on
+            the folder later, since old checkpoints are deleted.
         """
 
     @hookspec(per="any")
     def exception(self, state: State, error: BaseException) -> None:
-        """Tells that something raised and training ends.
+        """Called when something raised and training ends.
 
-        Fires: once a failure; every plugin is told, whatever the others do.
+        Fires: once a failure; every plugin is called, even if another one raises.
         State: as the failure left it.
         May: write what helps to find the cause.
         Must not: swallow it; it is raised again afterwards.
@@ -488,7 +488,7 @@ class Events(Protocol):
 
     @hookspec(per="run")
     def close(self, state: State) -> None:
-        """Tells that the trainer is given up.
+        """Called when the trainer is closed.
 
         Fires: once, always: at `trainer.close()`, at the end of `with Trainer(...)`, after a
             constructor that fails, at the interpreter's exit; in reverse order.

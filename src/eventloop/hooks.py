@@ -13,7 +13,7 @@ import pluggy
 from eventloop.clock import Time
 
 PROJECT = "eventloop"
-# Events of which everybody is told, whatever the others do.
+# Events that reach every plugin, even if another one raises.
 TELL_ALL = ("exception", "close")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]

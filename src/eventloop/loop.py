@@ -94,7 +94,7 @@ class Loop:
         self._saved_at = -1
 
     def fit(self, state: State, duration: Time | None) -> None:
-        """Trains until `state.until`, or until somebody stops the run.
+        """Trains until `state.until`, or until the run is stopped.
 
         Args:
             duration: the length of the whole run, of which this fit may be a part.
@@ -145,7 +145,7 @@ class Loop:
             end_epoch = hooks.should_end_epoch(state)
             over = hooks.should_stop(state)
 
-        # Complete is an epoch of which nothing is left, whoever ended it.
+        # An epoch that should end here is complete, as one without data left is.
         complete = end_epoch or feed.has_ended()
         if complete:
             feed.end_epoch()
@@ -198,7 +198,7 @@ class Loop:
         return self._update(state, state.optimizers, self._accumulate, forward_and_loss)
 
     def _begin(self, state: State) -> None:
-        """Tells of the batch once, however many updates it gets, one after the other."""
+        """Calls `before_train_batch` once, however many updates the batch gets."""
         self._can_update = False
         if not self._has_begun:
             self._has_begun = True
@@ -409,7 +409,7 @@ class Loop:
             self.hooks.evaluate(state)
 
     def _save_if_due(self, state: State) -> None:
-        """Saves a checkpoint if anybody says so."""
+        """Saves a checkpoint if any plugin says so."""
         if self.hooks.should_checkpoint(state):
             self.save_once(state)
 

@@ -117,7 +117,7 @@ def dry_run(
 ) -> Result:
     """Runs everything that a fit would run, over two epochs of two batches; leaves no file.
 
-    Evaluation covers two batches of each set, a checkpoint is saved where anybody can save one,
+    Evaluation covers two batches of each set, a checkpoint is saved if a plugin can save one,
     and the weights are exported; all of that into a folder that is removed at the end.
 
     Args:
@@ -149,7 +149,7 @@ def dry_settings() -> dict[str, str]:
 
 
 def rehearse(trainer: Trainer) -> Result:
-    """Fits, saves a checkpoint where anybody can save one, and exports into the run's folder."""
+    """Fits, saves a checkpoint if a plugin can, and exports into the run's folder."""
     if trainer.assembly.asked("save_checkpoint"):
         trainer.state.request_checkpoint()
     result = trainer.fit()

@@ -24,7 +24,7 @@ def is_generator(value: object) -> bool:
 
 
 def global_generators() -> dict[str, Any]:
-    """Returns the generators of the host that everybody shares, by name.
+    """Returns the host's global generators, by name.
 
     NumPy's is there where it is imported. `get_rng_state` and `put` take them as they take others.
     """

@@ -110,7 +110,7 @@ class Factory:
 
         Raises:
             SettingError: its times can't be compared, don't fit into each other, or are fractions
-                of a length that nobody knows.
+                of a length that isn't known.
         """
         unit = unit_of(self.end or self.warmup or Time("1ba"), state)
         if unit == "ep":
@@ -187,8 +187,8 @@ class Schedule:
         optimizer: whose rates to set; a rate that is a tensor is written in place.
         course: the schedule in numbers.
         clock: where the run is.
-        num_batches: gives how many batches the epoch under way has, None where nobody knows; only
-            asked for a course in epochs.
+        num_batches: returns how many batches the epoch under way has, None if unknown; only
+            called for a course in epochs.
         warns: whether to warn where training goes on at a rate that has fallen to 0.
     """
 

@@ -1,4 +1,4 @@
-"""Signals: what a run does when somebody asks it from outside to save or to stop.
+"""Signals: what a run does when asked from outside to save or to stop.
 
 While `fit` runs, a signal only asks: the batch under way is finished, a checkpoint is saved, and
 only then the fit ends. Everywhere else signals do what they did before.
@@ -38,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Terminated(SystemExit):
-    """Somebody sent SIGTERM; the exit status is 143."""
+    """SIGTERM was received; the exit status is 143."""
 
     def __init__(self, what: str) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -99,7 +99,7 @@ class Signals:
             Terminated: SIGTERM came.
         """
         if self._agreed is None:
-            if self._received is not None:  # too late for the fit: it is for whoever is there now
+            if self._received is not None:  # too late for the fit: the caller's handler gets it
                 signal.raise_signal(self._received)
             return
         handler = self._previous.get(self._agreed)

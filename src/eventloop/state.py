@@ -44,7 +44,7 @@ class State:
         settings: how the task is trained; fixed.
         device: where this process trains; fixed.
         precision: how the passes over a batch compute; fixed.
-        run_dir: where this run's files go; fixed; whoever writes the first one makes the folder.
+        run_dir: where this run's files go; fixed; created by the first write.
         clock: where the run is; the loop alone moves it.
         model: the bare model; replaceable at `init`.
         criterion: the task's loss, a function of outputs and targets; None where it gave none; fixed.
@@ -69,9 +69,9 @@ class State:
         eval_name: the eval data loader under way; None outside evaluation.
         eval_metrics: the latest results by data loader and metric name, tensors.
         duration: the length of the run, which fractions of it are of: `max_duration` when it was
-            first started; None where nobody says.
+            first started; None if it isn't set.
         epoch_length: how many batches an epoch had when the run was first started, which fractions
-            of an epoch are of; None where nobody knows.
+            of an epoch are of; None if unknown.
         until: when the fit under way ends, in a unit that the clock counts, from the start of the
             run; an algorithm may move it at `fit_start`, alike on all ranks.
         resumed: whether the epoch under way had begun before this fit.
@@ -80,7 +80,7 @@ class State:
         numbers: what was logged and isn't delivered; `log` adds to it.
         observers: what looks on while hooks are called, `Trace` or `Check`, say; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
-        checkpoint_requested: whether somebody asked for a checkpoint since the last one.
+        checkpoint_requested: whether a checkpoint was requested since the last one.
     """
 
     __slots__ = (
@@ -197,7 +197,7 @@ class State:
         """Makes the active plugins known, by folded name; the trainer calls it.
 
         Args:
-            is_heard: whether anybody implements `log`.
+            is_heard: whether any plugin implements `log`.
             callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
             owner: gives the plugin that answers an action.
             update: makes one update of some optimizers.
@@ -265,8 +265,8 @@ class State:
         """Logs a number for the moment under way; it stays on its device until it is delivered.
 
         Args:
-            name: a plugin's numbers start with its name and a slash. Any text will do: whoever
-                prints it shows control characters as text, and leaves out most of a long one.
+            name: a plugin's numbers start with its name and a slash. Any text will do:
+                printing shows control characters as text, and truncates a long one.
             value: a number, or a tensor of one entry, which is copied, not awaited.
             reduce: None keeps rank 0's value; "mean" and "sum" reduce over the ranks.
 
@@ -299,7 +299,7 @@ class State:
         return resolve(time, self.duration, self.epoch_length)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; to be called on all of them, which wait.
+        """Returns this value of every rank, in order; collective: every rank must call it.
 
         Args:
             value: something small that can be pickled; no tensor on a device.
@@ -307,7 +307,7 @@ class State:
         return self._processes.all_gather(value)
 
     def count_true(self, answer: bool) -> int:
-        """Returns how many ranks say yes; to be called on all of them, which wait.
+        """Returns on how many ranks `answer` is true; collective: every rank must call it.
 
         Cheaper than `all_gather`, and may be called in a step: no device is read.
         """
@@ -348,7 +348,7 @@ class State:
         outputs, a `train_batch` that isn't the core's may ask for no `loss`.
 
         Raises:
-            PluginError: nobody answers it, or there is no such action.
+            PluginError: it has no implementation, or there is no such action.
         """
         assert self._owner is not None
         return self._owner(action).name
@@ -356,8 +356,8 @@ class State:
     def generator(self, name: str) -> torch.Generator:
         """Returns the random generator of this name, on `device`; the same one each time.
 
-        Its seed comes from the run's seed, the name and the rank, so that a plugin's draws change
-        nobody else's.
+        Its seed comes from the run's seed, the name and the rank, so that a plugin's draws don't
+        affect any other's.
         """
         if name not in self._generators:
             text = f"{self.settings.seed}/{name}/{self.rank}"

@@ -1,4 +1,4 @@
-"""Text that does no harm to a terminal, whoever wrote it."""
+"""Makes text from any source safe to print on a terminal."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Trainer:
 
         Raises:
             ValueError: there is no such action.
-            PluginError: nobody answers it.
+            PluginError: it has no implementation.
         """
         if action not in HOOKS or HOOKS[action].kind != "action":
             raise ValueError(f"no action is named {action!r}{closest(action, HOOKS)}")
@@ -180,7 +180,7 @@ class Trainer:
             end = duration if until is None else self._resolved("until", Time(until))
             if end is None:
                 raise SettingError(
-                    "nobody says how long to train",
+                    "max_duration is not set",
                     fix='set max_duration, for example max_duration="10ep", or call '
                     'fit(until="10ep")',
                 )
@@ -220,7 +220,7 @@ class Trainer:
     def sanity_eval(self, num_batches: int = 2) -> None:
         """Evaluates a few batches and throws the numbers away, so that what is broken shows now.
 
-        Called before `fit`. Nobody is told: no event fires, and metrics, random generators and
+        Called before `fit`. No event fires, and metrics, random generators and
         results stay as they are.
 
         Args:
@@ -362,6 +362,6 @@ class Trainer:
 
 
 def _new_run_dir(task_name: str) -> Path:
-    """Names a folder that nobody else has: `runs/digits/20260131-120000-3fa9`."""
+    """Returns a new folder's unique name: `runs/digits/20260131-120000-3fa9`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")

@@ -116,10 +116,10 @@ class StateView(Protocol):
         """Logs a number; see `State.log`."""
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; to be called on all of them, which wait."""
+        """Returns this value of every rank, in order; collective: every rank must call it."""
 
     def count_true(self, answer: bool) -> int:
-        """Returns how many ranks say yes; to be called on all of them, which wait."""
+        """Returns on how many ranks `answer` is true; collective: every rank must call it."""
 
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way."""

@@ -138,7 +138,7 @@ class OwnHooks:
 
     @hookspec(per="any")
     def ema_updated(self, state, decay):
-        """Tells that the average moved."""
+        """Called after the average moved."""
 
 
 class Ema:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from eventloop.errors import PluginError, ReadOnlyStateError
-from eventloop.plugin.plans import BLAME, nobody, nothing, told
+from eventloop.plugin.plans import BLAME, nothing, told, unanswered
 
 
 class Wrong(Exception):
@@ -34,7 +34,7 @@ def passes_on(state):
 def test_where_nobody_listens_nothing_is_called(plan_of):
     """An unused event costs the loop a call of an empty function."""
     assert plan_of("batch_end") is nothing
-    assert plan_of("should_stop") is nobody
+    assert plan_of("should_stop") is unanswered
 
 
 def test_an_empty_plan_takes_whatever_the_hook_passes(plan_of, state):
@@ -162,7 +162,7 @@ def test_an_action_that_nobody_answers_is_an_error(plan_of, plugin, state):
     maybe = (lambda state: None, {"conditional": True})
 
     for plan in (plan_of("forward"), plan_of("forward", plugin("p", forward=maybe))):
-        with pytest.raises(PluginError, match="nobody answered the action forward"):
+        with pytest.raises(PluginError, match="no plugin answered the action forward"):
             plan(state)
 
 

@@ -224,7 +224,7 @@ def test_an_action_that_nobody_answers_has_no_owner(assembled):
         assembled().owner("save_checkpoint")
 
     assert str(caught.value) == (
-        "nobody answers the action save_checkpoint\n"
+        "action save_checkpoint has no implementation\n"
         "  fix  implement save_checkpoint in the task or in an algorithm"
     )
 

@@ -225,7 +225,7 @@ def planned_outcome(hook: Hook, plan: Plan, args: dict[str, Any], side: Side) ->
     """
     kind, what = outcome_of(lambda: plan(*args.values()), side)
     if kind == "raised" and what[0] is PluginError:
-        assert what[1][0].startswith(f"nobody answered the action {hook.name}\n")
+        assert what[1][0].startswith(f"no plugin answered the action {hook.name}\n")
         return "returned", None
     return kind, what
 

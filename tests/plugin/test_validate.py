@@ -105,7 +105,7 @@ def test_callbacks_answer_the_questions_that_do_not_change_the_training(plugin, 
 
 
 @pytest.mark.parametrize("name", ["exception", "close"])
-def test_what_tells_everybody_can_not_be_wrapped(plugin, name):
+def test_what_reaches_every_plugin_can_not_be_wrapped(plugin, name):
     """A wrapper could keep others from being told; left out in silence it would be a riddle."""
 
     def around(state):
@@ -213,14 +213,14 @@ def test_what_is_not_marked_is_left_alone():
 
 
 def test_what_looks_like_a_hook_but_is_not_marked_is_refused():
-    """The mark is the commonest thing to forget, and nobody would call it."""
+    """The mark is the commonest thing to forget, and the hook would never be called."""
 
     class Forgot:
         def batch_end(self, state): ...
 
     assert problem_of(made(Forgot())) == (
-        "batch_end is the name of a hook, but this function isn't marked, so that nobody would "
-        "call it\n"
+        "batch_end is the name of a hook, but this function isn't marked, so it would never be "
+        "called\n"
         "  plugin  ema (eventloop-ema 0.2.1), method Forgot.batch_end\n"
         "  fix     put @hookimpl above it, or rename it, or switch the plugin off with `-p no:ema`"
     )

@@ -243,7 +243,7 @@ class Knows:
 
 
 def test_data_that_only_itself_can_split_is_named(tmp_path):
-    """Whether it does can't be known; that nobody else does, silently, would waste every rank."""
+    """Whether it does can't be known; if it doesn't, every rank silently repeats the work of the others."""
     listed, streamed = [(X[:4], Y[:4])] * 2, streams(0)
 
     def notes(train, evaluation):
@@ -255,9 +255,9 @@ def test_data_that_only_itself_can_split_is_named(tmp_path):
     (both,), _ = run_ranks(lambda: notes((one for one in listed), streamed))
     nothing, _ = run_ranks(lambda: notes(listed, DataLoader(TensorDataset(X, Y), 4)))
 
-    assert note.startswith("data: nobody here can split train over the ranks")
+    assert note.startswith("data: eventloop can't split train over the ranks")
     assert "islice(samples, int(os.environ['RANK']), None, int(os.environ['WORLD_SIZE']))" in note
-    assert "can split train, eval/test over" in both
+    assert "can't split train, eval/test over" in both
     assert nothing == ()
 
 

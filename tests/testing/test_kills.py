@@ -33,9 +33,9 @@ def test_a_run_that_dies_can_be_resumed(tmp_path):
 
 def test_a_run_that_does_not_die_is_an_error(tmp_path, capfd):
     """A test that resumes nothing would pass for the wrong reason; what was raised is shown."""
-    with pytest.raises(AssertionError, match="ended with 1: nobody died in it"):
+    with pytest.raises(AssertionError, match="ended with 1: no process was killed in it"):
         fit_and_die(fit, tmp_path, 99)
-    with pytest.raises(AssertionError, match="nobody died"):
+    with pytest.raises(AssertionError, match="no process was killed"):
         fit_and_die(fit, tmp_path / "other", 1, "1xx")
 
     assert "'1xx'" in capfd.readouterr().err

@@ -118,7 +118,7 @@ def test_a_metric_that_nobody_computes_is_told(tmp_path):
 
 def test_a_patience_in_tokens_needs_tokens(tmp_path):
     """Likewise: where they aren't counted, none ever pass."""
-    with pytest.raises(SettingError, match="patience is 5tok, but nobody counts tokens"):
+    with pytest.raises(SettingError, match="patience is 5tok, but tokens aren't counted"):
         fit(tmp_path, scripted_task(1), EarlyStopping(patience="5tok"))
 
 

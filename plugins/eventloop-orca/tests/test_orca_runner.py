@@ -151,7 +151,7 @@ def test_callbacks_share_a_store(tmp_path):
         def after_run(self, runner):
             runner.remove("best")
             for wrong in (runner.get, runner.remove, lambda key: runner.update(key, 1)):
-                with pytest.raises(KeyError, match="nobody has put 'best'"):
+                with pytest.raises(KeyError, match="no item is named 'best'"):
                     wrong("best")
 
     class Gets(Callback):

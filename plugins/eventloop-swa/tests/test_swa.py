@@ -272,7 +272,7 @@ def test_a_stream_can_be_averaged_over_but_not_seen_again(tmp_path):
 
 def test_a_fraction_of_an_endless_run_is_refused(tmp_path):
     """Nobody knows when three quarters of it are over."""
-    with pytest.raises(PluginError, match=r"it starts at 0.75dur, and nobody says how long"):
+    with pytest.raises(PluginError, match=r"it starts at 0.75dur, but max_duration is not set"):
         run(tmp_path, Swa(), duration=None)
 
 

@@ -362,5 +362,5 @@ def test_a_time_that_is_none_is_refused(value):
 
 def test_an_interval_in_tokens_needs_tokens(tmp_path):
     """After the first histogram none would come, in silence."""
-    with pytest.raises(SettingError, match="histograms is 5tok, but nobody counts tokens"):
+    with pytest.raises(SettingError, match="histograms is 5tok, but tokens aren't counted"):
         fit(tmp_path, tensorboard=Tensorboard(histograms="5tok"))

@@ -43,7 +43,7 @@ class Best:
             metrics: by data set, "eval/test".
 
         Raises:
-            SettingError: there is none of this name, or nobody says what is better.
+            SettingError: no metric has this name, or whether higher is better isn't known.
         """
         direction, _, name = wanted.rpartition(" ")
         known = {

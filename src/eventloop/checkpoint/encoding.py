@@ -143,7 +143,7 @@ def _encode(value: Nest, at: _At) -> Json:
 
 
 def _is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Returns whether a value is a tensor; where nobody has imported torch, there is none."""
+    """Returns whether a value is a tensor; until torch is imported, none can be."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

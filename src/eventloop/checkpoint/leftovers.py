@@ -1,4 +1,4 @@
-"""Names of folders under way, and which of them nobody works on any more.
+"""Names of folders under way, and which of them were abandoned.
 
 A folder that is being written or removed is called `.tmp-NAME-ID` and never counts as a checkpoint;
 one that is being replaced is called `.was-NAME-ID` and counts until its successor is there. The ID
@@ -42,7 +42,7 @@ def new_id() -> Iterator[str]:
 
 
 def is_leftover(folder: Path, *, alone: bool) -> bool:
-    """Says whether a folder has such a name and whoever made it doesn't work on it any more.
+    """Returns whether a folder has such a name and its process doesn't work on it any more.
 
     A process of this machine is looked for. Of another machine's nothing is known: its folder is
     left over when nothing in it has changed for a day.

@@ -46,7 +46,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
         CheckpointError: there are some, but none verifies and is finite.
     """
     paths = require_checkpoints(path)
-    if len(paths) == 1:  # whoever reads it tells what is wrong with it
+    if len(paths) == 1:  # reading it reports what is wrong with it
         return paths[0], []
     refused: list[Found[Path]] = []
     for one in paths:

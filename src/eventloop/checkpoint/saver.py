@@ -152,7 +152,7 @@ class Saver:
 
     @hookimpl(wrapper=True)
     def fit_end(self, state: State) -> Generator[None, None, None]:
-        self._settle(state)  # so that whoever ends a fit knows all its checkpoints
+        self._settle(state)  # so that all of a fit's checkpoints are known at `fit_end`
         yield
 
     @hookimpl
@@ -252,7 +252,7 @@ class Saver:
         self._hooks.checkpoint_saved(state, written.place)
 
     def _tell(self, state: State, failure: BaseException) -> None:
-        """Tells of a checkpoint that couldn't be written, soon after: by raising, or on all ranks."""
+        """Reports a checkpoint that couldn't be written: by raising, or on all ranks."""
         if self._goes_on(failure):
             return
         if state.world_size == 1:
@@ -281,7 +281,7 @@ class Writer:
     """Runs one task after the other in a thread, so that training goes on meanwhile.
 
     Attributes:
-        failure: what a task raised, until somebody forgets it.
+        failure: what a task raised, until it is cleared.
     """
 
     def __init__(self) -> None:

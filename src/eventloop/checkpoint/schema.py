@@ -1,6 +1,6 @@
 """What the core keeps in a checkpoint, part by part: checked before any of it is put in place.
 
-A checkpoint that verifies is the one that was written, by whoever wrote it. Its values go into
+A checkpoint that verifies is the one that was written, but by any program. Its values go into
 clocks, loops and samplers, so each must be one that a run could have written. What a model, an
 optimizer, a scheduler, a metric or a plugin keeps, they know best: see `loading`.
 """

@@ -100,7 +100,7 @@ class Store:
             return self.take_in(batch, lambda folder: draft.write(folder, []))
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
-        """Returns a checkpoint that somebody writes its name, as `save` does; raises OSError.
+        """Adds a checkpoint that `write` fills; returns its place, or raises OSError, as `save`.
 
         Args:
             write: writes it into an empty folder and gives its manifest.
@@ -168,7 +168,7 @@ class Store:
         """
         paths = self.paths()
         kept = [path for path in paths if batch_of(path.name) in keep]
-        # What is being replaced is settled by whoever does it, or by `clear`.
+        # What is being replaced is settled by the process that replaces it, or by `clear`.
         surplus = [path for path in paths if path not in kept and not is_replaced(path)]
         if not surplus:
             return []

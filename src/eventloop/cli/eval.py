@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, argv, arguments.given[NPROC.name])
-    # What plugins print stands in nobody's way where a program reads the metrics.
+    # A program that reads the metrics mustn't find what plugins print among them.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
         with weights_path(arguments) as weights:
             metrics = _metrics(arguments, weights)

@@ -41,7 +41,7 @@ def _report_once(error: BaseException, text: str) -> None:
             if first is not None:
                 text = first.report
             if first is not None and first.told_by != board.rank:
-                # Whoever ends now is taken for the culprit, and the others are stopped.
+                # The first rank to end is taken for the culprit, and the others are stopped.
                 wait_until(board.is_told, GRACE_S)
             if not board.claim():
                 return

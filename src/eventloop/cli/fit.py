@@ -119,11 +119,11 @@ def _require_duration(configuration: Configuration, task: object) -> None:
     """Checks that the run has an end, before anything is built and the header is written.
 
     Raises:
-        SettingError: nobody says how long to train.
+        SettingError: max_duration is not set.
     """
     if configuration.settings(task_settings(task)).max_duration is None:
         raise SettingError(
-            "nobody says how long to train",
+            "max_duration is not set",
             fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",
         )
 

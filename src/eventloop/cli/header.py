@@ -52,7 +52,7 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
 
 
 def _bypassed(trainer: Trainer) -> Iterator[str]:
-    """Says which plugins have no part, since whoever owns `train_batch` computes by itself."""
+    """Yields which plugins take no part, since the owner of `train_batch` computes by itself."""
     owner = trainer.owner("train_batch")
     if owner.role == "core":
         return

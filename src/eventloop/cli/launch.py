@@ -204,7 +204,7 @@ class _Ranks:
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
-        # One rank's wish for a checkpoint is everybody's.
+        # One rank's request for a checkpoint is shared with all.
         for process in self.processes if number in _STOPPING else self.processes[:1]:
             process.send_signal(number)
 

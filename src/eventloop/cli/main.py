@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
-        or written, 130 when interrupted, 143 when terminated, 141 when nobody reads the output.
+        or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
     """
     try:
         with short_warnings(), told_from_a_key(), _among_ranks():
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             return _end(BROKEN_PIPE)
         if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
-            error = Interrupted("interrupted")  # nobody is blamed for it: a person's
+            error = Interrupted("interrupted")  # a person's doing: no plugin is blamed
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             error = _too_long(error)
         report(error)

@@ -1,4 +1,4 @@
-"""What commands write to stdout: lines, tables and JSON, plain where nobody watches."""
+"""What commands write to stdout: lines, tables and JSON, plain unless stdout is a terminal."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Configuration:
         return bool(self.who_insists(found))
 
     def who_insists(self, found: Found) -> str:
-        """Says who asked for a plugin by name: a flag, or `required` and where; "" for nobody."""
+        """Says who asked for a plugin by name: a flag, or `required` and where; "" if none."""
         if fold(found.name) in map(fold, self.choice.insist):
             return f"-p {found.name}"
         if found.path is not None:
@@ -171,7 +171,7 @@ class Configuration:
         task_options: Collection[str] | None = None,
         given: Collection[str] | None = (),
     ) -> Iterator[tuple[str, SettingError]]:
-        """Yields keys that nobody knows, and flags that would have no effect, each with its section.
+        """Yields unknown keys, and flags that would have no effect, each with its section.
 
         Args:
             plugins: the names of every installed plugin's options; None where it is switched off.

@@ -54,15 +54,15 @@ class Settings:
         deterministic: whether two runs with one seed are the same bit by bit; what stands in the
             way is switched off, and named in the header.
         compile: whether torch.compile makes one region of forward and loss; a mapping of its
-            options, {"mode": "max-autotune"}, is a yes too.
+            options, {"mode": "max-autotune"}, also enables it.
         run_dir: where the run's files go; one that was begun there goes on. A folder, or the URL of
             one, s3://bucket/run, for its checkpoints. Not set: a new folder runs/TASK/TIME-ID.
         resume: what a run in run_dir goes on from. auto: its newest usable checkpoint, if
             there is one; never: nothing, and there may be none; or the path or URL of a
             checkpoint to begin another run with.
         checkpoint_interval: how often to save a checkpoint, as a time; once more at the start and
-            at the end. auto: 1ep where run_dir is set, else none; none: only at a signal, or when
-            somebody asks.
+            at the end. auto: 1ep where run_dir is set, else none; none: only at a signal, or on
+            request.
         checkpoint_keep: how many of the newest checkpoints are kept; none: all.
         checkpoint_best: the metric of whose best evaluation the checkpoint is kept, too, and saved
             when it comes: test/accuracy; "min test/x" or "max test/x" where the metric doesn't say

@@ -295,12 +295,12 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
 
 
 class FirstBatches:
-    """Gives the first batches of a data loader each time it is gone through.
+    """The first batches of a data loader, each time it is iterated over.
 
     Args:
         dataloader: an iterable of batches.
         limit: how many at most.
-        num_batches: how many there are; None where nobody knows.
+        num_batches: how many there are; None if unknown.
     """
 
     def __init__(self, dataloader: Any, limit: int, num_batches: int | None) -> None:

@@ -299,7 +299,7 @@ class Feeds:
             state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:
-        """Returns the feed of an epoch, the one under way or the next; rebuilt, if anybody asks."""
+        """Returns the feed of an epoch, the one under way or the next; rebuilt if a plugin asks."""
         feed = self._feed
         between = feed is not None and feed.used and not feed.under_way
         if between and self._hooks.should_rebuild_dataloader(state):

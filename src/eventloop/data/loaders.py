@@ -23,7 +23,7 @@ Saved = Mapping[str, Any]
 
 
 class Source(Protocol):
-    """Gives the batches of an epoch, and those that were left of one when a run stopped."""
+    """Where the batches of an epoch come from, and those left of one when a run stopped."""
 
     kind: str
 

@@ -47,7 +47,7 @@ class SideStream:
     fetched ahead, and random draws keep the order of a plain loop.
 
     Tensors that are on the device stay as they are. An object with `.to` of its own is copied on
-    the current stream, since nobody knows which memory it holds.
+    the current stream, since which memory it holds isn't known.
 
     Args:
         device: where batches go.

@@ -49,9 +49,9 @@ _AT_ONCE = (
 
 
 class Order(Sampler[Any]):
-    """Gives what a sampler gives, and knows what the epoch under way was drawn from.
+    """Yields what a sampler yields, and knows what the epoch under way was drawn from.
 
-    A loader's iterator may be far ahead of what it has given: the position isn't known here.
+    A loader's iterator may be far ahead of what it has yielded: the position isn't known here.
 
     Args:
         inner: the loader's batch sampler; its sampler, where it makes no batches.

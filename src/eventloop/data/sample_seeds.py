@@ -268,7 +268,7 @@ def _seed(seed: int) -> None:
 
 
 class Again(int):
-    """The index of a sample that the epoch has given before; an int to everybody else.
+    """The index of a sample that this epoch has already drawn; a plain int to other code.
 
     Attributes:
         times: how often it has been given before.

@@ -89,7 +89,7 @@ def is_split_here(dataloader: Any) -> bool:
 
 
 def splits_itself(dataloader: Any) -> bool:
-    """Returns whether nobody but the data itself can split it, of which nobody knows whether it does."""
+    """Returns whether only the data itself can split it over ranks; whether it does isn't known."""
     return not _is_list(dataloader) and not is_map_style(dataloader)
 
 

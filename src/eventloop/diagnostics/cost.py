@@ -27,7 +27,7 @@ class Cost:
 
     A step goes from one `batch_end` to the next: taking the batch, training on it, what all plugins
     do. Steps with an evaluation or the end of an epoch in between are left out. On a GPU it is the
-    GPU's time, read when somebody asks for it.
+    GPU's time, read on request.
     """
 
     name = "cost"

@@ -18,7 +18,7 @@ _METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
 
 
 class HostReads:
-    """Tells of every value that is read from a tensor inside of its `with`; may be nested.
+    """Reports every value that is read from a tensor inside its `with`; may be nested.
 
     On a CUDA device each read waits until everything before it is computed; on the CPU nothing
     waits, but the same calls are seen.

@@ -262,7 +262,7 @@ def join() -> DataParallel:
             is_taken = "address already in use" in str(error).lower()
             raise EventloopError(
                 f"the other ranks can't be reached: {error}",
-                fix="set MASTER_PORT to a port that nobody listens at, the same on all ranks"
+                fix="set MASTER_PORT to a free port, the same on all ranks"
                 if is_taken
                 else start + ", ".join(names),
                 set=", ".join(f"{name}={os.environ.get(name, 'nothing')}" for name in names),

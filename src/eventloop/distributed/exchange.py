@@ -58,7 +58,7 @@ class Alone:
         self._since = time.perf_counter()
 
     def start(self, state: State) -> None:
-        """Does nothing: there is nobody to tell."""
+        """Does nothing: there are no other ranks."""
 
     def end(self, state: State) -> Agreed:
         """Returns what the batch counted for."""

@@ -26,7 +26,7 @@ def end_process(status: int) -> None:
     """
     for worker in multiprocessing.active_children():
         worker.kill()
-    # Whoever is stuck in a write holds the lock of the stream.
+    # A thread that is stuck in a write holds the lock of the stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(_FLUSH_S)

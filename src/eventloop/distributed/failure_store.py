@@ -1,7 +1,7 @@
 """The bulletin: what ranks tell each other through torchrun's store when something goes wrong.
 
-Errors never enter a collective, for whoever waits there may wait for ever. The store needs nobody
-but the process that holds it: torchrun's agent, `eventloop --nproc`, or else rank 0.
+Errors never enter a collective, which may block forever. The store needs only the process that
+holds it: torchrun's agent, `eventloop --nproc`, or else rank 0.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Bulletin:
         return teller.decode() == str(self.rank)
 
     def set_told(self) -> None:
-        """Tells that the failure has been written to stderr."""
+        """Records that the failure has been written to stderr."""
         self._store.set(self._key("told"), "yes")
 
     def is_told(self) -> bool:

@@ -87,7 +87,7 @@ class Neighbour:
 
 
 def _is_alive(pid: int) -> bool:
-    """Returns whether a process runs; one that ended and that nobody has asked for doesn't."""
+    """Returns whether a process runs; one that ended and wasn't waited for doesn't."""
     if not hasattr(os, "pidfd_open"):
         return _is_listed(pid)
     try:

@@ -54,7 +54,7 @@ class Processes(Protocol):
         """Returns the microbatches' shares of the mean over the batch of all ranks.
 
         Args:
-            count_batch: gives what a microbatch counts for; not called where nobody needs to know.
+            count_batch: returns what a microbatch counts for; called only if that matters.
         """
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
@@ -148,7 +148,7 @@ class SingleProcess:
         return None
 
     def watched(self) -> AbstractContextManager[None]:
-        """Returns nothing: there is nobody to watch."""
+        """Returns a context that does nothing: there are no other ranks to watch."""
         return nullcontext()
 
 

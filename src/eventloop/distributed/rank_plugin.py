@@ -42,13 +42,13 @@ class RankHooks:
 
     @property
     def note(self) -> str:
-        """What the header says of data that nobody here can split."""
+        """What the header says of data that can't be split over the ranks from here."""
         names = [name for name, does in self._split_themselves.items() if does]
         if not names:
             return ""
         return (
-            f"data: nobody here can split {', '.join(names)} over the ranks; unless the data set "
-            "does, they all see the same samples: let it give "
+            f"data: eventloop can't split {', '.join(names)} over the ranks; unless the data set "
+            "does, all ranks see the same samples: let it yield "
             "`itertools.islice(samples, int(os.environ['RANK']), None, "
             "int(os.environ['WORLD_SIZE']))`"
         )
@@ -56,7 +56,7 @@ class RankHooks:
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Any:
         _require_shapes(state.model)
-        # Before anybody shards or copies them, and whoever that is.
+        # Before any plugin shards or copies them.
         shapes = [
             f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
             for name, one in state.model.state_dict().items()

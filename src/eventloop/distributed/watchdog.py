@@ -124,9 +124,9 @@ def _reached(call: Callable[[], object]) -> bool:
 
 
 def post(board: Bulletin, error: BaseException) -> Failure:
-    """Tells the other ranks of an exception; gives the failure that was told first.
+    """Posts an exception for the other ranks; returns the failure that was posted first.
 
-    What another rank's end has caused isn't the first: it is waited for. Where nobody tells of
+    What another rank's end has caused isn't the first: it is waited for. If no rank posts
     anything, ranks have waited for each other, and the error gets a note of where each one is.
     """
     board.has_failed = True

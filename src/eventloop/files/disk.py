@@ -126,7 +126,7 @@ def remove_tree(path: Path) -> None:
         remove_file(path)
         return
     for entry in sorted(os.scandir(path), key=lambda one: one.name):
-        if entry.is_dir(follow_symlinks=False):  # somebody else's: a checkpoint has none
+        if entry.is_dir(follow_symlinks=False):  # not ours: a checkpoint has none
             shutil.rmtree(entry.path)
         else:
             remove_file(Path(entry.path))

@@ -15,9 +15,9 @@ from eventloop.plugin.order import Implementation, Ordered, order, order_of_owne
 from eventloop.plugin.records import Plugin, Selected
 from eventloop.plugin.select import RESERVED
 from eventloop.plugin.validate import (
-    edges_to_nobody,
     equal_plugins,
     implementations,
+    unknown_edges,
     unknown_names,
 )
 from eventloop.text import pip, switch_off
@@ -86,7 +86,7 @@ class Assembly:
         """Returns the plugin that answers an action.
 
         Raises:
-            PluginError: nobody does, or there is no such action.
+            PluginError: it has no implementation, or there is no such action.
         """
         if action not in self.implementations or self.hooks[action].kind != "action":
             actions = [name for name, hook in self.hooks.items() if hook.kind == "action"]
@@ -97,7 +97,7 @@ class Assembly:
         asked = self.asked(action)
         if not asked:
             raise PluginError(
-                f"nobody answers the action {action}",
+                f"action {action} has no implementation",
                 fix=f"implement {action} in the task or in an algorithm",
             )
         return asked[-1].plugin
@@ -117,7 +117,7 @@ class Assembly:
     def remarks(self, ordered: Ordered) -> Iterator[str]:
         """Yields what needn't be wrong with the order of a hook: edges to what isn't installed."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]
-        for one, name in edges_to_nobody(ordered, known):
+        for one, name in unknown_edges(ordered, known):
             yield f"{one.origin}: an edge to {name}, which isn't installed"
 
     def decisions(self) -> Iterator[Decision]:
@@ -267,7 +267,7 @@ def _choose_owners(
                     f"{closest(name, known)}",
                     fix=f"one of {', '.join(known)}, in [tool.eventloop.owners]"
                     if known
-                    else "leave it out of [tool.eventloop.owners]; nobody else implements it",
+                    else "leave it out of [tool.eventloop.owners]; no other plugin implements it",
                 )
             )
         else:

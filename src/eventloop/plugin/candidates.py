@@ -97,7 +97,7 @@ def load_all(
 
 
 def unexpected(origin: str, error: BaseException) -> PluginError:
-    """Returns the problem with a plugin that raises where nobody expects it."""
+    """Returns the problem with a plugin that raises where none should."""
     name = origin.partition(" ")[0]
     problem = PluginError(
         f"{name} can't be looked at: {type(error).__name__}: {error}",

@@ -45,7 +45,7 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
 
 
 def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:
-    """Says which options a plugin waits for: those without a default that nobody has set.
+    """Names the options that a plugin waits for: those without a default that aren't set.
 
     Returns:
         `waiting for --distill.teacher`; None where nothing is lacking.

@@ -134,7 +134,7 @@ def unsuitable_reasons(
         Why not, by folded name.
 
     Raises:
-        PluginError: one that somebody asked for doesn't.
+        PluginError: one that was asked for by name doesn't.
     """
     reasons = {}
     for plugin in asked:

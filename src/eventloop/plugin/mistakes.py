@@ -1,4 +1,4 @@
-"""What pluggy passes over in silence: hooks that are meant, and that nobody would call."""
+"""What pluggy ignores silently: functions that are meant as hooks and would never be called."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
         parameters = [one for one in inspect.signature(function).parameters if one != "self"]
         if not parameters or parameters[0] == "state":
             yield PluginError(
-                f"{name} is the name of a hook, but this function isn't marked, so that nobody "
-                "would call it",
+                f"{name} is the name of a hook, but this function isn't marked, so it would "
+                "never be called",
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("put @hookimpl above it, or rename it"),
             )
@@ -64,7 +64,7 @@ def computed(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
         )
         if is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl")):
             yield PluginError(
-                f"{name} is {a(type(value).__name__)}, not a method, so that nobody would call it",
+                f"{name} is {a(type(value).__name__)}, not a method, so it would never be called",
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("make it a method under @hookimpl, or rename it"),
             )

@@ -76,17 +76,17 @@ def told(plan: Plan, *args: Any) -> list[BaseException]:
 
 
 def nothing(_state: object) -> None:
-    """The plan of an event that nobody implements."""
+    """The plan of an event without implementations."""
 
 
-def nobody(_state: object) -> bool:
-    """The plan of a question that nobody answers."""
+def unanswered(_state: object) -> bool:
+    """The plan of a question without implementations."""
     return False
 
 
 def _silence(hook: Hook) -> Plan:
-    """Returns the plan of an event or a question that nobody implements."""
-    silent = nobody if hook.kind == "question" else nothing
+    """Returns the plan of an event or a question without implementations."""
+    silent = unanswered if hook.kind == "question" else nothing
     return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
 
 
@@ -252,7 +252,7 @@ def _answered(hook: Hook, plan: Plan) -> Plan:
         result = plan(*args)
         if result is None:
             raise PluginError(
-                f"nobody answered the action {hook.name}",
+                f"no plugin answered the action {hook.name}",
                 fix=f"implement {hook.name} in the task or in an algorithm",
             )
         return result

@@ -36,8 +36,8 @@ class Found:
         distribution: the name of the distribution that brought it; "" for a file, or where its
             metadata is gone.
         version: that distribution's version.
-        marks: how the distribution came in, where that is worth a look: "dependency" (nobody
-            asked pip for it), "user site", "PYTHONPATH".
+        marks: how the distribution came in, where that is worth a look: "dependency" (not
+            asked for by name), "user site", "PYTHONPATH".
         path: the file, of one that was named with `-p FILE:CLASS`.
     """
 

@@ -55,7 +55,7 @@ def _unknown_choices(
 ) -> Iterator[UsageError]:
     names = sorted([*(one.found.name for one in selected), *(given or ())])
     known = set(map(fold, names))
-    # What a task brings can be switched off; before it is built, nobody knows it.
+    # What a task brings can be switched off; before it is built, that isn't known.
     judged = sorted(choice.insist) + (sorted(choice.off) if given is not None else [])
     for name in judged:
         if fold(name) not in known:
@@ -103,7 +103,7 @@ def rule_problems(
 
 
 def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
-    """Finds the plugins that would take part under a name that can't be theirs, or nobody's."""
+    """Finds the plugins whose name is taken by another, or can't be a plugin's."""
     by_name: dict[str, list[Found]] = {}
     for one in selected:
         if one.status == "active":

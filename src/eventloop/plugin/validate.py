@@ -77,7 +77,7 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
 
     A name that is like none is that of a plugin that isn't installed, which is no mistake.
     """
-    for one, name in edges_to_nobody(found, known):
+    for one, name in unknown_edges(found, known):
         if hint := closest(name, known):
             yield PluginError(
                 f"no plugin is named {name!r}{hint}",
@@ -87,7 +87,7 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
             )
 
 
-def edges_to_nobody(
+def unknown_edges(
     found: Iterable[Implementation], known: Sequence[str]
 ) -> Iterator[tuple[Implementation, str]]:
     """Yields edges to a name that nothing has, each with its implementation."""
@@ -185,7 +185,7 @@ def _option_misfits(
 ) -> Misfits:
     if impl.wrapper and hook.name in TELL_ALL:
         yield (
-            f"{hook.name} can't be wrapped: everybody is told, whatever the others do",
+            f"{hook.name} can't be wrapped: it reaches every plugin, even if another one raises",
             "implement it without wrapper=True",
         )
     if impl.tryfirst and impl.trylast:
@@ -204,7 +204,7 @@ def _option_misfits(
         )
     if options.conditional and hook.kind != "action":
         yield (
-            f"conditional=True has no effect on {hook.name}, which asks everybody",
+            f"conditional=True has no effect on {hook.name}, which asks every plugin",
             "leave it out; None is an answer here",
         )
 
@@ -254,7 +254,7 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
     is_silent = impl.wrapper and is_generator and not _returns_something(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         yield (
-            f"{hook.name} can't be implemented by an `async def`: nobody would await it",
+            f"{hook.name} can't be implemented by an `async def`: it would never be awaited",
             "write `def`",
         )
     elif is_generator and not impl.wrapper:

@@ -99,7 +99,7 @@ def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_token
 
     Raises:
         TaskError: there is no data, not enough of it, or nothing to train.
-        SettingError: something waits for tokens that nobody counts.
+        SettingError: a setting is in tokens, and they aren't counted.
     """
     _check_train_dataloader(state, assembly, end)
     if not any(params for _, params in _parameters(state.optimizers)):
@@ -111,7 +111,7 @@ def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_token
     waiting = _waiting_for_tokens(state, end)
     if waiting and assembly.owner("count_batch").role in silent:
         raise SettingError(
-            f"{waiting[0]}, but nobody counts tokens",
+            f"{waiting[0]}, but tokens aren't counted",
             fix="give Task(num_tokens=lambda inputs: inputs.numel()), say",
         )
 

@@ -24,7 +24,7 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
         name: what it is called in messages.
 
     Raises:
-        SettingError: nobody knows.
+        SettingError: it isn't known.
     """
     length = in_unit(time, unit, state)
     if length is None:
@@ -38,7 +38,7 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
 
 
 def in_unit(time: Time, unit: str, state: State) -> float | None:
-    """Returns how many of `unit` a time is; None where nobody knows."""
+    """Returns how many of `unit` a time is; None if unknown."""
     if time.unit == "dur":
         run = in_unit(max_duration(state), unit, state)
         return None if run is None else time.value * run

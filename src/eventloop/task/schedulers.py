@@ -52,7 +52,7 @@ def max_duration(state: State) -> Time:
     """Returns the length of the whole run.
 
     Raises:
-        SettingError: nobody says it.
+        SettingError: max_duration is not set.
     """
     if state.duration is None:
         raise SettingError(

@@ -245,7 +245,7 @@ def _count_hook(
             if type(tokens) is not int:
                 tokens = _whole(tokens)
             return Count(samples, tokens, samples)
-        # Nobody counts the tokens of a microbatch, which may be on a device that would be awaited.
+        # A microbatch's tokens aren't counted: reading them could wait for the device.
         return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
 
     return count_batch
@@ -320,7 +320,7 @@ def _called(given: Any) -> Any:
 def _iterable(loader: Any, what: str) -> Any:
     if not isinstance(loader, Iterable):
         raise TaskError(
-            f"the task's {what} is {a(type(loader).__name__)}, over which nobody can iterate",
+            f"the task's {what} is {a(type(loader).__name__)}, which is not iterable",
             fix=f"give Task({what.partition('[')[0]}=DataLoader(...)) or a function that gives one",
         )
     return loader

@@ -78,8 +78,8 @@ def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
         )
     if wanted := _required(scheduler.step):
         raise TaskError(
-            f"{type(scheduler).__name__} wants {', '.join(wanted)} at each step, which nobody "
-            "gives it",
+            f"{type(scheduler).__name__} wants {', '.join(wanted)} at each step, but the "
+            "loop passes nothing",
             fix=f"take another, {_SCHEDULER}; or step it in an algorithm's `eval_after_all`, with "
             "state.eval_metrics at hand",
         )
@@ -121,7 +121,7 @@ def _check_maker(value: object, what: str, wants: str, makes: type, example: str
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Returns the parameters that a call can't leave out; none where nobody can tell."""
+    """Returns the parameters that a call can't omit; none if there is no signature to read."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C

@@ -53,7 +53,7 @@ def check_plugin(
 
     Raises:
         AssertionError: something doesn't hold; the message lists everything.
-        ValueError: nobody says which role it has.
+        ValueError: `role` isn't given and it isn't installed under one.
     """
     role = role or _installed_role(plugin)
     with tempfile.TemporaryDirectory(prefix="eventloop-check-") as folder:

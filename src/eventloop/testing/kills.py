@@ -55,14 +55,14 @@ def fit_and_die(fit: Callable[..., Any], *args: Any) -> None:
         torch.set_num_threads(1)  # a fork has none of the threads of the pool
         try:
             fit(*args)
-        except BaseException:  # noqa: BLE001  nobody else shows it
+        except BaseException:  # noqa: BLE001  nothing else prints it
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(1)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != _STATUS:
-        raise AssertionError(f"{fit!r} ended with {status}: nobody died in it")
+        raise AssertionError(f"{fit!r} ended with {status}: no process was killed in it")
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:

@@ -74,7 +74,7 @@ class SecondTargets:
             self._targets, self._parts = None, []
 
     def split_batch(self, state: State) -> Generator[None, Sequence[Any], Sequence[Any]]:
-        """Splits them as the batch is split, whoever does it."""
+        """Splits them as the batch is split, whichever plugin does it."""
         microbatches = yield
         if self._targets is not None:
             originals = state.targets
@@ -109,8 +109,8 @@ class SecondTargets:
 
     def _unseen(self, reason: str) -> TaskError:
         return TaskError(
-            f"{self._plugin} needs a loss of outputs and targets, but {reason}: nobody sees the "
-            "second targets",
+            f"{self._plugin} needs a loss of outputs and targets, but {reason}: the second "
+            "targets would be ignored",
             fix=f"give Task(loss=...), or switch {self._plugin} off with {switch_off(self._plugin)}",
         )
 

@@ -39,8 +39,8 @@ def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factor
     takes over from the old module stay the same objects.
 
     Args:
-        factories: by class, what takes a module and gives the one that shall stand in its place,
-            or None to leave it.
+        factories: by class, a function of a module that returns its replacement, or None to
+            leave it.
 
     Raises:
         TypeError: a factory gives something else.

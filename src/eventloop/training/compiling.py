@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 _ACTIONS = ("forward", "loss")
-# Whoever implements one of these may want the graph of the outputs, or changes them.
+# A plugin that implements one of these may need the graph of the outputs, or change them.
 _SEES_OUTPUTS = ("forward", "after_forward", "before_loss", "loss", "after_loss", "before_backward",
                  "backward")  # fmt: skip
 _PARAMETERS = inspect.signature(torch.compile).parameters
@@ -114,7 +114,7 @@ class Compiled:
             if not self._is_compiled_inside:
                 self._compile_inside(state)
             return self._own["forward"].function(state)
-        # In evaluation and prediction nobody asks for the loss.
+        # Evaluation and prediction need no loss.
         if self._region is None or state.microbatch is None:
             return self._forward_alone(state)
         self._kept = None
@@ -172,7 +172,7 @@ class _Kept:
         self._seen = _tensors(self._given)
 
     def still_holds(self, state: State) -> bool:
-        """Returns whether nobody replaced or wrote into the microbatch and the outputs."""
+        """Returns whether the microbatch and the outputs were neither replaced nor written to."""
         if state.microbatch is not self._given[0] or state.outputs is not self._given[1]:
             return False
         now = _tensors(self._given)

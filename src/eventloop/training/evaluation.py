@@ -58,7 +58,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
 def try_evaluation(
     hooks: Plans, state: State, move: Callable[[Any], Any], num_batches: int
 ) -> None:
-    """Evaluates a few batches of each eval data loader with metrics of its own, and tells nobody.
+    """Evaluates a few batches of each eval data loader with its own metrics; fires no event.
 
     Args:
         move: copies a batch to the device.

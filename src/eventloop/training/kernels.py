@@ -109,7 +109,7 @@ class ChannelsLast:
 
     @hookimpl(wrapper=True)
     def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
-        """Converts the weights, in place, before anybody shards or copies them."""
+        """Converts the weights, in place, before any plugin shards or copies them."""
         convolutions = [
             one for one in state.model.modules() if isinstance(one, (nn.Conv2d, nn.ConvTranspose2d))
         ]

@@ -54,7 +54,7 @@ class Numbers:
         """Keeps a number for the moment under way; a later one of the same name replaces it.
 
         Args:
-            value: a number, or a detached tensor of one entry that nobody writes into any more.
+            value: a number, or a detached tensor of one entry that isn't written to any more.
             reduce: whether the ranks' values are averaged or added up; then all must record it.
         """
         self._row[name] = value

@@ -21,7 +21,7 @@ def wants_closure(optimizer: Optimizer) -> bool:
 
 
 def could_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
-    """Returns whether `fused=True` would be faster, and nobody has decided about it.
+    """Returns whether `fused=True` would be faster, and the task hasn't chosen.
 
     Only on CUDA, where a step is then one kernel or a few, and fp16 waits less: on the CPU small
     models gain nothing. `fused=False` and `foreach=True` are decisions.

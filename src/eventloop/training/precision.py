@@ -151,7 +151,7 @@ class _Kept:
         self._exact = [(one, one.fp32_precision) for one in holders]
         try:
             self._older = (torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32)
-        except RuntimeError:  # somebody has set it by the newer interface alone
+        except RuntimeError:  # it was set through the newer interface alone
             self._older = ("highest", True)
 
     def put_back(self) -> None:

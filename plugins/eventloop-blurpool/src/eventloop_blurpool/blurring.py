@@ -65,8 +65,8 @@ class BlurConv2d(nn.Conv2d):
 
     Blurring each channel alike and convolving may change places: up to the border this is the
     convolution without its stride, blurred, every `stride`-th pixel of it, at a fraction of the
-    cost. It is a `Conv2d` with the parameters of another, so that whoever looks for convolutions
-    finds it, and its state dict has no other names.
+    cost. It is a `Conv2d` with the parameters of another, so that code that looks for convolutions
+    finds it, and the names in its state dict are the same.
     """
 
     blur_filter: Tensor

@@ -70,7 +70,7 @@ class Blurpool:
 
     @hookimpl
     def init(self, state: State) -> None:
-        """Replaces the layers, before anybody holds parameters."""
+        """Replaces the layers, before anything holds a reference to a parameter."""
         state.model, replaced = anti_aliased(
             state.model,
             filter_size=self.filter_size,

@@ -54,7 +54,7 @@ class Curriculum:
         self._began: Moment | None = None  # the epoch, whose data loader is in force
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where nobody says what shall change."""
+        """Returns why the plugin takes no part, if no setting says what should change."""
         return None if any(steps.values for steps in self._steps.values()) else _NOTHING_SET
 
     @hookimpl
@@ -73,7 +73,7 @@ class Curriculum:
 
     @hookimpl(wrapper=True)
     def build_train_dataloader(self, state: State) -> Generator[None, Any, Any]:
-        """Makes the batches larger or shorter, whoever the data loader is from."""
+        """Makes the batches larger or shorter, whichever plugin built the data loader."""
         dataloader = yield
         sizes = {name: self._current(name, state) for name in ("batch_size", "seq_len")}
         if set(sizes.values()) == {None}:

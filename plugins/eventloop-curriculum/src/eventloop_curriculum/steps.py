@@ -42,7 +42,7 @@ class Steps(Generic[T]):
             duration: the length of the run, which fractions are of.
 
         Raises:
-            ValueError: they are fractions of a length that nobody knows.
+            ValueError: they are fractions of a length that isn't known.
         """
         if not self.values:
             return 0

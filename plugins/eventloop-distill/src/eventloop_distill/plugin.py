@@ -71,7 +71,7 @@ class Distill:
 
     @hookimpl
     def init(self, state: State) -> None:
-        """Builds the teacher; its first weights are drawn from nobody's random numbers."""
+        """Builds the teacher, without advancing any other random generator."""
         if isinstance(self.teacher, nn.Module):
             model = self.teacher
         else:
@@ -86,7 +86,7 @@ class Distill:
         trained = {id(param) for param in state.model.parameters()}
         if any(id(param) in trained for param in self._model.parameters()):
             raise PluginError(
-                "distill: the teacher shares parameters with the model that it shall teach",
+                "distill: the teacher shares parameters with the model that it should teach",
                 fix="give a copy: Distill(teacher=copy.deepcopy(model))",
             )
         owner = state.owner("train_batch")

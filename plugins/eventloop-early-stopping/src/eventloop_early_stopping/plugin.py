@@ -28,10 +28,10 @@ class EarlyStopping:
         metric: what to watch, by its name in the log: eval/SET/METRIC, or train/loss, the mean over
             an epoch. Not set: the first metric in evaluation that says whether higher is better,
             else train/loss.
-        mode: whether the metric shall become small (min) or large (max); auto: as it says itself.
+        mode: whether lower (min) or higher (max) is better; auto: as the metric itself says.
         patience: how long after the best value a worse one ends the run: 3ep, 500ba, 0.1dur.
         min_delta: by how much a value has to be better to count as better.
-        on_nan: a value that is NaN is no better one (wait), or ends the run (stop).
+        on_nan: a NaN counts as no improvement (wait), or ends the run (stop).
 
     Raises:
         TypeError: `min_delta` is not a number.
@@ -95,7 +95,7 @@ class EarlyStopping:
 
     @hookimpl
     def fit_start(self, state: StateView) -> None:
-        """Begins to wait; again, where somebody wants a run that was stopped to go on."""
+        """Begins to wait; afresh, when a run that was stopped is continued."""
         assert self._waiting is not None
         self._in_fit = True
         is_prolonged = self._waiting.reason is not None and self._until != str(state.until)
@@ -119,7 +119,7 @@ class EarlyStopping:
         """
         if self.patience.unit == "tok" and not state.clock.token:
             raise SettingError(
-                f"early-stopping.patience is {self.patience}, but nobody counts tokens",
+                f"early-stopping.patience is {self.patience}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
                 "batches: `--early-stopping.patience 100ba`",
             )
@@ -146,7 +146,7 @@ class EarlyStopping:
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:
-        """Takes up what an evaluation gave; outside of a fit it is nobody's progress."""
+        """Compares an evaluation's result; outside of a fit it doesn't count as progress."""
         assert self._watched is not None
         if self._in_fit and self._watched.dataset:
             # The same on all ranks by itself, where they compute alike.

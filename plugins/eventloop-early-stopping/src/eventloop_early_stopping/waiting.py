@@ -33,7 +33,7 @@ class Waiting:
         is_higher: whether higher values are better.
         patience: how long after the best value a worse one is the last; no "dur".
         min_delta: by how much a value has to be better than the best, 0 or more.
-        stops_at_nan: whether a NaN ends the waiting; otherwise it is no better value.
+        stops_at_nan: whether a NaN ends the waiting; otherwise it counts as no improvement.
 
     Attributes:
         best: the best value so far; None before the first.

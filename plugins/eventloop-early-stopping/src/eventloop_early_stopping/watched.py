@@ -19,7 +19,7 @@ class Watched(NamedTuple):
 
     Args:
         name: as it is logged.
-        is_higher: whether higher is better; None where nobody says so.
+        is_higher: whether higher is better; None if that isn't known.
         dataset: the name of the eval data loader; "" for the loss in training.
         metric: the name of its result.
     """

@@ -159,7 +159,7 @@ def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
     """Returns a half-life in a unit that a batch has some of: no fraction of the run, no epochs.
 
     Raises:
-        SettingError: a length that nobody knows.
+        SettingError: the length isn't known.
     """
     try:
         time = state.resolve(half_life)

@@ -48,7 +48,7 @@ def shard_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _sharded(tensor: Tensor) -> DTensor | None:
-    # Whoever shards has imported this, which takes a second; nobody else should have to.
+    # Sharding has imported this already; importing it takes a second, so nothing else does.
     tensors = sys.modules.get("torch.distributed.tensor")
     is_one = tensors is not None and isinstance(tensor, tensors.DTensor)
     return tensor if is_one else None  # type: ignore[return-value]

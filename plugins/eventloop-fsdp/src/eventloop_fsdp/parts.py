@@ -31,7 +31,7 @@ def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list
             parameters with the rest of the model is left to the root.
 
     Raises:
-        SettingError: a class is nobody's, or its parameters belong to others, too.
+        SettingError: no module is of a class, or its parameters belong to other modules, too.
     """
     if class_names is None:
         repeated = dict.fromkeys(_repeated(model))
@@ -76,7 +76,7 @@ def shard(
     # Others, channels_last among them, fully_shard refuses (torch 2.13).
     for param in model.parameters():
         param.data = param.data.contiguous()
-    # Whoever is sharded first keeps its parameters to itself.
+    # The first module to be sharded owns its parameters alone.
     for one in reversed(parts):
         fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     of_root = None if reshard_after_forward else False

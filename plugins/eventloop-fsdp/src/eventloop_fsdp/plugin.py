@@ -64,7 +64,7 @@ class Fsdp:
         self._is_last = False
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there is nobody to share with."""
+        """Returns why the plugin takes no part, if there is no other rank to shard over."""
         if state.world_size == 1:
             return "one process alone has nothing to shard; `--nproc 2` starts two"
         return None

@@ -93,7 +93,8 @@ class LineFile:
 
     The first use makes the folder, opens the file, and cuts off half a line that a killed process
     left. Nothing is held back: what `append` was given is in the operating system's hands when it
-    returns, so that whoever watches sees it, and a forked worker has nothing to write twice.
+    returns: a process that follows the file sees it, and a forked worker has nothing to write
+    twice.
 
     Args:
         path: of the file.

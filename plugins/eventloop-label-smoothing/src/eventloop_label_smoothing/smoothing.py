@@ -1,6 +1,6 @@
-"""Label smoothing of a loss that is somebody else's: every cross-entropy in it is smoothed.
+"""Label smoothing of a loss that other code computes: every cross-entropy in it is smoothed.
 
-Only whoever calls `cross_entropy` knows where the classes are, which targets it ignores, how it
+Only the caller of `cross_entropy` knows where the classes are, which targets it ignores, how it
 weighs classes and how it takes the mean; so the call itself gets `label_smoothing`, and torch does
 the rest.
 

@@ -130,7 +130,7 @@ class Mlflow:
 
     @hookimpl(rank_zero=True)
     def exception(self, error: BaseException) -> None:
-        """Says that the run has failed, or was ended by somebody."""
+        """Marks the run as failed, or as killed."""
         is_mine = self._is_failing and self.on_error == "raise"
         if self._begin is not None and not is_mine:
             is_kill = isinstance(error, KeyboardInterrupt | SystemExit)
@@ -158,7 +158,7 @@ class Mlflow:
     def _beginning(self, state: StateView) -> Callable[[], TrackedRun]:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
         batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
-        # Whoever names a checkpoint begins another run with it.
+        # Naming a checkpoint to resume from begins another run.
         goes_on = (batch > 0 or self._run_id is not None) and state.settings.resume == "auto"
         run_id, step, told = self._run_id, self._step, dict(self._told)
         uri = str(self.tracking_uri)

@@ -98,7 +98,7 @@ class Orca:
 
     @hookimpl
     def before_backward(self, state: State) -> None:
-        """Shows the callbacks what there is now, whoever computed it."""
+        """Shows the callbacks the outputs and the loss, whichever plugin computed them."""
         self._runner.output, self._runner.loss = state.outputs, state.loss
 
     @hookimpl

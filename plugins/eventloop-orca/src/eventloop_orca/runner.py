@@ -243,7 +243,7 @@ class Runner:
 
     def _known(self, key: str) -> str:
         if key not in self._kept:
-            raise KeyError(f"nobody has put {key!r}; there are {sorted(self._kept)}")
+            raise KeyError(f"no item is named {key!r}; there are {sorted(self._kept)}")
         return key
 
 

@@ -57,18 +57,18 @@ class Pace:
         return now - self._began
 
     def pause(self, now: float) -> None:
-        """Tells that an evaluation begins."""
+        """Stops counting time while an evaluation runs."""
         if self._paused_at is None:
             self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """Tells that an evaluation is over."""
+        """Counts time again after an evaluation."""
         if self._paused_at is not None:
             self._paused_s += now - self._paused_at
             self._paused_at = None
 
     def observe(self, now: float, sample: int, frac: float) -> None:
-        """Tells how much is done by now; as often as the numbers shall be fresh."""
+        """Records how much is done by now; call it as often as the figures should be fresh."""
         self._latest = (now, frac)
         if self._origin is None and frac > self._began_frac:
             self._origin = (now, frac)

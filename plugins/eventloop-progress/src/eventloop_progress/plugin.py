@@ -117,7 +117,7 @@ class Progress:
     def eval_after_all(self, state: StateView) -> None:
         """Shows the results, which is when the device is waited for.
 
-        Outside of a fit whoever asked for the evaluation has them.
+        Outside of a fit the caller of the evaluation has them.
         """
         if self._fit is None:
             self._display.close(keep=False)
@@ -162,7 +162,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def close(self) -> None:
-        """Returns the terminal back, if nobody did."""
+        """Restores the terminal, unless that is done already."""
         self._leave()
 
     def _leave(self) -> None:
@@ -201,7 +201,7 @@ class Progress:
         ]
 
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
-        """Returns what is drawn while somebody evaluates outside of a fit."""
+        """Returns what is drawn during an evaluation outside of a fit."""
         num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
         frac = self._num_evaluated / num_batches if num_batches else 0.0
         return [Field("evaluation", 7, "bold"), Field(self._evaluated(state), 6), BAR], frac

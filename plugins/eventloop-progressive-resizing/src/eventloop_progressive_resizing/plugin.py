@@ -99,7 +99,7 @@ class ProgressiveResizing:
 
     @hookimpl
     def after_dataloader(self, state: State) -> None:
-        """Makes the batch smaller, before anybody else sees it."""
+        """Makes the images of the batch smaller, before any other plugin sees them."""
         assert self._growth is not None
         images, targets = _images_of(state.batch)
         full: Size = (images.shape[-2], images.shape[-1])

@@ -71,11 +71,11 @@ def phases(seconds: Mapping[str, float]) -> Table:
 
 
 def plugin_costs(state: StateView) -> Table:
-    """Returns each plugin's share of the run, where somebody took the time of each call."""
+    """Returns each plugin's share of the run, if each call was timed."""
     trace = next((one for one in state.observers if isinstance(one, Trace)), None)
     title, columns = "Cost of plugins", ("plugin", "hook", "calls", "ms a call", "seconds")
     if trace is None:
-        note = "Nobody took the time of their calls; `eventloop fit --trace trace.json` does."
+        note = "Their calls weren't timed; `eventloop fit --trace trace.json` times them."
         return Table(title, (), columns, note)
     rows = [
         (one.plugin, one.hook, one.calls, one.own_ns / max(one.calls, 1) / 1e6, one.own_ns / 1e9)

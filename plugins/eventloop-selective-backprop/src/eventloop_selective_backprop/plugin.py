@@ -75,7 +75,7 @@ class SelectiveBackprop:
         """Settles what fractions of the run are.
 
         Raises:
-            SettingError: one is of a length that nobody knows, or nothing would ever be selected.
+            SettingError: one is of a length that isn't known, or nothing would ever be selected.
         """
         self._start = _resolved("start", self.start, state)
         self._end = _resolved("end", self.end, state)
@@ -85,7 +85,7 @@ class SelectiveBackprop:
     # Samples are selected as they are, not blends of them.
     @hookimpl(before=("mixup", "cutmix"))
     def before_train_batch(self, state: State) -> None:
-        """Leaves the drawn samples in the batch, before anybody splits it."""
+        """Leaves the drawn samples in the batch, before it is split."""
         num = num_samples(state.batch)
         num_kept = max(1, round(self.keep_frac * num))
         if num_kept == num or not self._is_due(state):

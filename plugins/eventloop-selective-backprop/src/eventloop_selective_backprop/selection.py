@@ -95,7 +95,7 @@ def take(batch: Any, indices: Tensor) -> Any:
         indices: int64, shape (num,), on the device of the batch.
 
     Raises:
-        ValueError: something else is in it, of which nobody knows what belongs to which sample.
+        ValueError: something else is in it, which can't be split by sample.
     """
     num = num_samples(batch)
     for one in _leaves(batch):

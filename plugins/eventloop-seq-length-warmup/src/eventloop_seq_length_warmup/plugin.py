@@ -92,7 +92,7 @@ class SeqLengthWarmup:
 
     @hookimpl
     def after_dataloader(self, state: State) -> None:
-        """Makes the sequences shorter, before anybody else sees them."""
+        """Makes the sequences shorter, before any other plugin sees them."""
         shorter = self._shortened(state, state.batch)
         if shorter is not state.batch:
             state.batch = shorter

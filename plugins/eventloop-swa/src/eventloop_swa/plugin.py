@@ -73,7 +73,7 @@ class Swa:
         if _is_sharded(state):
             return "the model's weights are sharded, and it needs a copy of the whole model"
         if self.start.unit == "dur" and state.duration is None:
-            return f"it starts at {self.start}, and nobody says how long the run is"
+            return f"it starts at {self.start}, but max_duration is not set"
         if batch_norms(state.model):
             try:
                 with state.training_pass():
@@ -104,7 +104,7 @@ class Swa:
 
     @hookimpl(wrapper=True)
     def scheduler_step(self, state: State) -> Generator[None, bool, bool]:
-        """Keeps the learning rates where they shall be, whatever the schedulers say."""
+        """Holds the learning rates at `lr`, whatever the schedulers say."""
         done = yield
         if self.lr is not None and state.clock.reached(self._start):
             _set_rates(state, self.lr)
@@ -217,7 +217,7 @@ def _set_rates(state: State, lr: float) -> None:
 
 
 def _is_sharded(state: State) -> bool:
-    # Whoever shards has imported this, which takes a second; nobody else should have to.
+    # Sharding has imported this already; importing it takes a second, so nothing else does.
     tensors = sys.modules.get("torch.distributed.tensor")
     params = state.model.parameters()
     return tensors is not None and any(isinstance(one, tensors.DTensor) for one in params)
@@ -241,7 +241,7 @@ def _take_statistics(into: Any, norm: Any, state: State) -> None:
 
 
 def _start(start: Time, state: State) -> Time:
-    """Returns a start that a clock can reach: a whole epoch where nobody knows how long one is."""
+    """Returns a start that a clock can reach: a whole epoch if its length isn't known."""
     duration = state.duration
     if start.unit == "dur" and duration is None:
         return start

@@ -41,7 +41,7 @@ def measure(tensors: Sequence[Tensor]) -> Measured:
         tensors: real, with at least one entry each, on one device.
 
     Returns:
-        Tensors on the same device, which nobody has waited for.
+        Tensors on the same device, possibly still being computed.
     """
     counts, stats = [], []
     for tensor in tensors:

@@ -96,7 +96,7 @@ class Tensorboard:
         """
         if self._interval is not None and self._interval.unit == "tok" and not state.clock.token:
             raise SettingError(
-                f"tensorboard.histograms is {self._interval}, but nobody counts tokens",
+                f"tensorboard.histograms is {self._interval}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
                 "batches: `--tensorboard.histograms 100ba`",
             )

@@ -15,7 +15,7 @@ class Amounts(NamedTuple):
         wait_s: of these, until the batch was there.
         batches: how many batches.
         samples: over all ranks.
-        tokens: over all ranks; 0 where nobody counts them.
+        tokens: over all ranks; 0 if they aren't counted.
         flops: floating-point operations of this rank.
     """
 

@@ -40,7 +40,7 @@ def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
 
 
 def saved(path: Place) -> datetime | None:
-    """Returns when a checkpoint was saved: its manifest is written last. None where nobody knows."""
+    """Returns when a checkpoint was saved: its manifest is written last. None if unknown."""
     if not isinstance(path, Path):
         return None  # few stores tell
     with suppress(OSError, ValueError, OverflowError):
