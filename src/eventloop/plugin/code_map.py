@@ -48,7 +48,7 @@ def implementations_of(frame: FrameType) -> list[Implementation]:
 def _codes(function: Callable[..., Any] | None) -> Iterator[tuple[CodeType, object]]:
     """Yields a function's code and that of what it wraps, with the object each is bound to.
 
-    A decorator's code is everybody's who uses it, so that it only counts where it is bound.
+    All functions that a decorator wraps share its code, so it counts only where it is bound.
     """
     bound: object = None
     while function is not None:
