@@ -6,8 +6,18 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
+from typing import Protocol
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
+
+
+class Subject(Protocol):
+    """What a problem is about: a plugin, say."""
+
+    @property
+    def name(self) -> str:
+        """What a person types."""
+        ...
 
 
 class EventloopError(Exception):
@@ -16,10 +26,13 @@ class EventloopError(Exception):
     Args:
         what: what happened, with the values seen; one sentence.
         fix: what to do next, with the line to paste.
+        subjects: the plugins that it is about; none where it is about the command as a whole.
         facts: who did it and where, a line each, in the order given.
     """
 
-    def __init__(self, what: str, *, fix: str = "", **facts: object) -> None:
+    def __init__(
+        self, what: str, *, fix: str = "", subjects: Iterable[Subject] = (), **facts: object
+    ) -> None:
         lines = {name.rstrip("_"): _text(value) for name, value in facts.items()}
         if fix:
             lines["fix"] = fix
@@ -28,6 +41,8 @@ class EventloopError(Exception):
         listed = (f"  {name:<{width}}  {text}" for name, text in lines.items())
         super().__init__("\n".join([what, *listed, *frames]))
         self.what = what
+        self.fix = fix
+        self.subjects = tuple(subjects)
 
 
 def _text(value: object) -> str:

@@ -93,7 +93,7 @@ def test_a_hostile_package_proposes_nothing_else(name):
         str(_problem(found, ImportError("no"))),
         str(_several([found, found])),
         str(_unusable(found)),
-        str(unexpected(name, ValueError("no"))),
+        str(unexpected(found, ValueError("no"))),
         plugin.fix("fix it"),
     ]
 

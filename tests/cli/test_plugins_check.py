@@ -9,6 +9,9 @@ import sys
 import pytest
 
 from eventloop.cli import main
+from eventloop.config.choice import Choice
+from eventloop.config.configuration import Configuration
+from eventloop.plugin.candidates import dry_assemble
 
 HEAD = "from eventloop import hookimpl\n"
 HOOK = "@hookimpl\n    def close(self): pass"
@@ -84,6 +87,45 @@ def test_check_finds_each_defect(run, install, clean, only, code, part):
     assert part in "\n".join(content["problems"])
     status = {row["name"]: row["status"] for row in content["plugins"]}
     assert status["aa-test"] == "problem"
+
+
+def test_a_problem_is_that_of_its_plugin_and_of_none_whose_name_is_in_it(
+    run, install, clean, tmp_path, only
+):
+    """`aa-test (pair 1.0)` stands in the message about `my-aa-test (pair 1.0)`."""
+    install("aa-test", f"{HEAD}class Plugin:\n    {HOOK}\n", distribution="pair")
+    (tmp_path / "site" / "pair-1.0.dist-info" / "entry_points.txt").write_text(
+        "[eventloop.algorithms]\naa-test = pair_module:Plugin\nmy-aa-test = pair_module:Misspelt\n"
+    )
+    with (tmp_path / "site" / "pair_module.py").open("a") as module:
+        module.write("class Misspelt:\n    @hookimpl\n    def batch_edn(self, state): pass\n")
+
+    ran = run("plugins", "check", "--json", *only[:2], "-p", "my-aa-test")
+
+    content = json.loads(ran.out)
+    status = {row["name"]: row["status"] for row in content["plugins"]}
+    assert (status["aa-test"], status["my-aa-test"]) == ("active", "problem")
+
+
+@pytest.mark.parametrize("name", ["a requirement", "a conflict", "a circle", "two owners"])
+def test_a_problem_of_several_plugins_stands_in_the_row_of_each(install, clean, name):
+    """Of two that can't go together neither is the healthy one."""
+    body, other = {
+        "a requirement": (DEFECTS["a requirement"][0], HOOK),
+        "a conflict": (DEFECTS["a conflict"][0], HOOK),
+        "a circle": [
+            f"@hookimpl(after='{after}')\n    def batch_end(self, state): 0"
+            for after in ("bb-test", "aa-test")
+        ],
+        "two owners": ["@hookimpl\n    def loss(self, state): return 0"] * 2,
+    }[name]
+    install("aa-test", f"{HEAD}class Plugin:\n    {body}\n")
+    install("bb-test", f"{HEAD}class Plugin:\n    {other}\n")
+
+    found = dry_assemble(Configuration.read({}, choice=Choice.parse(["aa-test", "bb-test"])))
+
+    assert found.row("aa-test").problems
+    assert bool(found.row("bb-test").problems) == (name != "a requirement")
 
 
 def test_check_finds_what_a_project_asks_for_in_vain(run, two, only):

@@ -322,7 +322,7 @@ def loading(path: str, by: str = "") -> Iterator[None]:
     except _OF_VALUES as error:
         if dist.is_available() and isinstance(error, dist.DistError):
             raise
-        facts = {"by": by} if by else {}
+        facts: dict[str, Any] = {"by": by} if by else {}
         raise CheckpointError(
             f"{path!r} of the checkpoint can't be loaded: "
             f"{type(error).__name__}: {one_line(str(error), _MOST_CHARS)}",

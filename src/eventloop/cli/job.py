@@ -117,7 +117,7 @@ def _plugins(
                 typed_options(one.found, one.target, configuration.section(one.found.name))
                 awake.append(one)
         except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
-            failures = (*failures, unexpected(one.found.origin, error))
+            failures = (*failures, unexpected(one.found, error))
     if problems or failures:
         raise_all(dry_assemble(configuration, given=None).problems)
     return tuple(awake), options

@@ -249,7 +249,7 @@ def _raised(label: str, error: BaseException) -> TaskError:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen")) and frame.filename != _IMPORTLIB
     ]
-    facts = {"where": _place(frames, error)}
+    facts: dict[str, Any] = {"where": _place(frames, error)}
     if len(frames) > 1:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])

@@ -167,7 +167,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
         yield from config_differences(then, now, section)
     yield from task_differences(then["task"], now["task"])
     versions, options = plugin_differences(then["plugins"], now["plugins"], ())
-    yield from (*versions, *options)
+    yield from (*versions.values(), *options)
 
 
 def _shown(value: object) -> str:

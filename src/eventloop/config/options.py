@@ -6,13 +6,13 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from eventloop.clock import Time
-from eventloop.errors import SettingError, closest
+from eventloop.errors import SettingError, Subject, closest
 from eventloop.naming import fold
 from eventloop.text import shell
 from eventloop.urls import Url
@@ -109,6 +109,7 @@ def typed(
     option: Option,
     value: Value,
     section: str = "",
+    subjects: Iterable[Subject] = (),
     *,
     convert: Callable[[Option, object], Any] | None = None,
     **facts: object,
@@ -117,6 +118,7 @@ def typed(
 
     Args:
         section: the plugin's name, or "task"; "" for a setting.
+        subjects: the plugin, as messages and lists know it.
         convert: what to convert with, where the type doesn't say all.
         facts: more for the message.
 
@@ -130,6 +132,7 @@ def typed(
     except ValueError as error:
         raise SettingError(
             f"{section}{'.' if section else ''}{option.name}: {error}",
+            subjects=subjects,
             **facts,
             source=value.source,
             fix=f"give it as {option.type_name}: {shell(flag(option.name, section), _example(option))}",

@@ -180,6 +180,7 @@ class Rules:
             if reason := self.ban(plugin.name, by_site=True):
                 yield PluginError(
                     f"{plugin.name} was handed over, but the site switches it off: {reason}",
+                    subjects=[plugin],
                     plugin=plugin.origin,
                     fix="leave it out; what the site says can't be overruled",
                 )

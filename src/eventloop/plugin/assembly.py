@@ -180,6 +180,7 @@ def _hooks_of(plugins: Iterable[Plugin]) -> tuple[dict[str, Hook], list[PluginEr
                 problems.append(
                     PluginError(
                         f"the hook {name!r} is declared twice",
+                        subjects=[plugin],
                         plugin=plugin.origin,
                         fix=plugin.fix(f"give it the plugin's name: {fold(plugin.name)}_{name}"),
                     )
@@ -197,6 +198,7 @@ def _name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
             yield PluginError(
                 f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
                 "something else",
+                subjects=[plugin],
                 plugin=plugin.origin,
                 fix="give it another `name`",
             )
@@ -205,6 +207,7 @@ def _name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
         if other is not plugin:
             yield PluginError(
                 f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
+                subjects=[other, plugin],
                 fix="give one of them another `name`, or leave it out",
             )
 
@@ -221,6 +224,7 @@ def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[P
                 yield PluginError(
                     f"{plugin.name} requires {name}, which "
                     + (f"is off: {reason}" if reason is not None else "isn't installed"),
+                    subjects=[plugin],
                     plugin=plugin.origin,
                     fix=f"{'switch it on' if reason is not None else fix}, or switch "
                     f"{plugin.name} off with {switch_off(plugin.name)}",
@@ -229,6 +233,7 @@ def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[P
             if other := active.get(fold(name)):
                 yield PluginError(
                     f"{plugin.name} and {other.name} can't work together, says {plugin.name}",
+                    subjects=[plugin, other],
                     plugins=f"{plugin.origin}, {other.origin}",
                     fix=f"switch one off: {switch_off(plugin.name)} or {switch_off(other.name)}",
                 )
@@ -287,6 +292,7 @@ def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator
             yield PluginError(
                 f"{len(owners)} plugins claim the action {name}: "
                 f"{' and '.join(one.origin for one in owners)}",
+                subjects=owners,
                 fix=f"choose one in pyproject.toml, or {owners[-1].way_out}:\n"
                 f'[tool.eventloop.owners]\n{name} = "{owners[0].name}"',
             )

@@ -96,16 +96,21 @@ def load_all(
     return rows, list(dict.fromkeys([*problems, *(problem for _, problem in unknown)]))
 
 
-def unexpected(origin: str, error: BaseException) -> PluginError:
-    """Returns the problem with a plugin that raises where none should."""
-    name = origin.partition(" ")[0]
+def unexpected(subject: Found | Plugin, error: BaseException) -> PluginError:
+    """Returns the problem with a plugin that raises where no plugin should."""
     problem = PluginError(
-        f"{name} can't be looked at: {type(error).__name__}: {error}",
-        plugin=origin,
-        fix=f"fix it, or switch it off with {switch_off(name)}",
+        f"{subject.name} can't be looked at: {type(error).__name__}: {error}",
+        subjects=[subject],
+        plugin=subject.origin,
+        fix=f"fix it, or switch it off with {switch_off(subject.name)}",
     )
     problem.__cause__ = error
     return problem
+
+
+def is_about(problem: EventloopError, found: Found) -> bool:
+    """Returns whether a plugin that was found is among the subjects of a problem."""
+    return any(found in (one, getattr(one, "found", None)) for one in problem.subjects)
 
 
 def _row(one: Selected, configuration: Configuration) -> Row:
@@ -121,7 +126,7 @@ def _row(one: Selected, configuration: Configuration) -> Row:
     except Interrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
-        return Row(one, loaded[0].target, problems=(unexpected(one.found.origin, error),))
+        return Row(one, loaded[0].target, problems=(unexpected(one.found, error),))
 
 
 def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
@@ -201,7 +206,7 @@ def _arranged(
         try:
             arrange([plugin], (), OrderPreferences(installed=wishes.installed))
         except BaseException as error:  # noqa: BLE001
-            problems.append(unexpected(plugin.origin, error))
+            problems.append(unexpected(plugin, error))
         else:
             kept.append(plugin)
     stand_in = Plugin("task", "task", _stand_in(wishes.owners))
@@ -220,9 +225,8 @@ def _stand_in(owners: Mapping[str, str]) -> object:
 
 
 def _with_problems(row: Row, problems: Iterable[EventloopError]) -> Row:
-    """Returns each row the problems that name its plugin."""
-    origin = row.found.origin
-    own = [problem for problem in problems if origin in str(problem)]
+    """Returns the row with the problems that are about its plugin."""
+    own = [problem for problem in problems if is_about(problem, row.found)]
     return dataclasses.replace(row, problems=tuple(dict.fromkeys([*row.problems, *own])))
 
 

@@ -72,7 +72,7 @@ def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> 
         if option.required and key not in values:
             raise _missing(found, option)
     return {
-        options[key].name: typed(options[key], value, found.name, plugin=found.origin)
+        options[key].name: typed(options[key], value, found.name, [found], plugin=found.origin)
         for key, value in values.items()
     }
 
@@ -81,6 +81,7 @@ def _unknown(found: Found, key: str, options: Mapping[str, Option], value: Value
     names = [option.name for option in options.values()]
     return SettingError(
         f"{found.name} has no option {key!r}{closest(key, names)}",
+        subjects=[found],
         plugin=found.origin,
         source=value.source,
         fix=f"its options are {', '.join(names)}" if names else "leave it out; it has no options",
@@ -90,6 +91,7 @@ def _unknown(found: Found, key: str, options: Mapping[str, Option], value: Value
 def _missing(found: Found, option: Option) -> PluginError:
     return PluginError(
         f"{found.name} needs its option {option.name!r}, which has no default",
+        subjects=[found],
         plugin=found.origin,
         fix=f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
         f"plugin off with {switch_off(found.name)}",
@@ -103,6 +105,7 @@ def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise PluginError(
             f"{found.name} can't be built: {type(error).__name__}: {error}",
+            subjects=[found],
             plugin=found.origin,
             call=f"{target.__name__}({given})",
             fix=f"change its options, or switch it off with {switch_off(found.name)}",

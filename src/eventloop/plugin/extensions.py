@@ -100,7 +100,7 @@ def _unusable(found: Found) -> PluginError:
 
 def _nameless(found: Found) -> PluginError:
     distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": place_of(distribution)}
+    facts: dict[str, Any] = {} if distribution is None else {"folder": place_of(distribution)}
     return PluginError(
         f"the {found.role} {found.name!r} comes from a distribution without a name and version: its "
         "METADATA is gone or can't be read, as an interrupted installation leaves it",

@@ -70,6 +70,7 @@ def _problem(found: Found, error: BaseException) -> PluginError:
         )
     return PluginError(
         f"{what} {found.name!r} can't be imported: {type(error).__name__}: {error}",
+        subjects=[found],
         plugin=found.origin,
         entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
         fix=way_out,

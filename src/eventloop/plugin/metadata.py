@@ -18,7 +18,7 @@ from importlib_metadata import Distribution, EntryPoint
 from eventloop.errors import EventloopError, PluginError
 from eventloop.naming import fold
 from eventloop.plugin.from_file import found_in_file
-from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 from eventloop.text import pip
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def _unreadable(
     who = f"{name} {version}".strip() or Path(place).name
     return PluginError(
         f"{who} has entry points that can't be read: {type(error).__name__}: {error}",
+        subjects=[Unread(name or Path(place).name)],
         folder=place,
         fix=f"{pip('install --force-reinstall', name)}, or {pip('uninstall', name)}"
         if name
@@ -235,6 +236,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
             yield PluginError(
                 f"{distribution} is installed in {len(places)} versions, of which one hides the "
                 f"others: {', '.join(listed)}",
+                subjects=[one.found for one in group],
                 plugin=", ".join(one.found.origin for one in group),
                 fix=f"{pip('uninstall', distribution)} until none is left, and install it once",
             )

@@ -32,6 +32,7 @@ def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
             yield PluginError(
                 f"{name} is the name of a hook, but this function isn't marked, so it would "
                 "never be called",
+                subjects=[plugin],
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("put @hookimpl above it, or rename it"),
             )
@@ -47,6 +48,7 @@ def hidden(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
         if name in hooks and hasattr(method, f"{PROJECT}_impl"):
             yield PluginError(
                 f"the attribute {name} hides the hook method of the same name",
+                subjects=[plugin],
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("give the attribute another name"),
             )
@@ -65,6 +67,7 @@ def computed(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
         if is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl")):
             yield PluginError(
                 f"{name} is {a(type(value).__name__)}, not a method, so it would never be called",
+                subjects=[plugin],
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("make it a method under @hookimpl, or rename it"),
             )
@@ -88,6 +91,7 @@ def without_hooks(plugin: Plugin) -> PluginError:
         fix = "name a class, an instance or a module with functions under @hookimpl"
     return PluginError(
         f"{plugin.name} implements no hook, so that it would do nothing: it is {what}",
+        subjects=[plugin],
         plugin=plugin.origin,
         fix=plugin.fix(fix),
     )
@@ -130,7 +134,7 @@ def state_misfits(plugin: Plugin) -> Iterator[PluginError]:
     own = _own(plugin)
     for what, mend, method in (*_missing(own), *_uncallable(own), *_useless(plugin, own)):
         who = f"{plugin.origin}, {method_of(plugin, method)}"
-        yield PluginError(what, plugin=who, fix=plugin.fix(mend))
+        yield PluginError(what, subjects=[plugin], plugin=who, fix=plugin.fix(mend))
 
 
 # What is wrong, how to fix it, and where it is.

@@ -203,10 +203,17 @@ def _refuse_across_roles(edges: Iterable[Edge], given: Sequence[Implementation])
             raise PluginError(
                 f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[then]}s run "
                 f"before {_TIER_NAMES[first]}s",
+                subjects=_declaring([edge], given),
                 edge=str(edge),
                 hook=given[0].hook.name,
                 fix="leave the edge out",
             )
+
+
+def _declaring(edges: Iterable[Edge], given: Iterable[Implementation]) -> list[Plugin]:
+    """Returns the plugins that declare edges; the configuration's edges have none."""
+    declared_by = {edge.declared_by for edge in edges}
+    return [one.plugin for one in given if one.origin in declared_by]
 
 
 def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Implementation]:
@@ -274,6 +281,7 @@ def _cycle(waiting: Sequence[Implementation], edges: Sequence[Edge]) -> PluginEr
     around = " → ".join([cycle[0].typed[0], *(edge.typed[1] for edge in cycle)])
     return PluginError(
         f"the order of {waiting[0].hook.name} goes round in a circle: {around}",
+        subjects=_declaring(cycle, waiting),
         **{f"edge {idx}": str(edge) for idx, edge in enumerate(cycle, 1)},
         fix="take one edge out, or overrule it in [tool.eventloop.order]",
     )

@@ -58,6 +58,17 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A distribution that can't be read, so that its plugins aren't known.
+
+    Args:
+        name: the distribution's, or that of its folder.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Selected:
     """A found plugin and whether it is to take part.
 

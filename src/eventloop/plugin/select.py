@@ -69,6 +69,7 @@ def _unknown_choices(
             yield UsageError(
                 f"-p {one.found.entry_point.value} and -p no:{off[fold(one.found.name)]} "
                 "contradict each other",
+                subjects=[one.found],
                 fix="leave one of them out",
             )
 
@@ -96,6 +97,7 @@ def rule_problems(
         if one.status == "off" and asked and rules.ban(name, by_site=True) == one.reason:
             yield PluginError(
                 f"{name} was asked for, but the site switches it off: {one.reason}",
+                subjects=[one.found],
                 plugin=one.found.origin,
                 fix=f"leave {shell('-p', one.found.entry_point.value if one.found.path else name)} out; "
                 "what the site says can't be overruled",
@@ -159,6 +161,7 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
     return PluginError(
         f"{required.name} is required, but no plugin has this name"
         f"{closest(required.name, sorted(installed))}",
+        subjects=[required],
         source=required.source,
         fix=f"install it, {pip('install', distribution + required.specifier)}, or take it out of "
         "required",
@@ -168,6 +171,7 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
 def _required_but_off(required: Requirement, one: Selected) -> PluginError:
     return PluginError(
         f"{required.name} is required, but off: {one.reason}",
+        subjects=[one.found],
         plugin=one.found.origin,
         source=required.source,
         fix=f"{_opposite(one)}, or take {required.name} out of required",
@@ -190,6 +194,7 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
     return PluginError(
         f"{required.name}{required.specifier} is required, but {found.version or 'a file'} is "
         "there",
+        subjects=[found],
         plugin=found.origin,
         source=required.source,
         fix=pip("install", wanted)
@@ -206,6 +211,7 @@ def _several(group: Sequence[Found]) -> PluginError:
     removal = " or ".join(pip("uninstall", distribution) for distribution in installed)
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
+        subjects=group,
         fix=f"keep one with {removal}, or switch all off with {switch_off(group[0].name)}"
         if installed
         else "leave one of them out, or give one another `name`",
@@ -218,6 +224,7 @@ def _nobodys(found: Found) -> PluginError:
     return PluginError(
         f"{found.name} comes from a distribution without a name and version: its METADATA is gone "
         "or can't be read, as an interrupted installation leaves it",
+        subjects=[found],
         entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
         **facts,
         fix=f"install it again, or switch the plugin off with {switch_off(found.name)}",
@@ -228,6 +235,7 @@ def _unusable(found: Found) -> PluginError:
     return PluginError(
         f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
         f"and {' and '.join(RESERVED)} stand for something else",
+        subjects=[found],
         plugin=found.origin,
         fix=f"rename its entry point, or switch the plugin off with {switch_off(found.name)}",
     )

@@ -57,6 +57,7 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
             yield PluginError(
                 f"{one.name} compares equal to anything, or can't be compared, so that it can't be "
                 "told from other plugins",
+                subjects=[one],
                 plugin=one.origin,
                 fix=one.fix(fix),
             )
@@ -66,6 +67,7 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
                 yield PluginError(
                     f"the plugins {other.name} and {one.name} compare equal, so that they can't "
                     "be told apart",
+                    subjects=[other, one],
                     plugins=f"{other.origin}, {one.origin}",
                     fix=one.fix(fix),
                 )
@@ -81,6 +83,7 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
         if hint := closest(name, known):
             yield PluginError(
                 f"no plugin is named {name!r}{hint}",
+                subjects=[one.plugin],
                 plugin=one.origin,
                 at=one.where,
                 fix=one.plugin.fix("fix the name in before= or after="),
@@ -154,7 +157,7 @@ def _misfits(
     )
     for what, mend in misfits:
         who = f"{plugin.origin}, {method_of(plugin, method)}"
-        yield PluginError(what, plugin=who, fix=plugin.fix(mend))
+        yield PluginError(what, subjects=[plugin], plugin=who, fix=plugin.fix(mend))
 
 
 # What is wrong, and how to fix it.
@@ -219,6 +222,7 @@ def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginEr
             yield PluginError(
                 f"{phase}=True has no effect on {one.hook.name}, which runs in the reverse order "
                 f"of {one.hook.closes}",
+                subjects=[one.plugin],
                 plugin=one.origin,
                 at=one.where,
                 fix=one.plugin.fix(
@@ -292,6 +296,7 @@ def _unknown_hook(
 ) -> PluginError:
     return PluginError(
         f"no hook is named {hook_name!r}{closest(hook_name, hooks)}",
+        subjects=[plugin],
         plugin=f"{plugin.origin}, {method_of(plugin, method)}",
         fix=plugin.fix("rename the method, list the hooks with `eventloop plugins hooks`"),
     )

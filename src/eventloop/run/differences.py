@@ -59,24 +59,24 @@ def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
 
 def plugin_differences(
     then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], allowed: Sequence[str]
-) -> tuple[list[str], list[str]]:
+) -> tuple[dict[str, str], list[str]]:
     """Compares algorithms that take part in both.
 
     Args:
         allowed: names of those whose version may differ.
 
     Returns:
-        Differing versions, and differing options, a line each.
+        A line for each version that differs, by the algorithm's name; and one for each option.
     """
     before = {fold(one["name"]): one for one in then if one["role"] == "algorithm"}
-    versions: list[str] = []
+    versions: dict[str, str] = {}
     options: list[str] = []
     for one in now:
         old = before.get(fold(one["name"]))
         if old is None or one["role"] != "algorithm":
             continue
         if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
-            versions.append(f"{one['name']}: {old['version']} -> {one['version']}")
+            versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"
         options += config_differences(
             {one["name"]: old["options"]}, {one["name"]: one["options"]}, one["name"]
         )

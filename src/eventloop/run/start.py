@@ -213,11 +213,11 @@ class FromCheckpoint:
             self._then["plugins"], manifest["plugins"], self._allowed.plugin_change
         )
         if versions:
-            name = versions[0].partition(":")[0]
             raise ResumeError(
                 "the run was begun with other versions of its algorithms",
-                **self._diff(versions),
-                fix=f"install those versions, or go on with these: {shell('--allow-plugin-change', name)}",
+                **self._diff([*versions.values()]),
+                fix="install those versions, or go on with these: "
+                f"{shell('--allow-plugin-change', next(iter(versions)))}",
             )
         settings = config_differences(self._then, manifest, "settings")
         task = task_differences(self._then["task"], manifest["task"])
@@ -287,7 +287,7 @@ class FromCheckpoint:
             "change: `--allow-config-change`",
         )
 
-    def _diff(self, lines: Sequence[str]) -> dict[str, object]:
+    def _diff(self, lines: Sequence[str]) -> dict[str, Any]:
         listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
         return {"checkpoint": self._place, "changed": listed}
 

@@ -13,10 +13,9 @@ from eventloop.cli.plugins.reading import JSON, configuration_of
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import select_all
+from eventloop.plugin.candidates import is_about, select_all
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected
-from eventloop.plugin.select import name_problems
 from eventloop.plugin.static_check import static_check
 
 if TYPE_CHECKING:
@@ -61,13 +60,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     problems: dict[Found, EventloopError] = {}
     unplaced = []
-    named = name_problems(selected)
     for problem in found:
-        own = [
-            one.found
-            for one in selected
-            if one.found.origin in str(problem) or str(named.get(one.found)) == str(problem)
-        ]
+        own = [one.found for one in selected if is_about(problem, one.found)]
         for each in own:
             problems.setdefault(each, problem)
         unplaced += [] if own else [problem]
@@ -78,7 +72,7 @@ def _rows(
             yield _row(one.found, *_seen(one, configuration))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
-        name = problem.what.partition(" ")[0]
+        name = ", ".join(one.name for one in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
