@@ -15,11 +15,10 @@ from types import FrameType, TracebackType
 
 import torch
 
-from eventloop.plugin import plans as freeze
 from eventloop.plugin.assembly import HOOKS
-from eventloop.plugin.order import Implementation
+from eventloop.plugin.code_map import implementations_of
 
-_PACKAGE = str(Path(freeze.__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = str(Path(torch.__file__).parent / "distributed")
 _PYTHON = str(Path(os.__file__).parent)
@@ -87,16 +86,16 @@ def _place(frames: list[tuple[FrameType, int]]) -> str:
 
 
 def _hook_of(frame: FrameType) -> str:
-    """Names the hook that a frame is of: a plan that calls a plugin, or the core's own answer."""
+    """Names the hook that a frame is of: the core's own answer, or a plugin's implementation."""
     code = frame.f_code
-    if code.co_filename == freeze.__file__:
-        names = frame.f_locals
-        one = names.get("one", names.get("only"))
-        if isinstance(one, Implementation) and one.plugin.role != "core":
-            return f"in {one.hook.name} of {one.plugin.role} {one.plugin.origin}"
     if code.co_name in HOOKS and code.co_filename.startswith(_PACKAGE):
         return f"in {code.co_name}"
-    return ""
+    found = implementations_of(frame)
+    if not found:
+        return ""
+    hooks = " or ".join(dict.fromkeys(one.hook.name for one in found))
+    plugins = " or ".join(dict.fromkeys(f"{one.plugin.role} {one.plugin.origin}" for one in found))
+    return f"in {hooks} of {plugins}"
 
 
 def _is_telling(frame: FrameType) -> bool:
