@@ -87,7 +87,7 @@ _LAZY = {
     "eventloop.distributed.reports": ("FAILURE",),
     "eventloop.config.options": ("flag",),
     "eventloop.plugin.load": ("Loaded",),
-    "eventloop.plugin.records": ("fold",),
+    "eventloop.naming": ("fold",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 
