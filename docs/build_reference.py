@@ -5,11 +5,16 @@ python docs/build_reference.py
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
-from eventloop import actions, events
+import eventloop
+from eventloop import actions, events, storage, testing, toolbox
 from eventloop.config.settings import setting_options
 from eventloop.hooks import Hook
 
@@ -26,6 +31,7 @@ def pages() -> dict[str, str]:
         ),
         "actions.md": _page("Actions", actions, _hook_sections(actions.HOOKS, actions.Actions)),
         "settings.md": _settings_page(),
+        "toolbox.md": _toolbox_page(),
     }
 
 
@@ -84,6 +90,40 @@ def _settings_page() -> str:
         kind = option.type_name.replace("|", "\\|")
         rows.append(f"| `{option.name}` | {kind} | `{option.default}` | {option.doc} |")
     return "\n".join(rows) + "\n"
+
+
+def _toolbox_page() -> str:
+    tools = [
+        importlib.import_module(one.name)
+        for one in pkgutil.iter_modules(toolbox.__path__, "eventloop.toolbox.")
+    ]
+    rows = [
+        "# What plugins import",
+        "",
+        MADE,
+        "",
+        "These modules are public: a plugin that imports nothing else goes on working when the core is",
+        "rearranged. import-linter holds the packages of `plugins/` to them. Their docstrings have the",
+        "arguments. A package that adds a command imports `eventloop.commands`, too, which",
+        "[its own page](../how-to/add-a-command.md) lists.",
+        "",
+    ]
+    for module in (eventloop, *tools, testing, storage):
+        title = "`eventloop`" if module is eventloop else f"`{module.__name__}`"
+        rows += [f"## {title}", "", _first_line(module), "", "| | |", "| --- | --- |"]
+        rows += [f"| `{name}` | {_line_of(module, name)} |" for name in module.__all__]
+        rows += [""]
+    return "\n".join(rows).rstrip() + "\n"
+
+
+def _line_of(module: ModuleType, name: str) -> str:
+    """Returns what an export is: its docstring's first line, or a constant's in the module's."""
+    constant = re.search(rf"^    {name}: (.*)", module.__doc__ or "", re.MULTILINE)
+    return constant[1] if constant else _first_line(getattr(module, name))
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0].replace("|", "\\|")
 
 
 def main() -> None:

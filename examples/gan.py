@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import State, StateView, Task, hookimpl, schedules
-from eventloop.training.grad_scaling import StepOutcome
+from eventloop import State, StateView, StepOutcome, Task, hookimpl, schedules
 
 NUM_CLASSES, NUM_NOISE = 10, 32
 

@@ -65,6 +65,17 @@ def test_a_plugin_requires_the_core_by_its_distribution(folder):
 
 
 @every_plugin
+def test_the_linter_knows_the_imports_of_a_plugin(folder):
+    """A package that it isn't told of could build on what is private."""
+    settings = read_toml(ROOT / "pyproject.toml")["tool"]["importlinter"]
+    (contract,) = (one for one in settings["contracts"] if one["type"] == "forbidden")
+    package = folder.name.replace("-", "_")
+
+    assert package in settings["root_packages"]
+    assert package in contract["source_modules"]
+
+
+@every_plugin
 def test_a_plugin_is_typed_and_tested(folder):
     """Its `py.typed` is part of the wheel, its tests are part of the project's."""
     package = folder.name.replace("-", "_")

@@ -6,7 +6,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 from eventloop.clock import Clock, Moment, Time
-from eventloop.errors import CheckpointError, EventloopError, PluginError, ResumeError, TaskError
+from eventloop.errors import (
+    CheckpointError,
+    EventloopError,
+    NonFiniteError,
+    PluginError,
+    ReadOnlyStateError,
+    ResumeError,
+    RunFolderError,
+    SettingError,
+    TaskError,
+    UsageError,
+)
 from eventloop.events import Event
 from eventloop.hooks import hookimpl, hookspec
 
@@ -14,34 +25,49 @@ if TYPE_CHECKING:
     import eventloop.schedules as schedules
     from eventloop.config.settings import Settings
     from eventloop.data import Count
+    from eventloop.diagnostics.check import Check
+    from eventloop.diagnostics.trace import Trace
     from eventloop.distributed.join import rank_zero_first
     from eventloop.run.start import Allowed
+    from eventloop.signals import is_interruption
     from eventloop.state import State
     from eventloop.task import Task
     from eventloop.trainer import Result, Trainer
+    from eventloop.training.grad_scaling import StepOutcome
+    from eventloop.urls import Url
     from eventloop.view import StateView
 
 __version__ = "0.1.0"
 __all__ = [
     "Allowed",
+    "Check",
     "CheckpointError",
     "Clock",
     "Count",
     "Event",
     "EventloopError",
     "Moment",
+    "NonFiniteError",
     "PluginError",
+    "ReadOnlyStateError",
     "Result",
     "ResumeError",
+    "RunFolderError",
+    "SettingError",
     "Settings",
     "State",
     "StateView",
+    "StepOutcome",
     "Task",
     "TaskError",
     "Time",
+    "Trace",
     "Trainer",
+    "Url",
+    "UsageError",
     "hookimpl",
     "hookspec",
+    "is_interruption",
     "rank_zero_first",
     "schedules",
 ]
@@ -49,13 +75,18 @@ __all__ = [
 # What needs torch is imported when it is first asked for, so that `import eventloop` stays fast.
 _LAZY = {
     "Allowed": "eventloop.run.start",
+    "Check": "eventloop.diagnostics.check",
     "Count": "eventloop.data",
     "Result": "eventloop.trainer",
     "Settings": "eventloop.config.settings",
     "State": "eventloop.state",
     "StateView": "eventloop.view",
+    "StepOutcome": "eventloop.training.grad_scaling",
     "Task": "eventloop.task",
+    "Trace": "eventloop.diagnostics.trace",
     "Trainer": "eventloop.trainer",
+    "Url": "eventloop.urls",
+    "is_interruption": "eventloop.signals",
     "rank_zero_first": "eventloop.distributed.join",
 }
 

@@ -423,8 +423,8 @@ class State:
         """Returns what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
 
         To be called on all ranks, between batches. The tensors are the run's own, on their devices:
-        they change when it goes on. `eventloop.checkpoint.format.write` writes both to a folder, from
-        which `resume` goes on.
+        they change when it goes on. `eventloop.toolbox.state_dicts.write_checkpoint` writes both to a
+        folder, from which `resume` goes on.
 
         Returns:
             The parts by name, whole on rank 0 and of no use on the others, and the facts.
@@ -445,7 +445,7 @@ class State:
 
         The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
         for `batch`, or what was put in its place, and `outputs`. No event is told of it. Between
-        microbatches alone; inside of `eventloop.training.evaluation.evaluation_mode` it leaves no trace.
+        microbatches alone; inside of `eventloop.toolbox.passes.evaluation_mode` it leaves no trace.
 
         Args:
             args: what the hook takes beside the State, in the order of its declaration.

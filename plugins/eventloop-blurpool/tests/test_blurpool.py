@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
-from eventloop.testing import isolated_trainer, run_ranks, tiny_task
+from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_task
 from eventloop_blurpool import BlurConv2d, Blurpool, anti_aliased
 
 NUM_BATCHES = 5

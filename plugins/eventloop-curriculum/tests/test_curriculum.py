@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import PluginError, Task, hookimpl
-from eventloop.errors import SettingError
+from eventloop import PluginError, SettingError, Task, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_curriculum import Curriculum
 

@@ -9,9 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import TaskError, hookimpl
-from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, write
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_curriculum import Curriculum
 
 LAST = 16  # 8 batches of 2 samples, then 4 of 4, with a time in their middle, then 2 of 8, twice

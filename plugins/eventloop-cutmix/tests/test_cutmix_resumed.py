@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
-from eventloop.checkpoint.diff import differences
 from eventloop.testing import (
     Dies,
+    differences,
     edited_checkpoint,
     fit_and_die,
     isolated_trainer,

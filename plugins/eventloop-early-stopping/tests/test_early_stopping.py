@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from eventloop import PluginError, Task, hookimpl
-from eventloop.errors import SettingError
+from eventloop import PluginError, SettingError, Task, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_early_stopping import EarlyStopping
 

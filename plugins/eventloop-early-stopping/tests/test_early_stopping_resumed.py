@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, write
-from eventloop.testing import isolated_trainer, tiny_task
+from eventloop.testing import differences, isolated_trainer, tiny_task
 from eventloop_early_stopping import EarlyStopping
 
 # Both stop the run in the middle of its length: by a metric in mid-epoch, by the loss after one.

@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from eventloop import hookimpl
-from eventloop.errors import PluginError, SettingError
+from eventloop import PluginError, SettingError, hookimpl
 from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
 

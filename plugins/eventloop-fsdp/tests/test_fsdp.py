@@ -14,9 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import SumMetric
 
-from eventloop import Task, hookimpl
+from eventloop import PluginError, Task, hookimpl
 from eventloop.diagnostics.reads import HostReads
-from eventloop.errors import PluginError
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp

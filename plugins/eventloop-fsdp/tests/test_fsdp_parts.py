@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from eventloop.errors import SettingError
+from eventloop import SettingError
 from eventloop_fsdp import parts_of
 
 

@@ -10,11 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import Task, hookimpl
-from eventloop.checkpoint.diff import differences
+from eventloop import Allowed, Task, hookimpl
 from eventloop.checkpoint.format import read
-from eventloop.run.start import Allowed
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing import differences, isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

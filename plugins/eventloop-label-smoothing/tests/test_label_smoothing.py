@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
-from eventloop import Task, TaskError, hookimpl
-from eventloop.errors import PluginError
+from eventloop import PluginError, Task, TaskError, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_label_smoothing import LabelSmoothing
 from eventloop_mixup import Mixup

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing import differences, isolated_trainer, tiny_batches, tiny_task
 from eventloop_orca import Callback, MainCallback, Orca
 
 

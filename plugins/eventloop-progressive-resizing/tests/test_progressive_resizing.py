@@ -5,12 +5,9 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.diff import differences
+from eventloop import Check, PluginError, SettingError, hookimpl
 from eventloop.checkpoint.format import read
-from eventloop.diagnostics.check import Check
-from eventloop.errors import SettingError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_task
+from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_task
 from eventloop_progressive_resizing import ProgressiveResizing, resize, resize_mask
 
 NUM_BATCHES = 10  # in two epochs

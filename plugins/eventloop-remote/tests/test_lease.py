@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
+from eventloop import CheckpointError, ResumeError
 from eventloop.checkpoint.run_lock import RunLock
-from eventloop.errors import CheckpointError, ResumeError
 from eventloop.storage import Url, this_place
 from eventloop_remote import lease as module
 from eventloop_remote.lease import NUM_LOOKS, RENEW_S, Lease

@@ -7,8 +7,8 @@ import errno
 import pytest
 import torch
 
+from eventloop import CheckpointError
 from eventloop.checkpoint.format import read, verify
-from eventloop.errors import CheckpointError
 from eventloop.storage import Url
 from eventloop_remote.names import key_of
 

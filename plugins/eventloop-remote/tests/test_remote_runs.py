@@ -12,12 +12,11 @@ import pytest
 import torch
 from fsspec.registry import known_implementations
 
-from eventloop import CheckpointError, ResumeError, hookimpl
-from eventloop.checkpoint.diff import differences
+from eventloop import CheckpointError, ResumeError, SettingError, UsageError, hookimpl
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import local_folder
-from eventloop.errors import SettingError, UsageError
 from eventloop.storage import Url
+from eventloop.testing import differences
 from eventloop.testing.ranks import run_ranks
 from eventloop.testing.runs import isolated_trainer, tiny_task
 from eventloop_remote import lease

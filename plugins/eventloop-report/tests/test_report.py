@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from eventloop import PluginError, hookimpl
-from eventloop.diagnostics.trace import Trace
+from eventloop import PluginError, Trace, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_report import Report
 

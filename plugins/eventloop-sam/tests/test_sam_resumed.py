@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.checkpoint.diff import differences
 from eventloop.testing import (
     Dies,
+    differences,
     edited_checkpoint,
     fit_and_die,
     isolated_trainer,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.checkpoint.diff import differences
 from eventloop.testing import (
     Dies,
+    differences,
     edited_checkpoint,
     fit_and_die,
     isolated_trainer,

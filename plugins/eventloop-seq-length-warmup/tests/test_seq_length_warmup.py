@@ -5,11 +5,9 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from eventloop import PluginError, Task, hookimpl
-from eventloop.checkpoint.diff import differences
+from eventloop import Check, PluginError, Task, hookimpl
 from eventloop.checkpoint.format import read
-from eventloop.diagnostics.check import Check
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing import differences, isolated_trainer, run_ranks
 from eventloop_seq_length_warmup import SeqLengthWarmup, reshape, truncate
 
 # 4 sequences of 12 tokens, 5 batches an epoch; whole after 6 batches.

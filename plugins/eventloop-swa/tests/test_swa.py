@@ -7,8 +7,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from eventloop import hookimpl, schedules
-from eventloop.errors import PluginError, SettingError
+from eventloop import PluginError, SettingError, hookimpl, schedules
 from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
 from eventloop_swa import Swa

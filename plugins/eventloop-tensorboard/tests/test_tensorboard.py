@@ -11,8 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
-from eventloop import PluginError, hookimpl
-from eventloop.errors import RunFolderError, SettingError
+from eventloop import PluginError, RunFolderError, SettingError, hookimpl
 from eventloop.files import disk
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_tensorboard import Tensorboard

@@ -2,6 +2,9 @@
 
 An entry point is named after a scheme of URLs, `s3`, or `*` for all that no other one names. It names
 a `RemoteStorage`, which opens `RemoteFolder`s. `docs/how-to/add-a-storage.md` shows one.
+
+Attributes:
+    MANIFEST: The name of the file of a checkpoint that is written last.
 """
 
 from eventloop.checkpoint.leftovers import is_alive, this_place

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.diff import differences
     from eventloop.testing.contract import check_plugin
     from eventloop.testing.kills import Dies, edited_checkpoint, fit_and_die, last_checkpoint
     from eventloop.testing.ranks import run_ranks
@@ -16,6 +17,7 @@ __all__ = [
     "Dies",
     "check_plugin",
     "check_storage",
+    "differences",
     "edited_checkpoint",
     "fit_and_die",
     "isolated_trainer",
@@ -30,6 +32,7 @@ __all__ = [
 _LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
 _LAZY["check_plugin"] = "eventloop.testing.contract"
 _LAZY["check_storage"] = "eventloop.testing.storages"
+_LAZY["differences"] = "eventloop.checkpoint.diff"
 _LAZY["run_ranks"] = "eventloop.testing.ranks"
 _LAZY |= dict.fromkeys(
     ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.kills"

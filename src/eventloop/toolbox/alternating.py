@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from eventloop.state import State
 
+__all__ = ["TakesTurns", "has_turn"]
+
 
 class TakesTurns(Protocol):
     """A plugin that shares its batches with others.

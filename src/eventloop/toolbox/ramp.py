@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.view import StateView
 
+__all__ = ["Ramp"]
+
 
 @dataclass(frozen=True)
 class Ramp:

@@ -13,6 +13,8 @@ from eventloop.text import switch_off
 if TYPE_CHECKING:
     from eventloop.state import State
 
+__all__ = ["SecondTargets", "blended"]
+
 Result = TypeVar("Result")
 Number = TypeVar("Number", float, Tensor)
 

@@ -1,4 +1,8 @@
-"""Model surgery: layers of a model are replaced by others, wherever they stand in it."""
+"""Model surgery: layers of a model are replaced by others, wherever they stand in it.
+
+Attributes:
+    Factory: The type of a function that takes a module and returns its replacement, or None.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+__all__ = ["Factory", "Surgery", "replace_modules", "with_class"]
 
 Factory = Callable[[Any], nn.Module | None]
 Made = TypeVar("Made", bound=nn.Module)

@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.rng import kept_generators
 
+__all__ = ["refusal"]
+
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:
     """Hands smaller inputs to a model, then whole ones; gives what it raises, or None.

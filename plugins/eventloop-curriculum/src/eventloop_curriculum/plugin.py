@@ -8,9 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from eventloop import Moment, PluginError, State, hookimpl
-from eventloop.data import describe
-from eventloop.errors import SettingError
+from eventloop import Moment, PluginError, SettingError, State, hookimpl
+from eventloop.toolbox.samples import describe
 from eventloop_curriculum.loaders import remade
 from eventloop_curriculum.steps import Steps
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.data import describe_pair, is_pair
 from eventloop.toolbox.alternating import has_turn
+from eventloop.toolbox.samples import describe_pair, is_pair
 from eventloop.toolbox.second_targets import SecondTargets
 from eventloop_cutmix.cutting import cut_and_paste, draw_box
 

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eventloop import PluginError, State, hookimpl
-from eventloop.errors import EventloopError
-from eventloop.rng import kept_generators
-from eventloop.training.metrics import predictions
+from eventloop import EventloopError, PluginError, State, hookimpl
+from eventloop.toolbox.passes import kept_generators, predictions
 from eventloop_distill.softened import class_dim, counted_positions, soft_loss
 from eventloop_distill.teacher import named_teacher, parts_of
 

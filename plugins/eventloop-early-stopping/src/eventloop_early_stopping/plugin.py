@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from eventloop import Time, hookimpl
-from eventloop.errors import SettingError
+from eventloop import SettingError, Time, hookimpl
 from eventloop_early_stopping.waiting import Waiting
 from eventloop_early_stopping.watched import Watched, watchable, watched_by
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 from torchmetrics import Metric
 
-from eventloop import PluginError
-from eventloop.errors import SettingError, closest
+from eventloop import PluginError, SettingError
+from eventloop.toolbox.messages import closest
 
 TRAIN_LOSS = "train/loss"
 

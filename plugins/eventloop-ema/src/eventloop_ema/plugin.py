@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop import PluginError, State, Time, hookimpl
-from eventloop.clock import FIELDS, UNITS
-from eventloop.errors import SettingError
-from eventloop.training.grad_scaling import StepOutcome
+from eventloop import PluginError, SettingError, State, StepOutcome, Time, hookimpl
+from eventloop.toolbox.units import FIELDS, UNITS
 from eventloop_ema.averages import Averages, averaged_names
 from eventloop_ema.maths import half_life_of, share_of
 

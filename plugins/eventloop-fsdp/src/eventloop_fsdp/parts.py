@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from eventloop.errors import SettingError, closest
+from eventloop import SettingError
+from eventloop.toolbox.messages import closest
 
 # They hold modules that follow each other; a ModuleList has no forward that could gather it.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
-from eventloop import PluginError, State, hookimpl
-from eventloop.distributed.averaging import take_from_first
-from eventloop.errors import SettingError
+from eventloop import PluginError, SettingError, State, hookimpl
+from eventloop.toolbox.state_dicts import take_from_first
 from eventloop_fsdp.parts import parts_of, shard
 from eventloop_fsdp.whole import load_whole_states, shards_like, whole, whole_states
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventloop import Moment
-from eventloop.files.run_folder import RunFolder
+from eventloop.toolbox.run_files import RunFolder
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.files.run_folder import RunFolder
+from eventloop.toolbox.run_files import RunFolder
 from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines
 
 if TYPE_CHECKING:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop import Moment, PluginError, hookimpl
-from eventloop.signals import is_interruption
+from eventloop import Moment, PluginError, hookimpl, is_interruption
 from eventloop_mlflow.names import accepted_name
 
 if TYPE_CHECKING:
-    from eventloop import StateView
-    from eventloop.urls import Url
+    from eventloop import StateView, Url
     from eventloop_mlflow.tracking import Point, Status, TrackedRun
 
 _AGAIN_AFTER_S = 60.0

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from eventloop.files.run_folder import RunFolder
+from eventloop.toolbox.run_files import RunFolder
 from eventloop_mlflow.names import parameters, tags
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]

@@ -9,7 +9,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.errors import counted
+from eventloop.toolbox.messages import counted
 from eventloop_muon.matrices import Weights, split
 
 

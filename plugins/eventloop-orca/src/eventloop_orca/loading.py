@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 from eventloop import PluginError
-from eventloop.errors import closest
-from eventloop.plugin.from_file import spec_of_file
+from eventloop.toolbox.messages import closest
+from eventloop.toolbox.run_files import spec_of_file
 
 
 def callback_of(given: object) -> object:

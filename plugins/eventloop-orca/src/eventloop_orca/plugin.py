@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from eventloop import CheckpointError, PluginError, State, hookimpl
-from eventloop.checkpoint.encoding import flatten
+from eventloop.toolbox.state_dicts import flatten
 from eventloop_orca.loading import callback_of
 from eventloop_orca.owned import parts_of_main
 from eventloop_orca.points import Points

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from eventloop import Moment, hookimpl
-from eventloop.data import known_length
+from eventloop.toolbox.samples import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on
 from eventloop_progress.fit import Fit

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from eventloop import PluginError, State, Time, hookimpl
-from eventloop.data import describe_pair, is_pair, with_inputs, with_targets
 from eventloop.toolbox.ramp import Ramp
+from eventloop.toolbox.samples import describe_pair, is_pair, with_inputs, with_targets
 from eventloop.toolbox.trial import refusal
 from eventloop_progressive_resizing.resizing import (
     Size,

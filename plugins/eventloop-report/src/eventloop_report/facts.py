@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from eventloop import Settings
-from eventloop.diagnostics.trace import Trace
+from eventloop import Settings, Trace
 from eventloop_report.page import Table
 from eventloop_report.series import Series
 

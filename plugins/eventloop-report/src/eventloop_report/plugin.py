@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.files.outputs import why_no_file
-from eventloop.files.run_folder import RunFolder
+from eventloop.toolbox.run_files import RunFolder, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop import State, hookimpl
-from eventloop.training.grad_scaling import StepOutcome
-from eventloop.training.optimizers import wants_closure
+from eventloop import State, StepOutcome, hookimpl
+from eventloop.toolbox.passes import wants_closure
 from eventloop_sam.draws import Draws
 from eventloop_sam.sharpness import ascent, buffers_restored, restored
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop import State, Time, hookimpl
-from eventloop.data import num_samples, split
-from eventloop.errors import SettingError
-from eventloop.training.evaluation import evaluation_mode
+from eventloop import SettingError, State, Time, hookimpl
+from eventloop.toolbox.passes import evaluation_mode
+from eventloop.toolbox.samples import num_samples, split
 from eventloop_selective_backprop.selection import draw, per_sample, take
 
 

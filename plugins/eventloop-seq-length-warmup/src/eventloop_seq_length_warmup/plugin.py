@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
-from eventloop.data import inputs_of, split
 from eventloop.toolbox.ramp import Ramp
+from eventloop.toolbox.samples import inputs_of, split
 from eventloop.toolbox.trial import refusal
 from eventloop_seq_length_warmup.sequences import full_length, length_at, reshape, truncate
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from eventloop import State, TaskError, Time, hookimpl
-from eventloop.errors import SettingError, counted
+from eventloop import SettingError, State, TaskError, Time, hookimpl
+from eventloop.toolbox.messages import counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
 

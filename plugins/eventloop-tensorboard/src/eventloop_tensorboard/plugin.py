@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard.summary import hparams
 
-from eventloop import Moment, PluginError, Time, hookimpl
-from eventloop.errors import SettingError
-from eventloop.files.run_folder import RunFolder
+from eventloop import Moment, PluginError, SettingError, Time, hookimpl
+from eventloop.toolbox.run_files import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters

@@ -1,0 +1,9 @@
+"""Files that a plugin writes, and Python files that it is given; works without torch."""
+
+from __future__ import annotations
+
+from eventloop.files.outputs import why_no_file
+from eventloop.files.run_folder import RunFolder
+from eventloop.plugin.from_file import spec_of_file
+
+__all__ = ["RunFolder", "spec_of_file", "why_no_file"]

@@ -1,0 +1,31 @@
+"""Batches of any nesting: their samples, inputs and targets, whatever holds them."""
+
+from __future__ import annotations
+
+from eventloop.data.batches import (
+    describe,
+    describe_pair,
+    inputs_of,
+    is_pair,
+    known_length,
+    map_tensors,
+    num_samples,
+    split,
+    targets_of,
+    with_inputs,
+    with_targets,
+)
+
+__all__ = [
+    "describe",
+    "describe_pair",
+    "inputs_of",
+    "is_pair",
+    "known_length",
+    "map_tensors",
+    "num_samples",
+    "split",
+    "targets_of",
+    "with_inputs",
+    "with_targets",
+]
