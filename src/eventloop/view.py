@@ -134,6 +134,10 @@ class StateView(Protocol):
         """Returns the name of who answers an action: an active plugin's, "task" or "core"."""
 
 
+# The protocol is the list of what is shown: what it lacks a callback doesn't see.
+_SHOWN = frozenset(name for name in vars(StateView) if not name.startswith("_"))
+
+
 def view_of(state: State, who: str) -> StateView:
     """Returns a callback's view of the State.
 
@@ -144,32 +148,19 @@ def view_of(state: State, who: str) -> StateView:
 
 
 class ReadOnlyState:
-    """What stands behind a `StateView`: everything can be read, nothing assigned.
+    """What stands behind a `StateView`: what it declares can be read, nothing assigned.
 
     What it hands out are the real tensors and modules; `--check` finds who writes into them.
     """
 
     __slots__ = ("_state", "_who")
-    _HIDDEN = frozenset(
-        {
-            "again",
-            "call",
-            "capture",
-            "connect",
-            "generator",
-            "generators",
-            "numbers",
-            "training_pass",
-            "update",
-        }
-    )
 
     def __init__(self, state: State, who: str) -> None:
         object.__setattr__(self, "_state", state)
         object.__setattr__(self, "_who", who)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ReadOnlyState._HIDDEN or name.startswith("_"):
+        if name not in _SHOWN:
             raise self._refusal(f"state.{name} isn't there for a callback")
         value = getattr(self._state, name)
         if type(value) is dict:

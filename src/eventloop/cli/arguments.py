@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventloop.config.choice import Choice
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
-from eventloop.run.start import Allowed
+
+if TYPE_CHECKING:
+    from eventloop.run.start import Allowed
 
 _NEGATIVE = re.compile(r"-\.?[0-9].*")
 
@@ -204,6 +207,8 @@ CHANGES = (
 
 def allowed(arguments: Arguments) -> Allowed:
     """Reads what may differ; several names are separated by commas."""
+    from eventloop.run.start import Allowed  # with torch, which not every command needs
+
     given = arguments.given
     return Allowed(
         config_change="allow_config_change" in given,
