@@ -57,11 +57,12 @@ _START = """
 import time
 from eventloop.config.configuration import Configuration
 from eventloop.plugin.assembly import OrderPreferences, arrange
-from eventloop.plugin.candidates import select_all, load_all
+from eventloop.plugin.candidates import Candidates, load_all, select_all
 start = time.process_time()
 configuration = Configuration.read()
-selected, problems = select_all(configuration)
-rows, failures = load_all(configuration, selected)
+candidates = Candidates(configuration)
+selected, problems = select_all(configuration, candidates=candidates)
+rows, failures = load_all(configuration, selected, candidates)
 assembly, misfits = arrange([row.plugin for row in rows if row.plugin], (), OrderPreferences())
 print(time.process_time() - start)
 assert not [*problems, *failures, *misfits]

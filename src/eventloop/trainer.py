@@ -44,6 +44,7 @@ from eventloop.training.evaluation import try_evaluation
 
 if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
+    from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
 
 
@@ -75,6 +76,7 @@ class Trainer:
         allowed: what may differ from the run that is resumed.
         origin: what the manifest says of the task beside its settings, for a comparison when the
             run is resumed: the digest of its file, its options. Values that JSON can hold.
+        candidates: the plugins that a command has discovered and loaded already.
         settings: how to train; see `Settings`. They win over environment and files.
 
     Raises:
@@ -92,6 +94,7 @@ class Trainer:
         observers: Sequence[Observer] = (),
         allowed: Allowed = NOTHING,
         origin: Mapping[str, Any] | None = None,
+        candidates: Candidates | None = None,
         **settings: Unpack[SettingValues],
     ) -> None:
         if configuration is None:
@@ -108,6 +111,7 @@ class Trainer:
         require_usable(storage.run_dir)
         self._start = find_start(chosen, storage, processes, allowed)
         configuration = self._start.narrowed(configuration)
+        # What the task has drawn depends on the program; what plugins draw when built must not.
         seed_everything(chosen.seed)
         core = self._core = Core(chosen, processes, storage, origin, self._start)
         core.state.duration = self._start.duration(chosen)
@@ -115,6 +119,7 @@ class Trainer:
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         assembly = assemble(
             configuration,
+            candidates=candidates,
             task=task_plugin(task),
             core=core.plugins,
             algorithms=listed(algorithms, "algorithms"),

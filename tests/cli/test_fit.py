@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
+
+from eventloop.plugin.metadata import discover
+from eventloop.plugin.select import select
+
+HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def close(self): pass\n"
 
 ALPHA = """
 from eventloop import hookimpl
@@ -133,7 +139,7 @@ def test_a_flag_overrides_what_the_task_brings(run, tiny, form):
     assert "1 epoch, 3 batches" in run("fit", "tiny.py", "--no-plugins", form, "1ep").out
 
 
-def test_the_seed_is_set_before_the_module_and_before_the_task(run, clean):
+def test_the_seed_is_set_before_the_module_and_holds_for_the_task(run, clean):
     """Weights drawn while the file is read or the task is built are part of the run."""
     (clean / "draws.py").write_text(
         "import torch\nprint('module', torch.rand(1).item())\n"
@@ -144,7 +150,27 @@ def test_the_seed_is_set_before_the_module_and_before_the_task(run, clean):
     other = run("fit", "draws.py", "--no-plugins", "--seed", "2").out
 
     assert first == run("fit", "draws.py", "--no-plugins", "--seed", "1").out != other
-    assert len({line.split()[1] for line in first.splitlines()}) == 1
+
+
+def test_a_command_discovers_selects_and_loads_once(run, tiny, install):
+    """What it has found goes on to the trainer; a file that is loaded again would run again."""
+    install("aa-test")
+    (tiny / "loud.py").write_text(f"print('loaded')\n{HEARS}")
+    asked = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code in (discover.__code__, select.__code__):
+            asked.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        ran = run("fit", "tiny.py", "-p", "./loud.py:Plugin", "--max-duration", "1ba")
+    finally:
+        sys.setprofile(None)
+
+    assert ran.status == 0, ran.err
+    assert asked == ["discover", "select"]
+    assert (ran.out + ran.err).count("loaded") == 1
 
 
 def test_what_print_config_prints_is_read_back(run, tiny, install):

@@ -77,7 +77,10 @@ def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, 
     with (
         crash_report() as active,
         Trainer(
-            job.build_task(), configuration=job.configuration, allowed=allowed(arguments)
+            job.build_task(),
+            configuration=job.configuration,
+            allowed=allowed(arguments),
+            candidates=job.candidates,
         ) as trainer,
     ):
         active += trainer.plugins

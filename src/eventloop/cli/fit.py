@@ -96,6 +96,7 @@ def _train(
             observers=[*modes.observers, *diagnostics.observers],
             allowed=allowed(arguments),
             origin=job.origin(),
+            candidates=job.candidates,
         ) as trainer,
     ):
         active += trainer.plugins

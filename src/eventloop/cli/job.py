@@ -17,7 +17,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.options import flag
 from eventloop.config.settings import setting_options
 from eventloop.errors import UsageError, closest, raise_all
-from eventloop.plugin.candidates import dry_assemble, select_all, unexpected
+from eventloop.plugin.candidates import Candidates, dry_assemble, select_all, unexpected
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.select import name_problems
@@ -46,6 +46,7 @@ class Job:
     configuration: Configuration
     task_file: TaskFile
     plugins: tuple[Loaded, ...]
+    candidates: Candidates
 
     def task_options(self) -> dict[str, Any]:
         """Returns the task's parameters that were set."""
@@ -70,8 +71,7 @@ class Job:
         return configure(plugin.found, plugin.target, values)
 
     def build_task(self) -> object:
-        """Seeds, then builds the task, so that what is drawn on the way is drawn again."""
-        seed_everything(self.configuration.setting("seed"))
+        """Builds the task, with the random numbers that follow those of its file."""
         return self.task_file.build(self.configuration.section("task"))
 
 
@@ -89,9 +89,11 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
     configuration = _configuration(arguments)
-    awake, options = _plugins(configuration)
+    candidates = Candidates(configuration)
+    awake, options = _plugins(configuration, candidates)
+    # Behind the imports of plugins, which may draw; file and task draw from here on.
     seed_everything(configuration.setting("seed"))
-    job = Job(configuration, load_task_file(arguments.task), awake)
+    job = Job(configuration, load_task_file(arguments.task), awake, candidates)
     problems = configuration.problems(options, job.task_file.options, given=None)
     raise_all([problem for _, problem in problems])
     job.task_options()
@@ -99,15 +101,15 @@ def prepare(arguments: Arguments, command: Command) -> Job:
 
 
 def _plugins(
-    configuration: Configuration,
+    configuration: Configuration, candidates: Candidates
 ) -> tuple[tuple[Loaded, ...], dict[str, list[str] | None]]:
     """Imports what takes part, before the task is; if anything is wrong, all is told that is.
 
     Returns:
         The plugins that don't sleep; and the names of the options of all that were found.
     """
-    selected, problems = select_all(configuration, given=None)
-    plugins, failures = load(one for one in selected if not problems)
+    selected, problems = select_all(configuration, given=None, candidates=candidates)
+    plugins, failures = candidates.loaded(one for one in selected if not problems)
     options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
     awake = []
     for one in plugins:
@@ -117,9 +119,9 @@ def _plugins(
                 typed_options(one.found, one.target, configuration.section(one.found.name))
                 awake.append(one)
         except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
-            failures = (*failures, unexpected(one.found, error))
+            failures.append(unexpected(one.found, error))
     if problems or failures:
-        raise_all(dry_assemble(configuration, given=None).problems)
+        raise_all(dry_assemble(configuration, None, candidates).problems)
     return tuple(awake), options
 
 

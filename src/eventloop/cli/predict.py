@@ -62,7 +62,10 @@ def _predict(arguments: Arguments, weights: Path | None) -> int:
     with (
         crash_report() as active,
         Trainer(
-            job.build_task(), configuration=job.configuration, allowed=allowed(arguments)
+            job.build_task(),
+            configuration=job.configuration,
+            allowed=allowed(arguments),
+            candidates=job.candidates,
         ) as trainer,
     ):
         active += trainer.plugins

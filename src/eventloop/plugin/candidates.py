@@ -23,8 +23,9 @@ from eventloop.signals import Interrupted, told_from_a_key
 from eventloop.text import switch_off
 
 if TYPE_CHECKING:
+    from eventloop.config.choice import Choice
     from eventloop.config.configuration import Configuration
-    from eventloop.errors import EventloopError, PluginError
+    from eventloop.config.plugin_rules import Rules
     from eventloop.plugin.metadata import Installed
 
 
@@ -50,29 +51,74 @@ class Row:
         return self.selected.found
 
 
+class Candidates:
+    """What a command discovered, selected and loaded, handed on so that each is done once.
+
+    Args:
+        configuration: says in which files to look, beside what is installed.
+        installed: what `installed_entry_points` returned, where it was asked already.
+
+    Attributes:
+        found: every plugin.
+        unreadable: a problem for each file and distribution that can't be read.
+    """
+
+    def __init__(self, configuration: Configuration, installed: Installed | None = None) -> None:
+        self.found, self.unreadable = discover_all(configuration.choice.files, installed)
+        self._asked: tuple[Choice, Rules] | None = None
+        self._selected: tuple[Selected, ...] = ()
+        self._outcomes: dict[object, Loaded | PluginError] = {}
+
+    def selected(self, configuration: Configuration) -> tuple[Selected, ...]:
+        """Selects; anew where the choice is another, as that of a resumed run is."""
+        asked = configuration.choice, configuration.rules
+        if self._asked != asked:
+            self._asked, self._selected = asked, select(self.found, *asked)
+        return self._selected
+
+    def loaded(self, selected: Iterable[Selected]) -> tuple[list[Loaded], list[PluginError]]:
+        """Imports the active plugins that weren't imported yet.
+
+        Returns:
+            All that could be imported, now or before, and a problem for each of the others.
+        """
+        active = [one for one in selected if one.status == "active"]
+        if new := [one for one in active if one.found not in self._outcomes]:
+            loaded, problems = load(new)
+            self._outcomes |= {one.found: one for one in loaded}
+            self._outcomes |= {subject: one for one in problems for subject in one.subjects}
+        outcomes = [self._outcomes[one.found] for one in active]
+        return (
+            [one for one in outcomes if isinstance(one, Loaded)],
+            [one for one in outcomes if isinstance(one, PluginError)],
+        )
+
+
 def select_all(
     configuration: Configuration,
     given: Collection[str] | None = (),
-    installed: Installed | None = None,
+    candidates: Candidates | None = None,
 ) -> tuple[tuple[Selected, ...], list[EventloopError]]:
     """Discovers and selects; imports nothing.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.
-        installed: what `installed_entry_points` returned, where it was asked already.
+        candidates: what was discovered already.
 
     Returns:
         Every plugin that was found, and what is wrong with the choice.
     """
-    choice, rules = configuration.choice, configuration.rules
-    found, unreadable = discover_all(choice.files, installed)
-    selected = select(found, choice, rules)
-    problems = problems_of(selected, choice, rules, given)
-    return selected, [*unreadable, *problems, *shadowed(selected)]
+    candidates = candidates or Candidates(configuration)
+    selected = candidates.selected(configuration)
+    problems = problems_of(selected, configuration.choice, configuration.rules, given)
+    return selected, [*candidates.unreadable, *problems, *shadowed(selected)]
 
 
 def load_all(
-    configuration: Configuration, selected: Sequence[Selected], given: Collection[str] | None = ()
+    configuration: Configuration,
+    selected: Sequence[Selected],
+    candidates: Candidates,
+    given: Collection[str] | None = (),
 ) -> tuple[list[Row], list[EventloopError]]:
     """Loads and builds what was selected; one whose place an object takes is left out.
 
@@ -81,12 +127,13 @@ def load_all(
     """
     replaced = set(map(fold, given or ()))
     unusable = name_problems(selected)
+    kept = [one for one in selected if fold(one.found.name) not in replaced]
+    candidates.loaded(one for one in kept if one.found not in unusable)
     rows = [
         Row(one, problems=(unusable[one.found],))
         if one.found in unusable
-        else _row(one, configuration)
-        for one in selected
-        if fold(one.found.name) not in replaced
+        else _row(one, configuration, candidates)
+        for one in kept
     ]
     options = {row.found.name: _option_names(row.target) for row in rows}
     unknown = list(configuration.problems(options, given=given))
@@ -113,11 +160,11 @@ def is_about(problem: EventloopError, found: Found) -> bool:
     return any(found in (one, getattr(one, "found", None)) for one in problem.subjects)
 
 
-def _row(one: Selected, configuration: Configuration) -> Row:
+def _row(one: Selected, configuration: Configuration, candidates: Candidates) -> Row:
     """Takes one plugin through loading and building, whatever it does on the way."""
-    loaded, failures = load([one])
+    loaded, failures = candidates.loaded([one])
     if not loaded:
-        return Row(one, problems=failures)
+        return Row(one, problems=tuple(failures))
     try:
         with told_from_a_key():
             return _built(one, loaded[0], configuration)
@@ -177,15 +224,21 @@ class DryAssembly:
         return next((row for row in named if row.plugin), named[0] if named else None)
 
 
-def dry_assemble(configuration: Configuration, given: Collection[str] | None = ()) -> DryAssembly:
+def dry_assemble(
+    configuration: Configuration,
+    given: Collection[str] | None = (),
+    candidates: Candidates | None = None,
+) -> DryAssembly:
     """Looks at everything that is installed as a run would, and goes on where it would stop.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.
+        candidates: what was discovered already.
     """
     rules = configuration.rules
-    selected, problems = select_all(configuration, given)
-    rows, failures = load_all(configuration, selected, given)
+    candidates = candidates or Candidates(configuration)
+    selected, problems = select_all(configuration, given, candidates)
+    rows, failures = load_all(configuration, selected, candidates, given)
     plugins = [row.plugin for row in rows if row.plugin is not None]
     off = [row.selected for row in rows if row.selected.status == "off"]
     owners = {action: str(value.value) for action, value in rules.owners.items()}

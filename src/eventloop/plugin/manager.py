@@ -16,8 +16,7 @@ from eventloop.events import Events
 from eventloop.hooks import PROJECT
 from eventloop.naming import fold
 from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
-from eventloop.plugin.candidates import load_all, select_all
-from eventloop.plugin.metadata import discover_all
+from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
@@ -57,6 +56,7 @@ def handed_over(
 def assemble(
     configuration: Configuration,
     *,
+    candidates: Candidates | None = None,
     task: Plugin,
     core: Sequence[Plugin],
     algorithms: Sequence[object],
@@ -66,6 +66,7 @@ def assemble(
     """Puts together the plugins of a run.
 
     Args:
+        candidates: what the command found and loaded already.
         algorithms, callbacks: handed over to `Trainer`.
         of_task: the algorithms and the callbacks that the task brings.
 
@@ -73,7 +74,8 @@ def assemble(
         EventloopError: the problems of all plugins, and of the choice of them, in one message.
     """
     rules = configuration.rules
-    found, _ = discover_all(configuration.choice.files)
+    candidates = candidates or Candidates(configuration)
+    found = candidates.found
     brought = [
         *handed_over(of_task[0], "algorithm", found, "Task"),
         *handed_over(of_task[1], "callback", found, "Task"),
@@ -85,14 +87,14 @@ def assemble(
     ]
     given.sort(key=lambda one: (one.role, fold(one.name)))
     names = [one.name for one in given]
-    selected, problems = select_all(configuration, names)
+    selected, problems = select_all(configuration, names, candidates)
     left_out = {id(one) for one in brought if configuration.choice.switches_off(one.name)}
     off = [_switched_off(one) for one in given if id(one) in left_out]
     given = [one for one in given if id(one) not in left_out]
     plugins = [one for one in given if not isinstance(one.target, type) and takes_part(one, HOOKS)]
     usable = set(map(id, plugins))
     problems += [_without_hooks(one) for one in given if id(one) not in usable]
-    rows, failures = load_all(configuration, selected, names)
+    rows, failures = load_all(configuration, selected, candidates, names)
     off += [row.selected for row in rows if row.selected.status == "off"]
     everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins, *core]
     known = (*(one.name for one in found), *names)

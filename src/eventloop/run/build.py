@@ -29,7 +29,8 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None
         EventloopError: something can't be trained, or isn't what the run was begun with.
     """
     state, hooks = core.state, core.hooks
-    seed_everything(state.settings.seed)  # once more: what plugins import may draw
+    # Once more: the model is the same whatever installed plugins drew when imported and built.
+    seed_everything(state.settings.seed)
     state.model = hooks.build_model(state)
     hooks.init(state)
     check_model(state, core.assembly)

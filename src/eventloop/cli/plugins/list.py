@@ -13,7 +13,7 @@ from eventloop.cli.plugins.reading import JSON, configuration_of
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import is_about, select_all
+from eventloop.plugin.candidates import Candidates, is_about, select_all
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.static_check import static_check
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     refuse_flags(arguments, COMMAND)
     configuration = configuration_of(arguments)
     installed = installed_entry_points()
-    selected, problems = select_all(configuration, installed=installed)
+    selected, problems = select_all(configuration, candidates=Candidates(configuration, installed))
     wrong_usage = [one for one in problems if isinstance(one, UsageError)]
     others = [one for one in problems if one not in wrong_usage]
     rows = list(_rows(configuration, selected, others))
