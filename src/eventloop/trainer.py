@@ -298,11 +298,11 @@ class Trainer:
                 ) from error
 
     def close(self) -> None:
-        """Tells every plugin that the trainer is given up; once, however often it is called."""
+        """Closes every plugin; once, however often it is called."""
         self._finalizer()
 
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
-        """Says why a fit would do nothing; "" where there is something left to do."""
+        """Returns why a fit would do nothing; "" where there is something left to do."""
         state, stopped = self.state, self._start.stop_reason
         done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
@@ -352,7 +352,7 @@ class Trainer:
 
     @contextmanager
     def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
-        """Tells every plugin of an exception that passes, which goes on with what they raise."""
+        """Calls `exception` on every plugin; what they raise is added to the exception that passes."""
         try:
             with self._processes.watched(), self.state.precision.in_force():
                 yield

@@ -32,7 +32,7 @@ _ours: set[str] = set()
 
 @contextmanager
 def new_id() -> Iterator[str]:
-    """Returns an ID that stands for work of this process until the `with` ends."""
+    """Yields an ID that stands for work of this process until the `with` ends."""
     one = f"{this_place()}-{os.getpid()}-{secrets.token_hex(4)}"
     _ours.add(one)
     try:
@@ -62,7 +62,7 @@ def is_leftover(folder: Path, *, alone: bool) -> bool:
 
 
 def is_replaced(folder: Path) -> bool:
-    """Says whether a folder has the name of a checkpoint that is being replaced."""
+    """Returns whether a folder has the name of a checkpoint that is being replaced."""
     return folder.name.startswith(REPLACED)
 
 
@@ -73,7 +73,7 @@ def name_inside(folder: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Says whether a process of this number is there."""
+    """Returns whether a process of this number exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -88,7 +88,7 @@ def why_none(path: Path) -> str:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Tells a checkpoint, by its name or what it holds; a run's folder has a manifest, too."""
+    """Returns whether a folder is a checkpoint, by its name or what it holds."""
     if batch_of(path.name) is not None:
         return True
     try:

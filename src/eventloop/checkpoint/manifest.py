@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def parts(self) -> dict[str, dict[str, str]]:
-        """Returns the files of each part by suffix; parts in order of their names."""
+        """The files of each part by suffix; parts in order of their names."""
         parts: dict[str, dict[str, str]] = {}
         for name in sorted(self.files):
             suffix = Path(name).suffix
@@ -68,12 +68,12 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Returns the size of all files, without the manifest's own."""
+        """The size of all files, without the manifest's own."""
         return sum(one.num_bytes for one in self.files.values())
 
 
 def is_part_name(name: str) -> bool:
-    """Says whether a part may be called so: a file name everywhere, and nothing but that.
+    """Returns whether a part may have this name: a file name on every system, and only that.
 
     Capitals are left out, because some file systems don't tell them from small letters.
     """

@@ -98,7 +98,7 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Returns the lock back."""
+        """Releases the lock."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
                 self._files.remove(_HOLDER)

@@ -58,7 +58,7 @@ class PluginStates:
         return found
 
     def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
-        """Returns each plugin what it kept; one without a state begins anew.
+        """Restores each plugin's state; one without a state starts afresh.
 
         Args:
             path: of the states in the checkpoint.

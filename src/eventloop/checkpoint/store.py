@@ -211,7 +211,7 @@ class Store:
     # How
 
     def _put_in_place(self, temporary: Path, target: Path, one: str) -> None:
-        """Returns a whole checkpoint its name; at no moment is neither it nor the one before there."""
+        """Renames a whole checkpoint into place; at any moment it or the one before is there."""
         replaced = self.folder / f"{REPLACED}{target.name}-{one}"
         if is_there := os.path.lexists(target):
             disk.rename(target, replaced)
@@ -301,7 +301,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def holds(folder: Path, manifest: Manifest) -> bool:
-    """Says whether a folder has a whole checkpoint with the files and facts of a manifest."""
+    """Returns whether a folder has a whole checkpoint with the files and facts of a manifest."""
     if folder.is_symlink():
         return False
     try:

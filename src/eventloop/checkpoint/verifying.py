@@ -98,7 +98,7 @@ def facts_in(manifest: Manifest) -> dict[str, Any]:
 
 
 def why_passed_over(facts: Mapping[str, Any]) -> str:
-    """Says why no run starts by itself from a checkpoint that verifies, or "" where one may.
+    """Returns why no run starts by itself from a checkpoint that verifies, or "" where one may.
 
     Checkpoints of versions that didn't look whether weights are finite may.
     """

@@ -49,7 +49,7 @@ class Command:
 
     @property
     def takes_task(self) -> bool:
-        """Returns whether it is about a task, and so takes settings and options."""
+        """Whether it is about a task, and so takes settings and options."""
         return self.argument == "TASK"
 
     @property

@@ -74,7 +74,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
 
 
 def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
-    """Says whether higher values are better; None where the metric doesn't say."""
+    """Returns whether higher values are better; None where the metric doesn't say."""
     if name == "train/loss":
         return False
     known = {

@@ -217,7 +217,7 @@ def _is_function(target: object) -> bool:
 
 
 def _lacks(target: object) -> str:
-    """Says why something is not a task; "" for a `Task` and for what implements `build_model`."""
+    """Returns why something is not a task; "" for a `Task` and for what implements `build_model`."""
     if isinstance(target, Task):
         return ""
     found, problems = implementations(Plugin("task", "task", target), HOOKS)

@@ -41,7 +41,7 @@ class Choice:
     off_then: Mapping[str, str] = field(default_factory=dict)
 
     def stays_out(self, found: Found) -> str:
-        """Says why an algorithm isn't part of a run in progress; "" where it may be."""
+        """Returns why an algorithm isn't part of a run in progress; "" where it may be."""
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return ""

@@ -60,7 +60,7 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Returns whether it has no default."""
+        """Whether it has no default."""
         return self.default is REQUIRED
 
     @property

@@ -115,7 +115,7 @@ class Rules:
         )
 
     def ban(self, name: str, *, by_site: bool = False) -> str:
-        """Says why a plugin may not take part; "" where it may.
+        """Returns why a plugin may not take part; "" where it may.
 
         Args:
             by_site: only what the site says.

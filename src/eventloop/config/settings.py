@@ -163,7 +163,7 @@ def convert_setting(option: Option, raw: object) -> Any:
 
 
 def _out_of_range(name: str, value: Any) -> str:
-    """Says why a value can't stand, or "" where it can."""
+    """Returns why a value can't stand, or "" where it can."""
     if value is None:
         return ""
     if name == "max_duration" and value.unit == "dur":

@@ -195,7 +195,7 @@ def known_length(dataloader: Any) -> int | None:
 
 
 def is_map_style(dataloader: Any) -> bool:
-    """Returns whether it is torch's data loader, or one like it, over a map-style data set."""
+    """Returns whether a loader is torch's, or one like it, over a map-style data set."""
     is_loader = isinstance(dataloader, DataLoader)
     return is_loader and not isinstance(dataloader.dataset, IterableDataset)
 

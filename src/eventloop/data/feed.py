@@ -317,7 +317,7 @@ class Feeds:
         self._feed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns whether there was another data loader; where this one is, each rank's feed knows."""
+        """Returns whether the data loader was replaced; each rank's feed knows its position."""
         return {"was_rebuilt": self.was_rebuilt}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ _AT_ONCE = (
 
 
 class Order(Sampler[Any]):
-    """Yields what a sampler yields, and knows what the epoch under way was drawn from.
+    """A sampler's samples, and what the epoch under way was drawn from.
 
     A loader's iterator may be far ahead of what it has yielded: the position isn't known here.
 

@@ -239,7 +239,7 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
 
 
 def _is_torchs(sampler: Any) -> bool:
-    """Returns whether it gives each sample once, as a `DistributedSampler` does."""
+    """Returns whether a sampler yields each sample once, as a `DistributedSampler` does."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
     return type(sampler) is SequentialSampler

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def pass_beside(
     dataloader: Any, processes: Processes, device: torch.device, *, seed: int, epoch: int
 ) -> Iterator[Iterator[Any]]:
-    """Returns the batches of an epoch of this rank, on the device; see `State.training_pass`.
+    """Yields the batches of an epoch of this rank, on the device; see `State.training_pass`.
 
     Args:
         seed: what random draws of a data set are tied to, so that its own generators don't move.

@@ -121,7 +121,7 @@ def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Returns the leaves of a nest with their paths: `mixup.options.alpha`."""
+    """Yields the leaves of a nest with their paths: `mixup.options.alpha`."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _flat(f"{name}.{key}".lstrip("."), one)
@@ -133,7 +133,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Returns numbers and texts of a nest with their paths; of anything else, the kind.
+    """Yields numbers and texts of a nest with their paths; of anything else, the kind.
 
     The text of an object may have its address, which differs from process to process.
     """

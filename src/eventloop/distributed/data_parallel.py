@@ -206,7 +206,7 @@ class _Exchange:
         self._checkpoint = False
 
     def start(self, state: State) -> None:
-        """Tells the others what the batch counts for, and what this rank asks for."""
+        """Sends the other ranks what the batch counts for, and what this rank asks for."""
         since, self._since = self._since, time.perf_counter()
         seconds = self._since - since if self._processes.rank == 0 else 0.0
         asks = (float(self._stop_reason is not None), float(self._checkpoint))
@@ -287,7 +287,7 @@ def _on_device(weight: Weight, device: torch.device) -> Tensor:
 
 
 def _leave(groups: list[dist.ProcessGroup]) -> None:
-    """Returns the groups up, so that their threads end before the interpreter does.
+    """Destroys the process groups, so that their threads end before the interpreter does.
 
     A thread of gloo's that is left drops tensors while Python goes away, and aborts (torch 2.13).
     """

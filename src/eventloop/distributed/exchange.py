@@ -30,7 +30,7 @@ class Exchange(Protocol):
         """Begins to take the time; forgets what was asked before."""
 
     def start(self, state: State) -> None:
-        """Tells the others of the batch at hand, without waiting for them."""
+        """Sends the other ranks this batch's facts, without waiting for them."""
 
     def end(self, state: State) -> Agreed:
         """Returns what all ranks told, and grants what one of them asked for."""

@@ -123,7 +123,7 @@ class Bulletin:
         return self._store.check([self._key("told")])
 
     def replace(self, failure: Failure) -> None:
-        """Tells more of a failure that this rank told first."""
+        """Replaces the report of a failure that this rank posted first."""
         self._store.set(self._key("failure"), _text(failure))
 
     def enter(self) -> None:

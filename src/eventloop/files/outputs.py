@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def why_no_folder(path: Path) -> str:
-    """Says why files can't be written into a folder of this name, or ""; makes nothing."""
+    """Returns why files can't be written into a folder of this name, or ""; makes nothing."""
     path = path.expanduser().absolute()
     try:
         os.lstat(path)
@@ -31,7 +31,7 @@ def why_no_folder(path: Path) -> str:
 
 
 def why_no_file(path: Path) -> str:
-    """Says why no file can be written at this path, or ""; makes nothing."""
+    """Returns why no file can be written at this path, or ""; makes nothing."""
     if path.is_dir():
         return "it is a folder"
     if path.exists() and not os.access(path, os.W_OK):

@@ -87,7 +87,7 @@ def place_of(distribution: Distribution) -> str:
 
 
 def marks(distribution: Distribution) -> Iterator[str]:
-    """Tells how a distribution came in, where that is worth a look."""
+    """Returns how a distribution came in, if that is worth a look."""
     if _read(distribution, "REQUESTED") is None and _keeps_requests(distribution):
         yield "dependency"
     location = _real(str(distribution.locate_file("")))

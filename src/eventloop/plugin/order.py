@@ -84,7 +84,7 @@ class Ordered:
         return len(self.implementations)
 
     def reason(self, first: Implementation, then: Implementation) -> str:
-        """Says why one of two neighbours comes before the other."""
+        """Returns why one of two neighbours comes before the other."""
         if _tier(first) != _tier(then):
             return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(then)]}"
         for edge in self.edges:

@@ -159,7 +159,7 @@ class Core:
 
 
 def close_all(hooks: Plans, state: State) -> None:
-    """Tells every plugin to close; raises the first failure with the others noted on it."""
+    """Closes every plugin; raises the first failure with the others noted on it."""
     failures = told(hooks.close, state)
     if failures:
         first, *others = failures

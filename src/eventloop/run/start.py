@@ -229,7 +229,7 @@ class FromCheckpoint:
         self._refuse(list(config_differences(self._then, now, "optimizers")))
 
     def load(self, core: Core) -> None:
-        """Tells `before_load`, then restores everything; the generators when the loop goes on."""
+        """Calls `before_load`, then restores everything; the generators when the loop continues."""
         state, hooks, loop, capture = core.state, core.hooks, core.loop, core.capture
         parts, self._parts = self._parts, None
         assert parts is not None

@@ -72,7 +72,7 @@ def last_checkpoint(folder: Path) -> Checkpoint:
 
 @contextmanager
 def edited_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """Returns the newest checkpoint, and saves it as it is then: to forget something on purpose."""
+    """Yields the newest checkpoint, and saves it as edited: to forget something on purpose."""
     checkpoint = last_checkpoint(folder)
     yield checkpoint
     shutil.rmtree(checkpoint.path)

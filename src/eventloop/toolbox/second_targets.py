@@ -44,7 +44,7 @@ class SecondTargets:
         return self._targets is not None
 
     def unsuitable(self, state: State) -> str | None:
-        """Says why no loss of this training would see them, where none does."""
+        """Returns why no loss of this training would see them, where none does."""
         if state.owner("loss") == "core":
             return "the loss is the model's own and sees no second targets; give Task(loss=...)"
         owner = state.owner("train_batch")
@@ -53,7 +53,7 @@ class SecondTargets:
         return None
 
     def give(self, targets: Tensor, share: float) -> None:
-        """Returns the batch under way its second targets.
+        """Sets the second targets of the batch under way.
 
         Args:
             targets: of the whole batch, a row a sample.

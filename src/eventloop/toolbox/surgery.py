@@ -102,7 +102,7 @@ def _made(factory: Factory, old: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _fit(new: nn.Module, old: nn.Module, model: nn.Module) -> None:
-    """Returns what is new the device, dtype, mode and frozenness of what was there."""
+    """Moves a new module to the device, dtype, mode and `requires_grad` of the old one."""
     kept = {id(one) for one in (*old.modules(), *_tensors(old))}
     for module in new.modules():
         if id(module) not in kept:

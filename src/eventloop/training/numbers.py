@@ -151,7 +151,7 @@ class _Copied:
         self.is_ready = self._copy.is_ready
 
     def rows(self) -> Iterable[Delivery]:
-        """Returns the rows with their moments, and numbers in the place of tensors."""
+        """Yields the rows with their moments, with numbers in place of tensors."""
         for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
             row[name] = number
         rows = cast("list[dict[str, float]]", self._rows)

@@ -172,7 +172,7 @@ def _has_bf16() -> bool:
 
 
 def _why_not(name: str, device: torch.device) -> str:
-    """Says why a device can't compute in a precision, or "" where it can."""
+    """Returns why a device can't compute in a precision, or "" where it can."""
     on_gpu = device.type == "cuda"
     if name == "tf32" and not on_gpu:
         return f"TF32 is a unit of NVIDIA GPUs, and the device is {device}"

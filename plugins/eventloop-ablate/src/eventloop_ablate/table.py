@@ -72,7 +72,7 @@ def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Met
 
 
 def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
-    """Returns what is said before the first run."""
+    """Yields the lines printed before the first run."""
     names, seeds = ", ".join(ablation.names), counted(len(ablation.seeds), "seed")
     at_once = f", {ablation.jobs} at a time" if ablation.jobs > 1 else ""
     yield f"ablation: {ablation.arguments.task}, {names}; {num_runs} runs, {seeds}{at_once}"
@@ -107,7 +107,7 @@ def write_rows(rows: Sequence[Row], metric: Metric) -> None:
 
 
 def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterator[str]:
-    """Returns what is to be known of the table."""
+    """Yields what a reader of the table needs to know."""
     if metric.higher_is_better is False:
         yield f"{metric.label}: lower is better, and a difference below 0"
     if len(ablation.seeds) > 1:
@@ -186,7 +186,7 @@ def _run(outcome: AblationOutcome, values: Mapping[int, float]) -> dict[str, Any
 
 
 def _took_no_part(outcome: AblationOutcome) -> Iterator[tuple[str, str]]:
-    """Returns the algorithms of a run that stood off by themselves, each with the reason."""
+    """Yields the algorithms that took no part in a run by themselves, each with the reason."""
     if outcome.content is not None:
         for name in outcome.run.variant.algorithms:
             if (reason := outcome.content["off"].get(name)) is not None:

@@ -90,7 +90,7 @@ class Curriculum:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Says so where a time came too late for an epoch."""
+        """Warns if a time came too late for an epoch."""
         if state.rank > 0 or state.stop_reason is not None:
             return
         assert self._began is not None

@@ -127,7 +127,7 @@ class TrackedRun:
         self._client.set_tag(self.run_id, name, value)
 
     def set_status(self, status: Status) -> None:
-        """Says how the run is."""
+        """Sets the run's status."""
         if status == "RUNNING":
             self._client.update_run(self.run_id, status)
         else:

@@ -33,7 +33,7 @@ class Weights(NamedTuple):
 def split(
     model: nn.Module, hidden: Sequence[str] | None = None, not_hidden: Sequence[str] = ()
 ) -> Weights:
-    """Tells the hidden matrices of a model from its other weights.
+    """Separates the hidden matrices of a model from its other weights.
 
     A weight that is used in several places is hidden only if it is so in all of them.
 

@@ -106,7 +106,7 @@ class Step(Part):
     def optimizer_step(
         self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool:
-        """Says that the step is made."""
+        """Returns True: the callback has made the step."""
         return True
 
     @hookimpl

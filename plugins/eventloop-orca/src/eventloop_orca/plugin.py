@@ -171,7 +171,7 @@ class Orca:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Returns it back."""
+        """Restores it."""
         self._kept.clear()
         self._kept.update(state["kept"])
         for idx, one in self._with_state():

@@ -32,7 +32,7 @@ class Display(Protocol):
         """Shows what is worth knowing once."""
 
     def close(self, *, keep: bool) -> None:
-        """Returns the terminal back; the next call of `draw` takes it again.
+        """Restores the terminal; the next call of `draw` takes it again.
 
         Args:
             keep: whether the bar stays as it was drawn last.

@@ -131,7 +131,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def checkpoint_saved(self, path: Path) -> None:
-        """Says where checkpoints are saved, once."""
+        """Prints where checkpoints are saved, once."""
         if self._saved_in != str(path.parent):
             self._saved_in = str(path.parent)
             self._display.note(f"checkpoints are saved in {self._saved_in}")
@@ -157,7 +157,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def exception(self) -> None:
-        """Returns the terminal back before the error is printed."""
+        """Restores the terminal before the error is printed."""
         self._leave()
 
     @hookimpl(rank_zero=True)

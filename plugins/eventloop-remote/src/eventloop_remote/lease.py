@@ -99,7 +99,7 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Returns the lease back."""
+        """Releases the lease."""
         self._ended.set()
         if self._is_held:
             self._is_held = False
@@ -171,7 +171,7 @@ class Lease:
 
 
 def _has_ended(data: bytes) -> bool:
-    """Says whether the process of a lease is known to have ended.
+    """Returns whether the process of a lease is known to have ended.
 
     Whether one that has its number is the same one isn't known: containers count from 1.
     """

@@ -100,7 +100,7 @@ class SeqLengthWarmup:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Says so where the run has seen no whole sequences."""
+        """Warns if the run has seen no whole sequences."""
         is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
         if is_told and self._growth is not None and self._growth.frac(state) < 1:
             warnings.warn(

@@ -125,7 +125,7 @@ class Swa:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Says so where the run has ended before anything was averaged."""
+        """Warns if the run has ended before anything was averaged."""
         if state.rank == 0 and state.stop_reason is None and not self.num_averaged:
             warnings.warn(
                 f"swa has averaged nothing: it starts at {self._start}, every {self._interval}, and "
@@ -193,7 +193,7 @@ class Swa:
             yield
 
     def _estimate(self, state: State, averaged: AveragedModel) -> None:
-        """Returns the averaged model's batch norms the statistics of its own activations."""
+        """Sets the averaged model's batch norms to the statistics of its own activations."""
         norms = batch_norms(state.model)
         if not norms:
             return

@@ -33,7 +33,7 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
 
 @contextmanager
 def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
-    """Returns the checkpoint that is meant, and tells on stderr of newer ones that can't be used.
+    """Yields the checkpoint that is meant, and reports newer ones that can't be used on stderr.
 
     Yields:
         Its folder, or a copy of it while the `with` lasts; and what it is called.

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
-    """Returns the checkpoints that are meant, each with what is wrong and why it is passed over."""
+    """Yields the checkpoints that are meant, each with what is wrong and why it is passed over."""
     place = place_of(word)
     if isinstance(place, Path):
         for path in require_checkpoints(place):
