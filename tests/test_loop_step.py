@@ -197,7 +197,7 @@ def test_a_loss_of_one_entry_in_a_row_is_no_scalar_either(microbatch_size, make_
     """Shape (1,) is what a forgotten squeeze leaves."""
     task = make_task(loss=lambda outputs, targets: cross_entropy(outputs, targets).reshape(1))
 
-    with pytest.raises(TaskError, match=r"no scalar but \(1,\)"):
+    with pytest.raises(TaskError, match=r"not a scalar but \(1,\)"):
         make_trainer(task, microbatch_size=microbatch_size).fit()
 
 

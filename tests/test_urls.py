@@ -21,7 +21,7 @@ def test_a_url_is_what_was_written(text):
 @pytest.mark.parametrize("text", ["runs/a", "/tmp/run", "C:\\run", "C:/run", "c://run", "auto", ""])
 def test_a_path_is_none(text):
     """Nor is a drive of Windows."""
-    with pytest.raises(ValueError, match="no URL"):
+    with pytest.raises(ValueError, match="not a URL"):
         Url(text)
 
 

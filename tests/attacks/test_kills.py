@@ -90,7 +90,7 @@ def train(folder, row, until, kill):
             os.kill(os.getpid(), signal.SIGKILL)
 
     disk.rename = rename_and_die
-    disk.sync = disk.sync_folder = lambda _: None  # no power fails here
+    disk.sync = disk.sync_folder = lambda *_: None  # no power fails here
     dies = Dies(kill)
     with warnings.catch_warnings():
         for message in EXPECTED_WARNINGS:

@@ -90,7 +90,7 @@ def test_a_position_beyond_a_generators_words_is_refused(position):
     standing = get_rng_state(generator)
     standing["state"]["pos"] = position
 
-    with pytest.raises(ValueError, match="no position"):
+    with pytest.raises(ValueError, match="not a position"):
         set_rng_state(generator, standing)
 
 

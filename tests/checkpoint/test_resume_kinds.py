@@ -227,8 +227,8 @@ def quick(monkeypatch):
     """Doesn't wait for the disk; nor for a first use of torch's compiler in each fork."""
     import torch._dynamo  # noqa: F401
 
-    monkeypatch.setattr(disk, "sync", lambda descriptor: None)
-    monkeypatch.setattr(disk, "sync_folder", lambda path: None)
+    monkeypatch.setattr(disk, "sync", lambda *_: None)
+    monkeypatch.setattr(disk, "sync_folder", lambda *_: None)
 
 
 def run(folder, make, log):

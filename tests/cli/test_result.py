@@ -48,8 +48,9 @@ def test_a_run_that_is_done_already_has_the_same_result(result):
 
 
 def test_a_number_that_is_not_finite_is_null(result, tiny):
-    """NaN is not a JSON."""
-    found = result("--task.lr", "1e30", "--on-bad-loss", "ignore")
+    """NaN isn't JSON."""
+    with pytest.warns(UserWarning, match="the weights aren't finite"):
+        found = result("--task.lr", "1e30", "--on-bad-loss", "ignore")
 
     assert found["metrics"]["train/loss"] is None
 

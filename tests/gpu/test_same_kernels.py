@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
@@ -25,15 +26,23 @@ NO_KERNEL = {"aten::detach", "detach", "aten::to", "aten::item", "aten::_local_s
 
 @pytest.fixture
 def computed(timeline):
-    """Returns kernels, or operations of the CPU, by name and with their number, in ten steps."""
+    """Returns kernels, or operations of the CPU, by name and with their number, in ten steps.
 
-    def computed(run, device):
-        run(NUM_WARM_UP)
-        activities = timeline.record(lambda: run(NUM_STEPS), device)
+    What runs once a fit, such as a look at the weights at both of its ends, isn't counted.
+    """
+
+    def recorded(run, num_steps, device):
+        activities = timeline.record(lambda: run(num_steps), device)
         if device.type == "cuda":
             return timeline.counts(activities, "kernel"), copies_to_device(activities)
         counts = timeline.counts(activities, "cpu_op")
         return {name: one for name, one in counts.items() if name not in NO_KERNEL}, 0
+
+    def computed(run, device):
+        run(NUM_WARM_UP)
+        fewer, fewer_copies = recorded(run, NUM_STEPS, device)
+        more, more_copies = recorded(run, 2 * NUM_STEPS, device)
+        return Counter(more) - Counter(fewer), more_copies - fewer_copies
 
     return computed
 

@@ -257,7 +257,7 @@ FOUND = [
     ),
     (FailsToClose, "callback", "after another plugin's failure it fails, too"),
     (Thread, "callback", "threads go on after close: left-behind"),
-    (Drifts, "algorithm", "two ranks with it end with different weights"),
+    (Drifts, "algorithm", "ranks 0 and 1 have drifted apart"),
     (Hangs, "callback", "two ranks with it fail: rank 1 raised"),
 ]
 

@@ -54,4 +54,4 @@ def _check_size(data: bytes, max_items: int) -> None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON")
+    raise ValueError(f"{constant} isn't JSON")

@@ -59,9 +59,10 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         raise TypeError(f"state is {a(type(state['state']).__name__)}")
     if type(optimizer).__module__.startswith("torch.optim"):
         options = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
-        for then in state["param_groups"]:
-            # Its constructor knows the ranges of its options.
-            type(optimizer)([torch.zeros(1)], **{name: then[name] for name in options})
+        for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            # Its constructor knows the ranges of its options, and which shapes it takes.
+            like = [torch.zeros((1,) * one.dim(), dtype=one.dtype) for one in now["params"][:1]]
+            type(optimizer)(like, **{name: then[name] for name in options})
         _require_tensors(optimizer, state)
 
 
