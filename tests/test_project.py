@@ -272,6 +272,14 @@ def test_lint_finds_a_phrase(source, phrase, lint, tmp_path, capsys):
     assert f"{phrase!r}; write: " in capsys.readouterr().out
 
 
+def test_lint_reads_markdown(lint, tmp_path, capsys):
+    """Documents are read more than docstrings."""
+    (tmp_path / "a.md").write_text("# One\n\nWhoever reads this.\n")
+
+    assert lint([str(tmp_path)]) == 1
+    assert "a.md:3: 'Whoever'" in capsys.readouterr().out
+
+
 def test_lint_reads_no_code(lint, tmp_path):
     """A variable may have any name."""
     (tmp_path / "a.py").write_text("nobody = 1  # counted\n")

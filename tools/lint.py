@@ -1,8 +1,9 @@
 """Checks rules of this project that no other linter knows; `tox -e lint` runs it.
 
-    python tools/lint.py [PATH ...]         default: src and the plugins' sources
+    python tools/lint.py [PATH ...]         default: the sources and what documents them
 
-- Words: docstrings, comments and messages avoid phrases that a native speaker wouldn't write.
+- Words: docstrings, comments, messages and Markdown avoid phrases that a native speaker wouldn't
+  write.
 - Names: no two files of a source folder share a name; `__init__.py` and subcommands may.
 
 Prints a line for each finding, with what to write instead; the exit status is 1 if there are any.
@@ -32,7 +33,7 @@ _WORDS = tuple(
         ),
         (r"\b[Mm]end(s|ed|ing)?\b", "fix"),
         (
-            r"(?<!here )(?<!hich )\b(is|are) no (?!longer\b|more\b|other\b|way\b|need\b)[a-zA-Z]",
+            r"(?<!here )(?<!hich )\b(is|are) no (?!longer\b|more\b|better than\b|other\b|way\b|need\b)[a-zA-Z]",
             "is not a ..., isn't ...",
         ),
         (r"\bwhich wait\b", "collective: every rank must call it"),
@@ -40,18 +41,27 @@ _WORDS = tuple(
         (r"\b(it|that|they|which) shall\b", "should, must, or the plain verb"),
     )
 )
-_PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+_KINDS = ("*.py", "*.md")
+_TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 
 
-def words(source: str) -> Iterator[tuple[int, str, str]]:
+def words(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields the line number, the phrase and what to write instead, for each finding."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _PROSE:
-            continue
-        for idx, line in enumerate(token.string.split("\n")):
+    for start, text in _prose(path):
+        for idx, line in enumerate(text.split("\n")):
             for pattern, instead in _WORDS:
                 for found in pattern.finditer(line):
-                    yield token.start[0] + idx, found[0].strip(), instead
+                    yield start + idx, found[0].strip(), instead
+
+
+def _prose(path: Path) -> Iterator[tuple[int, str]]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield 1, text
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in _TOKENS:
+            yield token.start[0], token.string
 
 
 def names(folder: Path) -> Iterator[str]:
@@ -68,14 +78,20 @@ def names(folder: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Prints the findings; returns the exit status."""
-    paths = [Path(one) for one in arguments] or [ROOT / "src", *ROOT.glob("plugins/*/src")]
+    paths = [Path(one) for one in arguments] or [
+        ROOT / "src",
+        *ROOT.glob("plugins/*/src"),
+        ROOT / "docs",
+        *ROOT.glob("*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+    ]
     folders = [one for one in paths if one.is_dir()]
     files = [one for one in paths if not one.is_dir()]
-    files += [file for folder in folders for file in folder.rglob("*.py")]
+    files += [file for folder in folders for kind in _KINDS for file in folder.rglob(kind)]
     found = [
         f"{file}:{line}: {phrase!r}; write: {instead}"
         for file in sorted(files)
-        for line, phrase, instead in words(file.read_text(encoding="utf-8"))
+        for line, phrase, instead in words(file)
     ]
     found += [line for folder in folders for line in names(folder)]
     sys.stdout.writelines(f"{line}\n" for line in found)

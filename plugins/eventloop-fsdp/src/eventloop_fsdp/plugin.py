@@ -30,7 +30,7 @@ class Fsdp:
 
     Each rank holds a share of every parameter; a part of the model is whole only while it
     computes. Training gives the weights that DDP would give. In one process there is nothing to
-    shard, and it stands off.
+    shard, and it takes no part.
 
     Args:
         layers: the class names of the submodules that are gathered each by itself; not set: those

@@ -83,7 +83,7 @@ class Muon:
 
     @hookimpl(conditional=True)
     def build_optimizers(self, state: State) -> dict[str, Optimizer] | None:
-        """Returns Muon and AdamW; nothing where the plugin is about to stand off."""
+        """Returns Muon and AdamW; nothing where the plugin is about to take no part."""
         if self.unsuitable(state):
             return None
         hidden, wide, narrow = self._weights(state)
