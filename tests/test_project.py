@@ -295,3 +295,28 @@ def test_lint_finds_two_files_of_one_name(lint, tmp_path, capsys):
 
     assert lint([str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def private_reads(source: str) -> list[str]:
+    """Returns what code reads or writes of a State that starts with an underscore."""
+    found = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return [
+        one.attr
+        for one in found
+        if one.attr.startswith("_")
+        and not one.attr.startswith("__")
+        and getattr(one.value, "id", getattr(one.value, "attr", "")) == "state"
+    ]
+
+
+def test_what_is_private_of_the_state_has_no_reader_outside():
+    """Another file that builds on it would keep it from changing."""
+    files = [*SOURCE.rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]
+    others = [path for path in files if path.name != "state.py"]
+
+    assert [path for path in others if private_reads(path.read_text())] == []
+
+
+def test_a_reader_of_what_is_private_would_be_found():
+    """Control."""
+    assert private_reads("state._again = self.state._plugins['ema']") == ["_again", "_plugins"]

@@ -91,10 +91,9 @@ ALGORITHMS_ALONE = {
     "again",
     "call",
     "capture",
-    "connect",
+    "enclosed",
     "generator",
     "generators",
-    "numbers",
     "training_pass",
     "update",
 }

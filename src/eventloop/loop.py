@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from eventloop.data.feed import Feed
     from eventloop.distributed.processes import Processes
     from eventloop.training.grad_scaling import StepOutcome
+    from eventloop.training.numbers import Numbers
 
 
 class Loop:
@@ -48,6 +49,7 @@ class Loop:
         move: copies a batch to the device.
         processes: those that train together.
         retry: makes of the function that fills `.grad` one that may run a batch again.
+        numbers: what is logged and not yet delivered.
 
     Attributes:
         feeds: where batches come from.
@@ -61,6 +63,7 @@ class Loop:
         "_evaluated_at",
         "_has_begun",
         "_in_training",
+        "_numbers",
         "_saved_at",
         "entry",
         "feeds",
@@ -78,12 +81,14 @@ class Loop:
         move: Callable[[Any], Any],
         processes: Processes,
         retry: Callable[[Accumulate], Accumulate],
+        numbers: Numbers,
     ) -> None:
         self.hooks = hooks
         self.quiet = quiet
         self.move = move
         self.processes = processes
         self._accumulate = retry(self._microbatches)
+        self._numbers = numbers
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
@@ -368,7 +373,7 @@ class Loop:
 
     def deliver(self, state: State) -> None:
         """Hands logged numbers to the loggers: those that are on the host by now."""
-        for at, row in state.numbers.arrived(state.clock):
+        for at, row in self._numbers.arrived(state.clock):
             self.hooks.log(state, row, at)
 
     def deliver_everything(self, state: State, *, alone: bool = False) -> None:
@@ -379,8 +384,8 @@ class Loop:
                 that isn't done is dropped: it would stand at the one before.
         """
         if alone and self.feeds.are_ahead_of(state.clock):
-            state.numbers.forget()
-        for at, row in state.numbers.everything(state.clock, alone=alone):
+            self._numbers.forget()
+        for at, row in self._numbers.everything(state.clock, alone=alone):
             self.hooks.log(state, row, at)
 
     def _start_clean(self, state: State) -> None:

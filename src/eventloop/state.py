@@ -17,7 +17,7 @@ from eventloop.clock import Clock, Time, resolve
 from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
-from eventloop.training.numbers import NoNumbers, Numbers
+from eventloop.training.numbers import Numbers
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -77,19 +77,19 @@ class State:
         resumed: whether the epoch under way had begun before this fit.
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
-        numbers: what was logged and isn't delivered; `log` adds to it.
+        plugins: the active plugins themselves, by folded name; fixed.
+        enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
         observers: what looks on while hooks are called, `Trace` or `Check`, say; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
         checkpoint_requested: whether a checkpoint was requested since the last one.
     """
 
     __slots__ = (
-        "_again",
         "_callable_hooks",
         "_capture",
         "_generators",
+        "_numbers",
         "_owner",
-        "_plugins",
         "_processes",
         "_update",
         "attempt",
@@ -100,6 +100,7 @@ class State:
         "criterion",
         "device",
         "duration",
+        "enclosed",
         "epoch_length",
         "eval_dataloaders",
         "eval_metrics",
@@ -113,10 +114,10 @@ class State:
         "model",
         "num_batches",
         "num_microbatches",
-        "numbers",
         "observers",
         "optimizers",
         "outputs",
+        "plugins",
         "precision",
         "resumed",
         "run_dir",
@@ -136,6 +137,7 @@ class State:
         device: torch.device,
         precision: Precision,
         processes: Processes,
+        numbers: Numbers,
         run_dir: Path,
     ) -> None:
         self.settings: Final = settings
@@ -145,11 +147,11 @@ class State:
         self.run_dir: Final = run_dir
         self.clock: Final = Clock()
         self._generators: dict[str, torch.Generator] = {}
-        self.numbers: Numbers = NoNumbers(settings.log_interval)
-        self._plugins: Mapping[str, Plugin] = {}
+        self._numbers = numbers
+        self.plugins: Mapping[str, Any] = {}
         self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
         self._owner: Callable[[str], Plugin] | None = None
-        self._again: Callable[..., Any] | None = None
+        self.enclosed: Callable[..., Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
 
@@ -183,34 +185,6 @@ class State:
         self.checkpoint_requested = False
         self.manifest: Mapping[str, Any] = {}
         self.observers: Sequence[Any] = ()
-
-    def connect(
-        self,
-        plugins: Mapping[str, Plugin],
-        *,
-        is_heard: bool,
-        callable_hooks: Mapping[str, Callable[..., Any]],
-        owner: Callable[[str], Plugin],
-        update: Update,
-        capture: Callable[[], Captured],
-    ) -> None:
-        """Makes the active plugins known, by folded name; the trainer calls it.
-
-        Args:
-            is_heard: whether any plugin implements `log`.
-            callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
-            owner: gives the plugin that answers an action.
-            update: makes one update of some optimizers.
-            capture: gives what a checkpoint of now holds.
-        """
-        self._plugins = plugins
-        self._callable_hooks = callable_hooks
-        self._owner = owner
-        self._update = update
-        self._capture = capture
-        if is_heard:
-            over_ranks = self._processes.reducer(self.device)
-            self.numbers = Numbers(self.settings.log_interval, over_ranks)
 
     @property
     def rank(self) -> int:
@@ -285,7 +259,7 @@ class State:
             value = value.detach().clone()
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
-        self.numbers.record(name, value, reduce)
+        self._numbers.record(name, value, reduce)
 
     def resolve(self, time: Time) -> Time:
         """Returns a time that the clock can count: no fraction of the run, none of an epoch.
@@ -333,13 +307,13 @@ class State:
         Raises:
             PluginError: no active plugin has it.
         """
-        found = self._plugins.get(fold(name))
+        found = self.plugins.get(fold(name))
         if found is None:
             raise PluginError(
-                f"no active plugin is named {name!r}{closest(fold(name), self._plugins)}",
+                f"no active plugin is named {name!r}{closest(fold(name), self.plugins)}",
                 fix="list the plugins with `eventloop plugins`",
             )
-        return found.target
+        return found
 
     def owner(self, action: str) -> str:
         """Returns the name of who answers an action: an active plugin's, "task" or "core".
@@ -474,6 +448,31 @@ class State:
         Raises:
             PluginError: no wrapper of an action is under way.
         """
-        if self._again is None:
+        if self.enclosed is None:
             raise PluginError("state.again() works inside a wrapper of an action only")
-        return self._again(*args)
+        return self.enclosed(*args)
+
+
+def connect(
+    state: State,
+    *,
+    plugins: Mapping[str, Any],
+    callable_hooks: Mapping[str, Callable[..., Any]],
+    owner: Callable[[str], Plugin],
+    update: Update,
+    capture: Callable[[], Captured],
+) -> None:
+    """Hands a State what its methods need, once plans are frozen.
+
+    Args:
+        plugins: the active ones by folded name.
+        callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
+        owner: returns the plugin that answers an action.
+        update: makes one update of some optimizers.
+        capture: returns what a checkpoint of now holds.
+    """
+    state.plugins = plugins
+    state._callable_hooks = callable_hooks
+    state._owner = owner
+    state._update = update
+    state._capture = capture

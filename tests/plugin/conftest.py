@@ -19,6 +19,7 @@ from eventloop.plugin.plans import Plan, freeze
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.state import State
+from eventloop.training.numbers import Numbers
 from eventloop.training.precision import choose_precision
 
 
@@ -32,6 +33,7 @@ def new_state() -> Callable[[], State]:
             device=torch.device("cpu"),
             precision=choose_precision("fp32", torch.device("cpu")),
             processes=SingleProcess(),
+            numbers=Numbers(Settings().log_interval),
             run_dir=Path("runs"),
         )
 

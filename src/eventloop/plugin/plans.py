@@ -273,16 +273,16 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
     must_return = one.hook.kind != "event" and not one.conditional
 
     def enclosed(*args: Any) -> Any:
-        outer_again = state._again
+        outer_again = state.enclosed
 
         def run(*others: Any) -> Any:
-            state._again = None  # what is enclosed would ask for itself, without end
+            state.enclosed = None  # what is enclosed would ask for itself, without end
             try:
                 return inner(args[0], *others) if others else inner(*args)
             finally:
-                state._again = again
+                state.enclosed = again
 
-        state._again = again = run if is_action else None
+        state.enclosed = again = run if is_action else None
         passing: BaseException | None = None
         try:
             generator = start(*args[1:])
@@ -308,7 +308,7 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 _blame(error, one, state)
             raise
         finally:
-            state._again = outer_again
+            state.enclosed = outer_again
 
     return enclosed
 

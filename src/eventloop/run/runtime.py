@@ -21,7 +21,7 @@ from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
 from eventloop.run.run_manifest import RunFile, manifest_of
-from eventloop.state import CALLABLE, State
+from eventloop.state import CALLABLE, State, connect
 from eventloop.training.auto_microbatch import AutoMicrobatch
 from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
@@ -29,6 +29,7 @@ from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
 from eventloop.training.garbage import GarbageCollection
 from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
+from eventloop.training.numbers import Numbers
 from eventloop.training.precision import choose_precision
 
 if TYPE_CHECKING:
@@ -68,18 +69,20 @@ class Core:
     ) -> None:
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
+        self._numbers = Numbers(settings.log_interval, processes.reducer(device))
         self.state = State(
             settings=settings,
             device=device,
             precision=precision,
             processes=processes,
+            numbers=self._numbers,
             run_dir=storage.run_dir,
         )
         self.hooks = new_plans()
         fits = settings.microbatch_size == "auto"
         retry = functools.partial(AutoMicrobatch, processes) if fits else _once
-        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, retry)
-        self.bookkeeping = Bookkeeping(self.hooks, processes)
+        self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, retry, self._numbers)
+        self.bookkeeping = Bookkeeping(self.hooks, processes, self._numbers)
         self._features = tuple(features_of(settings, device, precision))
         self._watches = watches_of(settings, self.bookkeeping.latest_loss, processes, precision)
         self._rank_hooks = processes.hooks(settings)
@@ -144,12 +147,13 @@ class Core:
             setattr(self.loop.quiet, name, nothing if is_told else plan)
         state.manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest["task"] = dict(self._origin or {})
-        state.connect(
-            {fold(one.name): one for one in assembly.plugins if one.role != "core"},
+        self._numbers.is_heard = len(assembly.implementations["log"]) > 0
+        connect(
+            state,
+            plugins={fold(one.name): one.target for one in assembly.plugins if one.role != "core"},
             owner=assembly.owner,
             update=self.loop.update,
             capture=self.capture.all,
-            is_heard=len(assembly.implementations["log"]) > 0,
             callable_hooks={
                 name: getattr(self.hooks, name)
                 for name in assembly.hooks

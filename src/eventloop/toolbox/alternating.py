@@ -30,9 +30,9 @@ def has_turn(state: State, plugin: TakesTurns) -> bool:
     """
     kind = plugin.takes_turns
     sharing = {
-        name: one.target
-        for name, one in state._plugins.items()
-        if getattr(one.target, "takes_turns", None) == kind
+        name: one
+        for name, one in state.plugins.items()
+        if getattr(one, "takes_turns", None) == kind
     }
     if len(sharing) < 2:
         return True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
+    from eventloop.training.numbers import Numbers
 
 
 class LatestLoss:
@@ -46,16 +47,18 @@ class Bookkeeping:
     Args:
         plans: the plans of the run.
         processes: those that train together.
+        numbers: what is logged.
 
     Attributes:
         history: see `Result`.
         latest_loss: see there.
     """
 
-    __slots__ = ("_eval_interval", "_plans", "_processes", "history", "latest_loss")
+    __slots__ = ("_eval_interval", "_numbers", "_plans", "_processes", "history", "latest_loss")
 
-    def __init__(self, plans: Plans, processes: Processes) -> None:
+    def __init__(self, plans: Plans, processes: Processes, numbers: Numbers) -> None:
         self._plans = plans
+        self._numbers = numbers
         self._processes = processes
         self._eval_interval: Time | None = None
         self.history: list[dict[str, float]] = []
@@ -64,7 +67,7 @@ class Bookkeeping:
     @hookimpl
     def after_load(self, state: State) -> None:
         settings = state.settings
-        state.numbers.interval = _resolved("log_interval", settings.log_interval, state)
+        self._numbers.interval = _resolved("log_interval", settings.log_interval, state)
         if settings.eval_interval is not None:
             self._eval_interval = _resolved("eval_interval", settings.eval_interval, state)
 
@@ -91,13 +94,13 @@ class Bookkeeping:
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
             self.latest_loss.value = state.loss
-        state.numbers.record_batch(state.loss, state.optimizers)
-        if state.metrics["train"] and state.clock.crossed(state.numbers.interval):
+        self._numbers.record_batch(state.loss, state.optimizers)
+        if state.metrics["train"] and state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
-        if state.clock.crossed(state.numbers.interval):
+        if state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)
 
     @hookimpl

@@ -205,7 +205,7 @@ class Scaled:
                 self._flags = []
             stepped: bool | StepOutcome = plan(state)
             if self._flags:
-                state.numbers.record("train/overflow", self._flags[0].clone())
+                state.log("train/overflow", self._flags[0])
                 self._scaler.update()
                 if self._num_skipped:
                     self._scaler.update(self._scale().clamp(min=SMALLEST_SCALE))

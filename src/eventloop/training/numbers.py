@@ -37,10 +37,12 @@ class Numbers:
         "_rows",
         "_tensors",
         "interval",
+        "is_heard",
     )
 
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
         self.interval = interval
+        self.is_heard = True
         self._over_ranks = over_ranks
         self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
         self._row: Row = {}
@@ -57,6 +59,8 @@ class Numbers:
             value: a number, or a detached tensor of one entry that isn't written to any more.
             reduce: whether the ranks' values are averaged or added up; then all must record it.
         """
+        if not self.is_heard:
+            return
         self._row[name] = value
         if isinstance(value, Tensor):
             self._tensors.append((self._row, name))
@@ -65,6 +69,8 @@ class Numbers:
 
     def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
         """Keeps what every batch has: its loss, if any, and the learning rates."""
+        if not self.is_heard:
+            return
         row = self._row
         if loss is not None:
             row["train/loss"] = loss
@@ -119,26 +125,6 @@ class Numbers:
             self._tensors += self._over_ranks(self._rows, self._reductions)
         self._copies.append(_Copied(self._at, self._rows, self._tensors))
         self._at, self._rows, self._tensors = [], [], []
-
-
-class NoNumbers(Numbers):
-    """What stands in the place of `Numbers` where no plugin listens: everything is dropped."""
-
-    __slots__ = ()
-
-    def record(self, name: str, value: float | Tensor, reduce: Reduction | None = None) -> None:
-        """Drops a number."""
-
-    def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
-        """Drops them."""
-
-    def arrived(self, clock: Clock) -> Iterable[Delivery]:
-        """Returns nothing."""
-        return ()
-
-    def everything(self, clock: Clock, *, alone: bool = False) -> Iterable[Delivery]:
-        """Returns nothing."""
-        return ()
 
 
 class _Copied:
