@@ -75,6 +75,33 @@ def test_the_linter_knows_the_imports_of_a_plugin(folder):
     assert package in contract["source_modules"]
 
 
+PUBLIC = r"eventloop(\.(commands|schedules|storage|testing|toolbox(\.\w+)?))?|eventloop_\w+(\.\w+)*"
+
+
+def deep_imports(source: str) -> list[str]:
+    """Returns what code imports of eventloop that isn't public, for type checkers, too."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    names = [one.module for one in found if (one.module or "").startswith("eventloop")]
+    return [name for name in names if not re.fullmatch(PUBLIC, name)]
+
+
+@every_plugin
+def test_a_plugin_imports_what_is_public(folder):
+    """import-linter leaves out what type checkers alone read, which a move would break as well."""
+    sources = sorted((folder / "src").rglob("*.py"))
+
+    assert [path.name for path in sources if deep_imports(path.read_text())] == []
+
+
+def test_an_import_of_what_is_private_would_be_found():
+    """Control."""
+    source = (
+        "if TYPE_CHECKING:\n    from eventloop.checkpoint import format\nfrom eventloop import Task"
+    )
+
+    assert deep_imports(source) == ["eventloop.checkpoint"]
+
+
 @every_plugin
 def test_a_plugin_is_typed_and_tested(folder):
     """Its `py.typed` is part of the wheel, its tests are part of the project's."""
