@@ -352,7 +352,7 @@ class Trainer:
 
     @contextmanager
     def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
-        """Calls `exception` on every plugin; what they raise is added to the exception that passes."""
+        """Calls `exception` on every plugin when one passes; notes on it what they raise."""
         try:
             with self._processes.watched(), self.state.precision.in_force():
                 yield

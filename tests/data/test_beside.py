@@ -143,7 +143,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("loader", [DataLoader(Stream(), 4), (one for one in tiny_batches(30))])
 def test_a_stream_is_refused(tmp_path, loader):
     """Whoever reads it twice takes samples away from the run, or can't know."""
-    with pytest.raises(TaskError, match="can't be gone through beside the training"):
+    with pytest.raises(TaskError, match="can't be iterated over during training"):
         weights_after(tmp_path, loader, Looks(), max_duration="6ba")
 
 

@@ -69,7 +69,7 @@ def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
 
 
 def is_plain(skeleton: Json, tensors: Mapping[str, Tensor]) -> bool:
-    """Returns whether a nest is a dict of tensors by name and nothing else, so that these suffice."""
+    """Returns whether a nest is a dict of tensors by name and nothing else."""
     return bool(tensors) and skeleton == {name: {"$tensor": name} for name in tensors}
 
 

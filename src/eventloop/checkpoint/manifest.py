@@ -177,5 +177,5 @@ def _file_facts(name: str, value: Any) -> FileFacts:
 
 
 # A version that changes the format adds a reader that gives today's Manifest and keeps these; the
-# fixture in tests/checkpoint/fixtures of each version is read for ever.
+# fixture in tests/checkpoint/fixtures of each version stays readable forever.
 _READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {1: _read_version_1}

@@ -243,7 +243,7 @@ class Saver:
         self._tell_of_written(state)
 
     def _tell_of_written(self, state: State) -> None:
-        """Calls `checkpoint_saved` for a checkpoint that the writer's thread has finished; on rank 0."""
+        """Calls `checkpoint_saved` for a checkpoint that the thread has written; on rank 0."""
         written, self._written = self._written, None
         if written is None:
             return

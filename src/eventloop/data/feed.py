@@ -162,7 +162,7 @@ class Feed:
             "num_taken": self._taken,
             "num_batches": self.num_batches,
             "world_size": self._processes.world_size,
-            # It can't be had again: its source has gone on.
+            # It can't be read again: its source has moved on.
             "first": self._first if self._knows_itself else None,
             "position": self._position if is_ahead else self._source.state_dict(num_taken),
         }

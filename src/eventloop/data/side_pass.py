@@ -35,7 +35,7 @@ def pass_beside(
     source = source_of(dataloader, processes, seed)
     if source.kind not in ANY_RANKS:
         raise TaskError(
-            f"a {type(dataloader).__name__} can't be gone through beside the training: its place "
+            f"a {type(dataloader).__name__} can't be iterated over during training: its place "
             "would be lost",
             fix="give a list of batches, or a DataLoader over a map-style data set",
         )

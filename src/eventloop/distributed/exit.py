@@ -83,7 +83,7 @@ def ending_with_parent() -> Callable[[], None] | None:
     A process that is killed outright can pass nothing on.
 
     Returns:
-        None elsewhere than on Linux, where no such thing is to be had.
+        None except on Linux, since other systems have no such thing.
     """
     if sys.platform != "linux":
         return None

@@ -1,7 +1,7 @@
 """The files of a run's folder: opened by name, whatever a stranger may have put there.
 
 A folder that came as an archive, or that others may write into, can hold a link where a run expects
-a file: to write through it would change a file elsewhere, and to open a pipe would wait for ever. All
+a file: to write through it would change a file elsewhere, and to open a pipe would block forever. All
 that a run opens by name in its folder is opened here, and plugins open theirs here, too.
 """
 

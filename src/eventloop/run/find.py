@@ -29,7 +29,7 @@ def find_start(
     """Finds out how a run starts.
 
     Raises:
-        ResumeError: what is asked for can't be had.
+        ResumeError: what was asked for isn't there.
         CheckpointError: there are checkpoints, but none verifies and is finite.
     """
     mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
