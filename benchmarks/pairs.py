@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 
 from pairs_tasks import KINDS, OPTIONS, StoppedError, Stops
 
-from eventloop import EventloopError, Trainer
+from eventloop import EventloopError, Trainer, TrainerBuilder
 from eventloop.config.configuration import Configuration
 from eventloop.naming import fold
 from eventloop.plugin.records import GROUPS
@@ -215,7 +215,7 @@ def trainer(
     }
     flags = {**settings, **options}
     configuration = Configuration.read(flags, environ={}, directory=place)
-    return Trainer(KINDS[kind](), callbacks=callbacks, configuration=configuration)
+    return TrainerBuilder(configuration).build(KINDS[kind](), callbacks=callbacks)
 
 
 def outcome_of(built: Trainer) -> Outcome:

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
 
 import eventloop
-from eventloop import Event, Task, Trainer, hookimpl
+from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
 from eventloop.distributed.failure_store import wait_until
 from eventloop.distributed.join import rank_variables
 
@@ -69,7 +69,8 @@ def make_trainer(clean: Path, make_task: Callable[..., Task]) -> Iterable[Callab
 
     def make_trainer(task: object = None, **given: Any) -> Trainer:
         values = {"device": "cpu", "autoload": False, "max_duration": "1ep"} | given
-        built.append(Trainer(make_task() if task is None else task, **values))
+        builder = TrainerBuilder(observers=values.pop("observers", ()))
+        built.append(builder.build(make_task() if task is None else task, **values))
         return built[-1]
 
     yield make_trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import socket
 
@@ -407,3 +408,10 @@ def test_a_plugin_sees_who_looks_on(make_trainer):
     trainer = make_trainer(observers=[trace])
 
     assert trace in trainer.state.observers
+
+
+def test_a_trainer_takes_a_task_plugins_and_settings_alone():
+    """What commands and tools bring beside them goes through the builder."""
+    parameters = inspect.signature(Trainer).parameters
+
+    assert list(parameters) == ["task", "algorithms", "callbacks", "settings"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from eventloop.signals import is_interruption
     from eventloop.state import State
     from eventloop.task import Task
-    from eventloop.trainer import Result, Trainer
+    from eventloop.trainer import Result, Trainer, TrainerBuilder
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.urls import Url
     from eventloop.view import StateView
@@ -63,6 +63,7 @@ __all__ = [
     "Time",
     "Trace",
     "Trainer",
+    "TrainerBuilder",
     "Url",
     "UsageError",
     "hookimpl",
@@ -85,6 +86,7 @@ _LAZY = {
     "Task": "eventloop.task",
     "Trace": "eventloop.diagnostics.trace",
     "Trainer": "eventloop.trainer",
+    "TrainerBuilder": "eventloop.trainer",
     "Url": "eventloop.urls",
     "is_interruption": "eventloop.signals",
     "rank_zero_first": "eventloop.distributed.join",

@@ -17,7 +17,7 @@ from eventloop.clock import Time
 from eventloop.data import known_length
 from eventloop.data.batches import FirstBatches
 from eventloop.hooks import hookimpl
-from eventloop.trainer import Result, Trainer
+from eventloop.trainer import Result, Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
@@ -128,13 +128,9 @@ def dry_run(
     """
     with TemporaryDirectory(prefix="eventloop-dry-run-") as folder:
         values: Any = {**settings, **dry_settings(), "run_dir": folder}
-        with Trainer(
-            task,
-            algorithms=[*algorithms, dry_limit()],
-            callbacks=callbacks,
-            observers=[Sooner(), *observers],
-            **values,
-        ) as trainer:
+        builder = TrainerBuilder(observers=[Sooner(), *observers])
+        plugins = [*algorithms, dry_limit()]
+        with builder.build(task, algorithms=plugins, callbacks=callbacks, **values) as trainer:
             return rehearse(trainer)
 
 

@@ -71,12 +71,6 @@ class Trainer:
         task: a `Task`, or an object or module with hook implementations.
         algorithms: plugins that may change the training, beside those that are installed.
         callbacks: plugins that only watch, likewise.
-        configuration: what environment and files say; read from the process's unless given.
-        observers: what looks on while hooks are called, `Trace` or `Check`, say.
-        allowed: what may differ from the run that is resumed.
-        origin: what the manifest says of the task beside its settings, for a comparison when the
-            run is resumed: the digest of its file, its options. Values that JSON can hold.
-        candidates: the plugins that a command has discovered and loaded already.
         settings: how to train; see `Settings`. They win over environment and files.
 
     Raises:
@@ -90,13 +84,19 @@ class Trainer:
         *,
         algorithms: Sequence[object] = (),
         callbacks: Sequence[object] = (),
-        configuration: Configuration | None = None,
-        observers: Sequence[Observer] = (),
-        allowed: Allowed = NOTHING,
-        origin: Mapping[str, Any] | None = None,
-        candidates: Candidates | None = None,
         **settings: Unpack[SettingValues],
     ) -> None:
+        self._set_up(task, algorithms, callbacks, TrainerBuilder(), settings)
+
+    def _set_up(
+        self,
+        task: object,
+        algorithms: Sequence[object],
+        callbacks: Sequence[object],
+        builder: TrainerBuilder,
+        settings: SettingValues,
+    ) -> None:
+        configuration = builder.configuration
         if configuration is None:
             configuration = Configuration.read(flags=settings)
         elif settings:
@@ -109,24 +109,24 @@ class Trainer:
         new_run_dir, *_ = processes.all_gather(_new_run_dir(brought.name))
         storage = storage_of(chosen.run_dir, new_run_dir)
         require_usable(storage.run_dir)
-        self._start = find_start(chosen, storage, processes, allowed)
+        self._start = find_start(chosen, storage, processes, builder.allowed)
         configuration = self._start.narrowed(configuration)
         # What the task has drawn depends on the program; what plugins draw when built must not.
         seed_everything(chosen.seed)
-        core = self._core = Core(chosen, processes, storage, origin, self._start)
+        core = self._core = Core(chosen, processes, storage, builder.origin, self._start)
         core.state.duration = self._start.duration(chosen)
         core.state.criterion = brought.criterion
         self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
         assembly = assemble(
             configuration,
-            candidates=candidates,
+            candidates=builder.candidates,
             task=task_plugin(task),
             core=core.plugins,
             algorithms=listed(algorithms, "algorithms"),
             callbacks=listed(callbacks, "callbacks"),
             of_task=(brought.algorithms, brought.callbacks),
         )
-        core.observers = core.state.observers = (*observers_of(chosen), *observers)
+        core.observers = core.state.observers = (*observers_of(chosen), *builder.observers)
         core.freeze(assembly)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):
@@ -364,6 +364,43 @@ class Trainer:
             for failure in failures:
                 keep(error, failure)
             raise
+
+
+@dataclass(frozen=True)
+class TrainerBuilder:
+    """Builds trainers with what commands, tools and tests have beside a task and plugins.
+
+    Args:
+        configuration: what environment and files say; read from the process's unless given.
+        observers: what looks on while hooks are called, `Trace` or `Check`, say.
+        allowed: what may differ from the run that is resumed.
+        origin: what the manifest says of the task beside its settings, for a comparison when the
+            run is resumed: the digest of its file, its options. Values that JSON can hold.
+        candidates: the plugins that a command has discovered and loaded already.
+    """
+
+    configuration: Configuration | None = None
+    observers: Sequence[Observer] = ()
+    allowed: Allowed = NOTHING
+    origin: Mapping[str, Any] | None = None
+    candidates: Candidates | None = None
+
+    def build(
+        self,
+        task: object,
+        *,
+        algorithms: Sequence[object] = (),
+        callbacks: Sequence[object] = (),
+        **settings: Unpack[SettingValues],
+    ) -> Trainer:
+        """Builds a trainer; the arguments are those of `Trainer`.
+
+        Raises:
+            EventloopError: as `Trainer` does.
+        """
+        trainer = Trainer.__new__(Trainer)
+        trainer._set_up(task, algorithms, callbacks, self, settings)
+        return trainer
 
 
 def _new_run_dir(task_name: str) -> Path:

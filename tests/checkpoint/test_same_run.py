@@ -12,10 +12,10 @@ import weakref
 import pytest
 import torch
 
-from eventloop import ResumeError, Task, Trainer
+from eventloop import ResumeError, Task, Trainer, TrainerBuilder
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import UsageError
-from eventloop.run.start import Allowed
+from eventloop.run.start import NOTHING, Allowed
 from eventloop.testing.runs import tiny_batches, tiny_task
 
 DOUBLES = """
@@ -50,10 +50,11 @@ def run(clean, monkeypatch):
     """Starts or goes on with the run in one folder, and trains until a moment."""
     monkeypatch.delenv("EVENTLOOP_RUN_DIR", raising=False)
 
-    def run(until=None, given=None, **settings):
+    def run(until=None, given=None, *, allowed=NOTHING, origin=None, **settings):
         values = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"} | settings
         values = {"checkpoint_interval": "1ba"} | values
-        with Trainer(given or tiny_task(), **values) as trainer:
+        builder = TrainerBuilder(allowed=allowed, origin=origin)
+        with builder.build(given or tiny_task(), **values) as trainer:
             trainer.fit(until)
             weights = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
             return trainer, weights
@@ -90,7 +91,7 @@ def test_an_algorithm_that_was_off_stays_off(run, install, clean):
     install("doubles", DOUBLES)
     values = {"device": "cpu", "run_dir": clean / "out", "checkpoint_interval": "1ba"}
     without = Configuration.read(values, choice=Choice(off=("doubles",)))
-    with Trainer(tiny_task(), configuration=without) as trainer:
+    with TrainerBuilder(without).build(tiny_task()) as trainer:
         trainer.fit("2ba")
 
     trainers = [run(until, max_duration=None)[0] for until in ("3ba", "4ba")]

@@ -14,7 +14,7 @@ import pluggy
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop import Trainer, hookimpl
+from eventloop import Trainer, TrainerBuilder, hookimpl
 from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError
@@ -314,7 +314,7 @@ def test_discovery_in_any_order_gives_one_order_of_calls(
         random.Random(seed).shuffle(folders)
         monkeypatch.setattr(sys, "path", [*folders, *path])
         listed.add(tuple(one.name for one in importlib_metadata.entry_points()))
-        with Trainer(make_task(), configuration=with_only(*names)) as trainer:
+        with TrainerBuilder(with_only(*names)).build(make_task()) as trainer:
             trainer.fit()
         orders.add(tuple(heard))
         heard.clear()
@@ -339,7 +339,7 @@ def test_an_object_takes_the_place_of_the_installed_one(install, heard, make_tas
     aa = importlib.import_module("eventloop_aa_test_module").Plugin(alpha=0.1)
 
     configuration = with_only("aa-test", "bb-test")
-    with Trainer(make_task(), algorithms=[aa], configuration=configuration) as trainer:
+    with TrainerBuilder(configuration).build(make_task(), algorithms=[aa]) as trainer:
         trainer.fit()
 
     assert trainer.state.plugin("aa-test") is aa
@@ -355,7 +355,7 @@ def test_an_object_takes_a_place_by_its_name_alone(install, heard, make_task, ma
     install("aa-test", "raise RuntimeError('imported')")
     mine = make_plugin("AA_test")
 
-    with Trainer(make_task(), callbacks=[mine], configuration=with_only("aa-test")) as trainer:
+    with TrainerBuilder(with_only("aa-test")).build(make_task(), callbacks=[mine]) as trainer:
         assert trainer.state.plugin("aa-test") is mine
         assert trainer.off == tuple(one for one in trainer.off if one.found.name != "aa-test")
 
@@ -365,7 +365,7 @@ def test_a_plugin_that_fails_to_import_stops_the_trainer(install, make_task):
     install("aa-test", "1 / 0")
 
     with pytest.raises(PluginError) as caught:
-        Trainer(make_task(), configuration=with_only("aa-test"))
+        TrainerBuilder(with_only("aa-test")).build(make_task())
 
     assert str(caught.value) == (
         "plugin 'aa-test' can't be imported: ZeroDivisionError: division by zero\n"
@@ -384,7 +384,7 @@ def test_problems_of_every_step_are_told_at_once(install, make_task, make_plugin
 
     with pytest.raises(PluginError, match="3 problems with plugins") as caught:
         configuration = with_only("aa-test", "bb-test")
-        Trainer(make_task(), algorithms=[misspelt], configuration=configuration)
+        TrainerBuilder(configuration).build(make_task(), algorithms=[misspelt])
 
     for part in ("'aa-test' can't be imported", "bb-test needs its option 'teacher'", "foward"):
         assert part in str(caught.value)
@@ -402,7 +402,7 @@ def test_options_come_from_the_environment_and_the_project(
     monkeypatch.setenv("EVENTLOOP_BB_TEST__ALPHA", "0.2")
 
     configuration = with_only("aa-test", "bb-test", "cc-test")
-    with Trainer(make_task(), configuration=configuration) as trainer:
+    with TrainerBuilder(configuration).build(make_task()) as trainer:
         options = {one.name: one.options for one in trainer.plugins if one.role != "task"}
 
     assert options == {"aa-test": {"alpha": 0.1}, "bb-test": {"alpha": 0.2}, "cc-test": {}}
@@ -434,7 +434,7 @@ def test_an_option_that_nobody_has_stops_the_trainer(
     monkeypatch.setenv(variable, "0.2")
 
     with pytest.raises(SettingError) as caught:
-        Trainer(make_task(), configuration=with_only("aa-test"))
+        TrainerBuilder(with_only("aa-test")).build(make_task())
 
     assert message in str(caught.value)
 

@@ -30,7 +30,7 @@ from eventloop.cli.output import (
     write_text,
 )
 from eventloop.errors import TaskError
-from eventloop.trainer import Trainer
+from eventloop.trainer import Trainer, TrainerBuilder
 
 COMMAND = Command(
     "eval",
@@ -76,12 +76,9 @@ def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, 
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,
-        Trainer(
-            job.build_task(),
-            configuration=job.configuration,
-            allowed=allowed(arguments),
-            candidates=job.candidates,
-        ) as trainer,
+        TrainerBuilder(
+            job.configuration, allowed=allowed(arguments), candidates=job.candidates
+        ).build(job.build_task()) as trainer,
     ):
         active += trainer.plugins
         require_eval_data(trainer, arguments.task)

@@ -28,7 +28,7 @@ from eventloop.cli.print_config import config_lines
 from eventloop.cli.result import ResultFile
 from eventloop.errors import SettingError, counted
 from eventloop.run.run_manifest import write_manifest
-from eventloop.trainer import Trainer
+from eventloop.trainer import TrainerBuilder
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
@@ -88,15 +88,16 @@ def _train(
     with (
         diagnostics,
         crash_report() as active,
-        Trainer(
-            task,
-            algorithms=modes.algorithms,
-            callbacks=[*diagnostics.callbacks, *result_file.callbacks],
-            configuration=configuration,
+        TrainerBuilder(
+            configuration,
             observers=[*modes.observers, *diagnostics.observers],
             allowed=allowed(arguments),
             origin=job.origin(),
             candidates=job.candidates,
+        ).build(
+            task,
+            algorithms=modes.algorithms,
+            callbacks=[*diagnostics.callbacks, *result_file.callbacks],
         ) as trainer,
     ):
         active += trainer.plugins

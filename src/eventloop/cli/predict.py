@@ -26,7 +26,7 @@ from eventloop.cli.output import write_lines, write_text
 from eventloop.distributed.reports import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.outputs import save_tensors
-from eventloop.trainer import Trainer
+from eventloop.trainer import TrainerBuilder
 
 COMMAND = Command(
     "predict",
@@ -61,12 +61,9 @@ def _predict(arguments: Arguments, weights: Path | None) -> int:
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,
-        Trainer(
-            job.build_task(),
-            configuration=job.configuration,
-            allowed=allowed(arguments),
-            candidates=job.candidates,
-        ) as trainer,
+        TrainerBuilder(
+            job.configuration, allowed=allowed(arguments), candidates=job.candidates
+        ).build(job.build_task()) as trainer,
     ):
         active += trainer.plugins
         require_eval_data(trainer, arguments.task)

@@ -16,7 +16,7 @@ from eventloop.events import Event
 from eventloop.hooks import hookimpl
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.task import Task
-from eventloop.trainer import Trainer
+from eventloop.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
     from eventloop.plugin.observe import Observer
@@ -67,7 +67,8 @@ def isolated_trainer(
     Args:
         folder: where the run's files go.
         task: `tiny_task()` unless given.
-        algorithms, callbacks, observers, allowed, origin: see `Trainer`.
+        algorithms, callbacks: see `Trainer`.
+        observers, allowed, origin: see `TrainerBuilder`.
         settings: on the CPU, for one epoch, without checkpoints, unless given.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,15 +80,14 @@ def isolated_trainer(
         "checkpoint_interval": None,
         "autoload": False,
     } | settings
-    return Trainer(
-        tiny_task() if task is None else task,
-        algorithms=algorithms,
-        callbacks=callbacks,
+    builder = TrainerBuilder(
+        Configuration.read(chosen, environ={}, directory=folder),
         observers=observers,
         allowed=allowed,
         origin=origin,
-        configuration=Configuration.read(chosen, environ={}, directory=folder),
     )
+    given = tiny_task() if task is None else task
+    return builder.build(given, algorithms=algorithms, callbacks=callbacks)
 
 
 class Recorder:
