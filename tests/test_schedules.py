@@ -398,9 +398,9 @@ def test_a_schedule_in_samples_needs_no_length_of_the_loader(rates_of):
                                    0.015, 0.005])  # fmt: skip
 
 
-def test_a_schedule_in_tokens_needs_somebody_who_counts_them(build):
+def test_a_schedule_in_tokens_needs_a_count_of_tokens(build):
     """The rate would never move."""
     trainer = build(schedules.constant(warmup="10tok"), num_tokens=None)
 
-    with pytest.raises(SettingError, match="the schedule of 'sgd' is counted in tokens, but nobod"):
+    with pytest.raises(SettingError, match="the schedule of 'sgd' is counted in tokens, but tokens"):
         trainer.fit()
