@@ -402,5 +402,7 @@ def test_a_schedule_in_tokens_needs_a_count_of_tokens(build):
     """The rate would never move."""
     trainer = build(schedules.constant(warmup="10tok"), num_tokens=None)
 
-    with pytest.raises(SettingError, match="the schedule of 'sgd' is counted in tokens, but tokens"):
+    with pytest.raises(
+        SettingError, match="the schedule of 'sgd' is counted in tokens, but tokens"
+    ):
         trainer.fit()
