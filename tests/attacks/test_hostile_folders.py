@@ -109,7 +109,12 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
     "pickle": lambda path, outside: shutil.copy(outside / "file", path),
 }
 REFUSED = [one for one in KINDS if one not in ("hard link", "pickle")]
-OFTEN = ("link to a file", "pipe")  # with every change; the others nightly
+# With every change; the others nightly.
+OFTEN = {
+    *((name, "link to a file") for name in FILES),
+    *((name, "link to a folder") for name in FOLDERS),
+    (".lock.json", "pipe"),
+}
 
 
 class Outcome(NamedTuple):
@@ -260,7 +265,7 @@ def _row(*values: str, often: bool) -> Any:
 
 
 FITS = [
-    _row(name, kind, often=kind in OFTEN or (name in FOLDERS and kind == "link to a folder"))
+    _row(name, kind, often=(name, kind) in OFTEN)
     for name in [*FILES, *FOLDERS]
     for kind in REFUSED
     if not (name in FOLDERS and kind == "folder")
@@ -325,7 +330,7 @@ READ = ("manifest.json", *(one for one in [*FILES, *FOLDERS] if one.startswith("
 @pytest.mark.parametrize(
     ("name", "kind", "command"),
     [
-        _row(name, kind, command, often=kind in OFTEN and command == "list")
+        _row(name, kind, command, often=(name, kind) in OFTEN and command == "list")
         for name in READ
         for kind in REFUSED
         for command in COMMANDS
