@@ -155,9 +155,12 @@ def unexpected(subject: Found | Plugin, error: BaseException) -> PluginError:
     return problem
 
 
-def is_about(problem: EventloopError, found: Found) -> bool:
-    """Returns whether a plugin that was found is among the subjects of a problem."""
-    return any(found in (one, getattr(one, "found", None)) for one in problem.subjects)
+def found_subjects(problem: EventloopError) -> Iterator[Found]:
+    """Yields those of a problem's subjects that were found as installed plugins."""
+    for one in problem.subjects:
+        found = one if isinstance(one, Found) else getattr(one, "found", None)
+        if found is not None:
+            yield found
 
 
 def _row(one: Selected, configuration: Configuration, candidates: Candidates) -> Row:
@@ -245,7 +248,11 @@ def dry_assemble(
     installed = tuple(one.found.name for one in selected)
     assembly, misfits = _arranged(plugins, off, OrderPreferences(rules.edges, owners, installed))
     problems += [*failures, *misfits, *rules.order_problems(assembly.hooks, installed)]
-    kept = tuple(_with_problems(row, problems) for row in rows)
+    by_subject: dict[Found, list[EventloopError]] = {}
+    for problem in problems:
+        for subject in found_subjects(problem):
+            by_subject.setdefault(subject, []).append(problem)
+    kept = tuple(_with_problems(row, by_subject.get(row.found, ())) for row in rows)
     return DryAssembly(kept, assembly, tuple(dict.fromkeys(problems)))
 
 
@@ -278,9 +285,8 @@ def _stand_in(owners: Mapping[str, str]) -> object:
 
 
 def _with_problems(row: Row, problems: Iterable[EventloopError]) -> Row:
-    """Returns the row with the problems that are about its plugin."""
-    own = [problem for problem in problems if is_about(problem, row.found)]
-    return dataclasses.replace(row, problems=tuple(dict.fromkeys([*row.problems, *own])))
+    """Returns the row with further problems of its plugin."""
+    return dataclasses.replace(row, problems=tuple(dict.fromkeys([*row.problems, *problems])))
 
 
 def implemented(assembly: Assembly) -> Iterator[tuple[str, Hook]]:

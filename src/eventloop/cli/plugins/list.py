@@ -13,7 +13,7 @@ from eventloop.cli.plugins.reading import JSON, configuration_of
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import Candidates, is_about, select_all
+from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.static_check import static_check
@@ -59,9 +59,10 @@ def _rows(
     configuration: Configuration, selected: Sequence[Selected], found: Iterable[EventloopError]
 ) -> Iterator[dict[str, Any]]:
     problems: dict[Found, EventloopError] = {}
+    known = {one.found for one in selected}
     unplaced = []
     for problem in found:
-        own = [one.found for one in selected if is_about(problem, one.found)]
+        own = [one for one in found_subjects(problem) if one in known]
         for each in own:
             problems.setdefault(each, problem)
         unplaced += [] if own else [problem]
