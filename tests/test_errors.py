@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from eventloop import errors
 from eventloop.errors import (
     EventloopError,
+    Note,
     PluginError,
     ReadOnlyStateError,
     SettingError,
@@ -14,6 +17,7 @@ from eventloop.errors import (
     UsageError,
     closest,
     counted,
+    notes_of,
     raise_all,
 )
 
@@ -100,3 +104,13 @@ def test_a_count_agrees_with_its_noun():
         "1 batch",
         "2,000 batches",
     ]
+
+
+def test_a_note_keeps_its_kind_on_its_way_to_another_rank():
+    """Ranks send exceptions to each other, and the one that reports asks which plugin raised."""
+    error = ValueError("bad")
+    error.add_note(Note("raised by plugin ema in batch_end", "origin"))
+
+    received = pickle.loads(pickle.dumps(error))
+
+    assert notes_of(received, "origin") == ["raised by plugin ema in batch_end"]

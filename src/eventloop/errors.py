@@ -6,7 +6,7 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
-from typing import Protocol
+from typing import Literal, Protocol, Self
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
 
@@ -133,10 +133,38 @@ def raise_all(problems: Sequence[EventloopError]) -> None:
         raise kind(f"{len(problems)} problems with plugins\n{listed}")
 
 
+class Note(str):
+    """A note on an exception that code asks for by its kind; the words are for people.
+
+    Attributes:
+        kind: "origin" says what raised it, "later" what was raised after it, "plugins" which took
+            part.
+    """
+
+    kind: str
+
+    def __new__(cls, text: str, kind: Literal["origin", "later", "plugins"]) -> Self:
+        """Makes a note."""
+        note = super().__new__(cls, text)
+        note.kind = kind
+        return note
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        """Returns what pickle makes it of again, on another rank say."""
+        return str(self), self.kind
+
+
+def notes_of(error: BaseException, kind: str) -> list[Note]:
+    """Returns the notes of a kind on an exception."""
+    notes = getattr(error, "__notes__", ())
+    return [one for one in notes if isinstance(one, Note) and one.kind == kind]
+
+
 def keep(error: BaseException, other: BaseException) -> None:
     """Notes on an exception that another was raised while it was dealt with, and where."""
     details = "".join(traceback.format_exception(other, chain=False))
-    error.add_note(f"then also: {type(other).__name__}: {other}\n{details}".rstrip())
+    text = f"then also: {type(other).__name__}: {other}\n{details}".rstrip()
+    error.add_note(Note(text, "later"))
 
 
 def failures_of(function: Callable[[], None]) -> list[BaseException]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Choice
+from eventloop.config.choice import Choice, Reason
 from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.plugin.records import Found
 from eventloop.plugin.select import name_problems, problems_of, select
@@ -110,3 +110,15 @@ def test_a_list_can_be_made_in_spite_of_problems():
     selected = select(twins, Choice())
 
     assert set(name_problems(selected)) == set(twins[:2])
+
+
+@pytest.mark.parametrize("kind", ["run", "task"])
+def test_a_run_in_progress_judges_reasons_by_kind(kind):
+    """A plugin's own words, of why it doesn't suit a task, may be those of a reason of ours."""
+    then = Reason("not part of this run's subject", kind)
+    choice = Choice(begun_with=frozenset(), off_then={"mixup": then})
+
+    (one,) = select([MIXUP], choice)
+
+    prefix = "" if kind == "run" else "not part of this run: off when it began, "
+    assert (one.reason, one.kind) == (f"{prefix}{then.text}", "run")

@@ -47,20 +47,21 @@ MEND = "rename the method, list the hooks with `eventloop plugins hooks`"
 
 
 @pytest.mark.parametrize(
-    ("role", "source", "fix"),
+    ("role", "by", "fix"),
     [
+        ("callback", "Trainer", f"{MEND}, or leave the plugin out of `callbacks=[...]`"),
+        ("callback", "flag", f"{MEND}, or leave `Task(...)` out"),
         (
             "callback",
-            "Trainer(callbacks=...)",
-            f"{MEND}, or leave the plugin out of `callbacks=[...]`",
+            "Task",
+            f"{MEND}, or run with `-p no:ema`, or leave it out of Task(callbacks=[...])",
         ),
-        ("callback", "--profile", f"{MEND}, or leave `--profile` out"),
-        ("task", "Trainer(callbacks=...)", MEND),
+        ("task", "Trainer", MEND),
     ],
 )
-def test_the_way_out_is_one(role, source, fix):
+def test_the_way_out_is_one(role, by, fix):
     """`-p no:ema` knows what is installed, not what was handed over, and never the task."""
-    message = problem_of(Plugin("ema", role, Ema(), source=source))
+    message = problem_of(Plugin("ema", role, Ema(), source="Task(...)", by=by))
 
     assert message.splitlines()[-1] == f"  fix     {fix}"
 

@@ -249,6 +249,7 @@ class OffFact(TypedDict):
 
     name: str
     reason: str
+    kind: NotRequired[str]
 
 
 class ManifestFact(TypedDict):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from eventloop.checkpoint.schema import loading
+from eventloop.errors import Note
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import is_per_rank, keeps_state
-from eventloop.plugin.plans import BLAME
 from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 
@@ -82,7 +82,8 @@ def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"{BLAME}{plugin.origin} in {method}\n  fix  {plugin.fix('fix it')}")
+        text = f"raised by plugin {plugin.origin} in {method}\n  fix  {plugin.fix('fix it')}"
+        error.add_note(Note(text, "origin"))
         raise
 
 

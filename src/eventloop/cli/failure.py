@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from eventloop.distributed.reports import ACTIVE, details, first_line, in_ranks
-from eventloop.errors import TaskError, UsageError
+from eventloop.distributed.reports import details, first_line, in_ranks
+from eventloop.errors import Note, TaskError, UsageError
 from eventloop.signals import is_agreed
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def crash_report() -> Iterator[list[Plugin]]:
         raise
     except (Exception, SystemExit) as error:
         if active:
-            error.add_note("\n".join([ACTIVE, *_table(active)]))
+            text = "\n".join(["active plugins", *_table(active)])
+            error.add_note(Note(text, "plugins"))
         raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from eventloop.errors import UsageError
 from eventloop.naming import fold
@@ -14,7 +14,23 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 
-NOT_IN_RUN = "not part of this run"
+Cause = Literal["", "site", "rule", "flag", "run", "option", "task"]
+_NOT_IN_RUN = "not part of this run"
+
+
+class Reason(NamedTuple):
+    """Why a plugin is off, or takes part.
+
+    Args:
+        text: as commands and headers print it.
+        kind: what decided: the site's file, a rule of the configuration, a flag, the run that goes
+            on, an option that isn't set, the task.
+        fix: how to take that back.
+    """
+
+    text: str
+    kind: Cause = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,19 +54,19 @@ class Choice:
     autoload: bool = True
     autoload_reason: str = ""
     begun_with: frozenset[str] | None = None
-    off_then: Mapping[str, str] = field(default_factory=dict)
+    off_then: Mapping[str, Reason] = field(default_factory=dict)
 
-    def stays_out(self, found: Found) -> str:
-        """Returns why an algorithm isn't part of a run in progress; "" where it may be."""
+    def stays_out(self, found: Found) -> Reason | None:
+        """Returns why an algorithm isn't part of a run in progress; None where it may be."""
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
-            return ""
-        then = self.off_then.get(name)
-        if then is not None and then.startswith(NOT_IN_RUN):
-            return then  # it was so when the run went on the last time
-        if then is not None:
-            return f"{NOT_IN_RUN}: off when it began, {then}"
-        return f"{NOT_IN_RUN}: installed since; {shell('-p', found.name)} takes it in"
+            return None
+        flag = shell("-p", found.name)
+        text = f"{_NOT_IN_RUN}: installed since; {flag} takes it in"
+        if then := self.off_then.get(name):
+            is_known = then.kind == "run"  # it was so when the run went on the last time
+            text = then.text if is_known else f"{_NOT_IN_RUN}: off when it began, {then.text}"
+        return Reason(text, "run", f"take it in with {flag}")
 
     def switches_off(self, name: str) -> bool:
         """Returns whether `-p no:NAME` was given."""

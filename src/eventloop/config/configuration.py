@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop.config.choice import Choice
+from eventloop.config.choice import Choice, Reason
 from eventloop.config.layers import (
     SITE_VARIABLE,
     Kind,
@@ -93,14 +93,13 @@ class Configuration:
 
     def insists_on(self, found: Found) -> bool:
         """Returns whether a plugin was asked for by name, and so may not stand aside in silence."""
-        return bool(self.who_insists(found))
+        return self.who_insists(found) is not None
 
-    def who_insists(self, found: Found) -> str:
-        """Says who asked for a plugin by name: a flag, or `required` and where; "" if none."""
-        if fold(found.name) in map(fold, self.choice.insist):
-            return f"-p {found.name}"
-        if found.path is not None:
-            return f"-p {found.entry_point.value}"
+    def who_insists(self, found: Found) -> Reason | None:
+        """Returns what asked for a plugin by name: a flag, or `required`; None if nothing did."""
+        named = found.name if found.path is None else found.entry_point.value
+        if found.path is not None or fold(named) in map(fold, self.choice.insist):
+            return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")
         return self.rules.requires(found.name)
 
     def section(self, name: str) -> dict[str, Value]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from eventloop.config.choice import Cause, Reason
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
@@ -114,25 +115,27 @@ class Rules:
             site=site_name,
         )
 
-    def ban(self, name: str, *, by_site: bool = False) -> str:
-        """Returns why a plugin may not take part; "" where it may.
+    def ban(self, name: str, *, by_site: bool = False) -> Reason | None:
+        """Returns why a plugin may not take part; None where it may.
 
         Args:
             by_site: only what the site says.
         """
         disabled = self.disable.get(fold(name))
         if disabled and (not by_site or disabled.source == self.site):
-            return f"disable, {disabled.source}"
+            kind: Cause = "site" if disabled.source == self.site else "rule"
+            return Reason(f"disable, {disabled.source}", kind, f"take {name!r} out of disable")
         for allowed in self.allow:
-            asked = not by_site or allowed.source == self.site
-            if asked and fold(name) not in map(fold, allowed.value):
-                return f"not in allow, {allowed.source}"
-        return ""
+            kind = "site" if allowed.source == self.site else "rule"
+            if (kind == "site" or not by_site) and fold(name) not in map(fold, allowed.value):
+                return Reason(f"not in allow, {allowed.source}", kind, f"add {name!r} to allow")
+        return None
 
-    def requires(self, name: str) -> str:
-        """Says where a plugin is required; "" where it isn't."""
+    def requires(self, name: str) -> Reason | None:
+        """Returns where a plugin is required; None where it isn't."""
         wanted = (one.source for one in self.required if fold(one.name) == fold(name))
-        return next((f"required, {source}" for source in wanted), "")
+        fix = f"take {name!r} out of `required = [...]`"
+        return next((Reason(f"required, {source}", "rule", fix) for source in wanted), None)
 
     def edges(self, hook: str) -> tuple[Edge, ...]:
         """Returns what was asked for on one hook; each name runs before all that follow it.
@@ -179,7 +182,7 @@ class Rules:
         for plugin in plugins:
             if reason := self.ban(plugin.name, by_site=True):
                 yield PluginError(
-                    f"{plugin.name} was handed over, but the site switches it off: {reason}",
+                    f"{plugin.name} was handed over, but the site switches it off: {reason.text}",
                     subjects=[plugin],
                     plugin=plugin.origin,
                     fix="leave it out; what the site says can't be overruled",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import traceback
 
-from eventloop.errors import CheckpointError, EventloopError, UsageError
+from eventloop.errors import CheckpointError, EventloopError, UsageError, notes_of
 from eventloop.signals import Interrupted, Terminated
 from eventloop.text import plain
 
-ACTIVE = "active plugins"  # what the note begins with that lists them
 FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
 
 
@@ -19,16 +18,24 @@ def in_ranks() -> bool:
 
 
 def first_line(error: BaseException) -> str:
+    """Says on which rank what happened, and who did it as far as a note tells."""
+    line = summary(error)
+    if not in_ranks() or isinstance(error, (Interrupted, Terminated)):
+        return line
+    return f"rank {os.environ['RANK']}: {line}"
+
+
+def summary(error: BaseException) -> str:
     """Says what happened, and who did it as far as a note tells."""
     text, *_ = str(error).split("\n")
     if isinstance(error, (Interrupted, Terminated)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    notes = [note.split("\n")[0] for note in getattr(error, "__notes__", []) if note]
-    notes = [note for note in notes if note != ACTIVE]
+    about_plugins = notes_of(error, "plugins")
+    notes = [one for one in getattr(error, "__notes__", []) if one and one not in about_plugins]
     if not isinstance(error, EventloopError) and notes:
-        line = f"{line}; {notes[0]}"
-    return plain(f"rank {os.environ['RANK']}: {line}" if in_ranks() else line)
+        line = f"{line}; {notes[0].partition(chr(10))[0]}"
+    return plain(line)
 
 
 def exit_status(error: BaseException) -> int:

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
 from eventloop.distributed.exit import end_process, kill_rank, timeout_s
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
 from eventloop.distributed.neighbours import POLL_S, neighbours
-from eventloop.distributed.reports import details, exit_status, first_line
+from eventloop.distributed.reports import details, exit_status, first_line, summary
 from eventloop.errors import EventloopError
 from eventloop.signals import is_agreed
 
@@ -35,7 +36,6 @@ GRACE_S = 2.5
 # A rank that hasn't beaten for so long, when it was asked, doesn't run.
 _ANSWER_S = 3.0
 _POLL_ANSWER_S, _POLL_DONE_S = 0.2, 0.1
-_NOT_RUNNING = "doesn't run"
 # Of the timeout; a rank that hasn't moved for so long tells where it is while it can.
 _STUCK_FRAC = 0.5
 _LOST = (
@@ -159,34 +159,41 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
     blamed, doing = _hung(found)
     line = f"{doing}; rank {board.rank} waits {place_of_error(error)}"
     error.add_note(line)
-    board.replace(replace(own, rank=blamed, line=f"{line}: {own.line.partition(': ')[2]}"))
+    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error)}"))
     for rank, member in after.items():
-        if found[rank].startswith(_NOT_RUNNING) and member is not None and member.is_here:
+        if not found[rank].runs and member is not None and member.is_here:
             kill_rank(member.pid)
 
 
-def _doing(before: Member | None, after: Member | None) -> str:
-    """Says what a rank does, from its records before and after it was asked."""
+class _Doing(NamedTuple):
+    """What a rank does: whether its process runs, and the words for it."""
+
+    runs: bool
+    text: str
+
+
+def _doing(before: Member | None, after: Member | None) -> _Doing:
+    """Returns what a rank does, from its records before and after it was asked."""
     if after is None:
-        return "hasn't started"
+        return _Doing(True, "hasn't started")
     if after == before and after.is_inside:
-        return f"{_NOT_RUNNING}: process {after.pid} is stopped, or in a call that holds the GIL"
-    return f"hangs {after.place}" if after.place else "has left"
+        why = f"process {after.pid} is stopped, or in a call that holds the GIL"
+        return _Doing(False, f"doesn't run: {why}")
+    return _Doing(True, f"hangs {after.place}" if after.place else "has left")
 
 
-def _hung(found: dict[int, str]) -> tuple[int, str]:
+def _hung(found: dict[int, _Doing]) -> tuple[int, str]:
     """Returns the rank that is to blame, most likely, and what the others do.
 
     One that doesn't run comes before the rest, then those that aren't where most are.
     """
-    ranks: dict[str, list[int]] = {}
+    ranks: dict[_Doing, list[int]] = {}
     for rank, doing in found.items():
         ranks.setdefault(doing, []).append(rank)
-    order = sorted(
-        ranks.items(), key=lambda item: (not item[0].startswith(_NOT_RUNNING), len(item[1]))
-    )
+    order = sorted(ranks.items(), key=lambda item: (item[0].runs, len(item[1])))
     listed = (
-        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {doing}" for doing, who in order
+        f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {doing.text}"
+        for doing, who in order
     )
     return order[0][1][0], "; ".join(listed)
 

@@ -185,7 +185,7 @@ def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
     values = {key: value for key, value in section.items() if key in options}
     reason = dormant_reason(one.found, loaded.target, values)
     if reason and not configuration.insists_on(one.found):
-        return Row(Selected(one.found, "off", reason), loaded.target)
+        return Row(Selected(one.found, "off", reason, "option"), loaded.target)
     plugin = configure(one.found, loaded.target, values)
     if not takes_part(plugin, HOOKS):
         raise without_hooks(plugin)

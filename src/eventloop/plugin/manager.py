@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,10 +12,11 @@ import pluggy
 from importlib_metadata import EntryPoint
 
 from eventloop.actions import Actions
+from eventloop.config.choice import Reason
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.events import Events
 from eventloop.hooks import PROJECT
-from eventloop.naming import fold
+from eventloop.naming import fold, kebab
 from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
@@ -38,18 +40,15 @@ def handed_over(
     kebab-case.
     """
     plugins = []
-    usual = f"{by}({role}s=...)"
     for given in objects:
-        source, target = usual, given
+        plugin = Plugin("", role, given, source=f"{by}({role}s=...)", by=by)
         if isinstance(given, FlagPlugin):
-            source, target = given.flag, given.target
-        known = _found_as(target, found)
+            plugin = Plugin("", role, given.target, source=given.flag, by="flag")
+        known = _found_as(plugin.target, found)
+        name, distribution, version = _name_of(plugin.target), "", ""
         if known is not None:
-            plugins.append(
-                Plugin(known.name, role, target, known.distribution, known.version, source)
-            )
-        else:
-            plugins.append(Plugin(_name_of(target), role, target, source=source))
+            name, distribution, version = known.name, known.distribution, known.version
+        plugins.append(replace(plugin, name=name, distribution=distribution, version=version))
     return plugins
 
 
@@ -118,7 +117,7 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
     dropped = [one for one in assembly.plugins if fold(one.name) in reasons]
     kept = [one for one in assembly.plugins if one not in dropped]
     off = [
-        Selected(one.found, "off", reasons[fold(one.name)])
+        Selected(one.found, "off", reasons[fold(one.name)], "task")
         for one in dropped
         if one.found is not None
     ]
@@ -128,7 +127,7 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
 
 
 def unsuitable_reasons(
-    asked: Iterable[Plugin], state: State, who_insists: Callable[[Found], str]
+    asked: Iterable[Plugin], state: State, who_insists: Callable[[Found], Reason | None]
 ) -> dict[str, str]:
     """Asks plugins whether they suit the first batch, which is `state.batch`.
 
@@ -142,18 +141,15 @@ def unsuitable_reasons(
     for plugin in asked:
         target: Any = plugin.target
         reason = target.unsuitable(state)
-        asked_by = plugin.source if plugin.found is None else who_insists(plugin.found)
+        handed_over = Reason(plugin.source, fix=plugin.way_out)
+        asked_by = handed_over if plugin.found is None else who_insists(plugin.found)
         if reason and asked_by:
-            is_rule = asked_by.startswith("required")
             raise PluginError(
                 f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
+                subjects=[plugin],
                 plugin=plugin.origin,
-                by=asked_by,
-                fix=f"take {plugin.name!r} out of `required = [...]`"
-                if is_rule
-                else f"leave {shell(*asked_by.split(' ', 1))} out"
-                if plugin.found is not None
-                else plugin.way_out,
+                by=asked_by.text,
+                fix=asked_by.fix,
             )
         if reason:
             reasons[fold(plugin.name)] = reason
@@ -165,7 +161,7 @@ def _switched_off(plugin: Plugin) -> Selected:
     group = next(group for group, role in GROUPS.items() if role == plugin.role)
     point = EntryPoint(plugin.name, plugin.source, group)
     found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
-    return Selected(found, "off", f"-p no:{plugin.name}")
+    return Selected(found, "off", f"-p no:{plugin.name}", "flag")
 
 
 def _register(assembly: Assembly) -> None:
@@ -227,10 +223,4 @@ def _name_of(target: object) -> str:
     name: Any = getattr(target, "name", None)
     if isinstance(name, str) and name:
         return name
-    kind = type(target).__name__
-    return "".join(
-        f"-{char.lower()}"
-        if char.isupper() and idx and not kind[idx - 1].isupper()
-        else char.lower()
-        for idx, char in enumerate(kind)
-    )
+    return kebab(type(target).__name__)

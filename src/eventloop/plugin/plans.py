@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventloop.actions import Actions
-from eventloop.errors import PluginError
+from eventloop.errors import Note, PluginError, notes_of
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.plugin import code_map
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 Plan = Callable[..., Any]
-BLAME = "raised by plugin "
-_OF_TASK = "in the task's "
 _STATE_ALONE = ("state",)
 
 
@@ -412,18 +410,17 @@ def _blame(error: BaseException, one: Implementation, state: State) -> None:
     """Notes on an exception who raised it, once, whatever passes it on."""
     if one.plugin.role == "core" or isinstance(error, Interrupted):
         return
-    if any(note.startswith((BLAME, _OF_TASK)) for note in getattr(error, "__notes__", ())):
+    if notes_of(error, "origin"):
         return
-    clock = state.clock
-    if one.plugin.role == "task":
-        error.add_note(f"{_OF_TASK}{one.hook.name}, epoch {clock.epoch}, batch {clock.batch}")
-        return
-    error.add_note(
-        f"{BLAME}{one.plugin.origin} in {one.hook.name}, epoch {clock.epoch}, "
-        f"batch {clock.batch}, rank {state.rank}\n"
-        f"  at   {one.where}\n"
-        f"  fix  {one.plugin.way_out}"
-    )
+    moment = f"{one.hook.name}, epoch {state.clock.epoch}, batch {state.clock.batch}"
+    text = f"in the task's {moment}"
+    if one.plugin.role != "task":
+        text = (
+            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.rank}\n"
+            f"  at   {one.where}\n"
+            f"  fix  {one.plugin.way_out}"
+        )
+    error.add_note(Note(text, "origin"))
 
 
 def _swallowed(one: Implementation) -> PluginError:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
+from eventloop.config.choice import Cause
 from eventloop.text import shell, switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
@@ -76,11 +77,14 @@ class Selected:
         status: "active", or "off".
         reason: why it is off, or why it is on although autoload is off; "" where it is on
             because it is installed.
+        kind, fix: what decided, and how to take that back; see `Reason`.
     """
 
     found: Found
     status: Status
     reason: str = ""
+    kind: Cause = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Plugin:
         target: the instance or module whose methods are called.
         distribution, version: where it came from; "" for an object handed over in Python.
         source: what brought it, as a person would say it: "entry point", "Trainer(callbacks=...)".
+        by: what handed it over, where it wasn't discovered.
         options: its options as set, defaults left out.
         found: what was discovered, where it came from an entry point.
     """
@@ -118,6 +123,7 @@ class Plugin:
     source: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     found: Found | None = None
+    by: Literal["Trainer", "Task", "flag"] = "Trainer"
 
     @property
     def origin(self) -> str:
@@ -135,9 +141,9 @@ class Plugin:
             return f"switch the plugin off with {switch_off(self.name)}"
         if self.found is not None and self.found.path is not None:
             return f"leave {shell('-p', self.source)} out"
-        if self.source.startswith("--"):
+        if self.by == "flag":
             return f"leave `{self.source}` out"
-        if self.source.startswith("Task("):
+        if self.by == "Task":
             return f"run with {switch_off(self.name)}, or leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from eventloop.config.choice import NOT_IN_RUN, Choice
+from eventloop.config.choice import Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold
@@ -94,7 +94,7 @@ def rule_problems(
     for one in selected:
         name = one.found.name
         asked = fold(name) in map(fold, choice.insist) or one.found.path is not None
-        if one.status == "off" and asked and rules.ban(name, by_site=True) == one.reason:
+        if one.status == "off" and asked and one.kind == "site":
             yield PluginError(
                 f"{name} was asked for, but the site switches it off: {one.reason}",
                 subjects=[one.found],
@@ -131,29 +131,31 @@ def is_usable_name(name: str) -> bool:
 
 def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None) -> Selected:
     """Decides for one plugin; the strongest word comes first."""
-    name = fold(found.name)
-    if reason := rules.ban(name, by_site=True):
-        return Selected(found, "off", reason)
+    if reason := rules.ban(found.name, by_site=True):
+        return Selected(found, "off", *reason)
     if found.path is not None:
-        return Selected(found, "active", f"-p {found.entry_point.value}")
-    if choice.switches_off(name):
-        return Selected(found, "off", f"-p no:{found.name}")
+        return Selected(found, "active", f"-p {found.entry_point.value}", "flag")
+    if choice.switches_off(found.name):
+        return Selected(found, "off", *_by_flag(f"-p no:{found.name}"))
     if from_file is not None:
-        return Selected(found, "off", f"-p {from_file.entry_point.value} takes its place")
-    banned = rules.ban(name)
-    if name in map(fold, choice.insist):
-        reason = f"-p {found.name}" if banned or not choice.autoload else ""
-        return Selected(found, "active", reason)
-    if banned:
-        return Selected(found, "off", banned)
-    if reason := choice.stays_out(found):
-        return Selected(found, "off", reason)
+        return Selected(
+            found, "off", *_by_flag(f"-p {from_file.entry_point.value}", " takes its place")
+        )
+    banned = rules.ban(found.name)
+    if fold(found.name) in map(fold, choice.insist):
+        reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")
+        return Selected(found, "active", *reason)
+    if reason := banned or choice.stays_out(found):
+        return Selected(found, "off", *reason)
     if choice.autoload:
         return Selected(found, "active")
-    for required in rules.required:
-        if fold(required.name) == name:
-            return Selected(found, "active", f"required, {required.source}")
-    return Selected(found, "off", choice.autoload_reason)
+    if reason := rules.requires(found.name):
+        return Selected(found, "active", *reason)
+    return Selected(found, "off", *_by_flag(choice.autoload_reason))
+
+
+def _by_flag(flag: str, does: str = "") -> Reason:
+    return Reason(f"{flag}{does}", "flag", f"leave `{flag}` out")
 
 
 def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
@@ -174,19 +176,8 @@ def _required_but_off(required: Requirement, one: Selected) -> PluginError:
         subjects=[one.found],
         plugin=one.found.origin,
         source=required.source,
-        fix=f"{_opposite(one)}, or take {required.name} out of required",
+        fix=f"{one.fix}, or take {required.name} out of required",
     )
-
-
-def _opposite(one: Selected) -> str:
-    """Says how to take back what switches a plugin off."""
-    if one.reason.startswith("not in allow"):
-        return f"add {one.found.name!r} to allow"
-    if one.reason.startswith("disable"):
-        return f"take {one.found.name!r} out of disable"
-    if one.reason.startswith(NOT_IN_RUN):
-        return f"take it in with {shell('-p', one.found.name)}"
-    return f"leave `{one.reason.partition(' takes its place')[0]}` out"
 
 
 def _wrong_version(required: Requirement, found: Found) -> PluginError:

@@ -12,18 +12,19 @@ from eventloop.rng import kept_generators, seed_everything, seed_rank
 from eventloop.run.checks import check_eval_dataloaders, check_model, check_optimizers
 
 if TYPE_CHECKING:
+    from eventloop.config.choice import Reason
     from eventloop.plugin.records import Found
     from eventloop.run.runtime import Core
     from eventloop.run.start import Start
 
 
-def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None:
+def build(core: Core, start: Start, who_insists: Callable[[Found], Reason | None]) -> None:
     """Asks for everything that a run needs, from the model to the metrics.
 
     Args:
         core: of the run; its plans are frozen.
         start: what the run goes on from.
-        who_insists: says who asked for a plugin by name.
+        who_insists: returns what asked for a plugin by name.
 
     Raises:
         EventloopError: something can't be trained, or isn't what the run was begun with.
@@ -55,7 +56,7 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], str]) -> None
     hooks.after_load(state)
 
 
-def _drop_unsuitable(core: Core, who_insists: Callable[[Found], str]) -> None:
+def _drop_unsuitable(core: Core, who_insists: Callable[[Found], Reason | None]) -> None:
     """Asks the plugins that want to know whether they suit the first batch."""
     plugins = (one for one in core.assembly.plugins if one.role != "core")
     asked = [one for one in plugins if callable(getattr(one.target, "unsuitable", None))]

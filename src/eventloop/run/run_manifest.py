@@ -56,7 +56,12 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
             if one.role in ("algorithm", "callback")
         ],
         "off": [
-            {"name": one.found.name, "version": one.found.version, "reason": one.reason}
+            {
+                "name": one.found.name,
+                "version": one.found.version,
+                "reason": one.reason,
+                "kind": one.kind,
+            }
             for one in assembly.off
         ],
         "owners": {one.action: one.owner.name for one in assembly.decisions()},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from eventloop.checkpoint.schema import require_usable
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.clock import Time
+from eventloop.config.choice import Reason
 from eventloop.errors import ResumeError
 from eventloop.naming import fold
 from eventloop.run.differences import (
@@ -192,7 +193,10 @@ class FromCheckpoint:
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Keeps algorithms out that weren't there when the run began."""
         begun_with = frozenset(fold(one["name"]) for one in self._algorithms())
-        off = {fold(one["name"]): one["reason"] for one in self._then["off"]}
+        off = {
+            fold(one["name"]): Reason(one["reason"], one.get("kind", ""))
+            for one in self._then["off"]
+        }
         choice = dataclasses.replace(configuration.choice, begun_with=begun_with, off_then=off)
         return dataclasses.replace(configuration, choice=choice)
 

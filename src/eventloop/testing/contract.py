@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.errors import EventloopError
+from eventloop.errors import EventloopError, notes_of
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import discover
 from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
@@ -108,8 +108,7 @@ def _closes(case: Case) -> Iterator[str]:
     except ExpectedError as error:
         yield from (
             f"after another plugin's failure it fails, too: {note}"
-            for note in getattr(error, "__notes__", ())
-            if note.startswith("then also")
+            for note in notes_of(error, "later")
         )
     left = [thread for thread in threading.enumerate() if thread not in threads]
     for thread in left:
