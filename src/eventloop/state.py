@@ -18,6 +18,8 @@ from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
 from eventloop.training.numbers import Numbers
+from eventloop.vocabulary import STATE as OF_STATE
+from eventloop.vocabulary import known_as
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -185,6 +187,14 @@ class State:
         self.checkpoint_requested = False
         self.manifest: Mapping[str, Any] = {}
         self.observers: Sequence[Any] = ()
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in dir(type(self)):
+                return object.__getattribute__(self, name)  # raises what a property has raised
+            known = [one for one in dir(type(self)) if not one.startswith("_")]
+            raise AttributeError(f"state has no {name!r}{known_as(name, OF_STATE, known)}")
 
     @property
     def rank(self) -> int:

@@ -39,8 +39,10 @@ from eventloop.run.find import find_start
 from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
-from eventloop.task.task_defaults import task_defaults_of, task_plugin
+from eventloop.state import State
+from eventloop.task.task_defaults import refuse_task_values, task_defaults_of, task_plugin
 from eventloop.training.evaluation import try_evaluation
+from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
@@ -96,6 +98,7 @@ class Trainer:
         builder: TrainerBuilder,
         settings: SettingValues,
     ) -> None:
+        refuse_task_values(settings)
         configuration = builder.configuration
         if configuration is None:
             configuration = Configuration.read(flags=settings)
@@ -153,6 +156,18 @@ class Trainer:
     def notes(self) -> tuple[str, ...]:
         """What the header says: where the run goes on, what the core's features and plugins do."""
         return (*self._start.notes, *self._core.notes)
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in dir(type(self)):
+                return object.__getattribute__(self, name)  # raises what a property has raised
+            if name in STATE or name in dir(State):
+                hint = f"; here it is trainer.{STATE.get(name, f'state.{name}')}"
+            else:
+                own = (one for one in dir(type(self)) if not one.startswith("_"))
+                hint = known_as(name, METHODS, own)
+            raise AttributeError(f"the trainer has no {name!r}{hint}")
 
     def owner(self, action: str) -> Plugin:
         """Returns the plugin that answers an action: a plugin, else the task, else the core.

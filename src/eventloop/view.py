@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.errors import ReadOnlyStateError
+from eventloop.state import State
+from eventloop.vocabulary import STATE, known_as
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from eventloop.clock import Clock, Time
     from eventloop.config.settings import Settings
     from eventloop.data import Count
-    from eventloop.state import State
     from eventloop.training.precision import Precision
 
 
@@ -163,7 +164,8 @@ class ReadOnlyState:
 
     def __getattr__(self, name: str) -> Any:
         if name not in _SHOWN:
-            raise self._refusal(f"state.{name} isn't there for a callback")
+            hint = "" if hasattr(State, name) else known_as(name, STATE, _SHOWN)
+            raise self._refusal(f"state.{name} isn't there for a callback{hint}")
         value = getattr(self._state, name)
         if type(value) is dict:
             return ReadOnlyMapping(value, f"state.{name}", self._refusal)

@@ -15,6 +15,7 @@ from eventloop.config.layers import (
     Layer,
     as_bool,
     environment_layer,
+    example,
     find_pyproject,
     pyproject_layer,
     site_rules,
@@ -27,6 +28,7 @@ from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, 
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
 from eventloop.text import shell
+from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -257,6 +259,12 @@ def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> Sett
     meant = [spell(one, kind) for one in known if one.rpartition(".")[2] == key]
     if meant:
         hint = f"; did you mean {' or '.join(meant)}?"
+    elif key in SETTINGS:
+        hint = f"; here it is {example(*SETTINGS[key], kind)}"
+    elif kind == "keyword" and key in TRAINER:
+        hint = f"; here it is {TRAINER[key]}"
+    elif kind == "keyword" and key in TASK:
+        hint = f"; here it is Task({TASK[key]})"
     else:
         hint = closest(written, [spell(one, kind) for one in known])
     what = "setting" if kind == "keyword" else "option"

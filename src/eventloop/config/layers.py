@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -48,6 +49,14 @@ def spell(key: str, kind: Kind) -> str:
     if kind == "variable":
         return PREFIX + key.replace(".", "__", 1).upper()
     return f"plugins.{key}" if kind == "file" and section not in ("", "task") else key
+
+
+def example(key: str, value: object, kind: Kind) -> str:
+    """Writes a setting with a value as a person writes it in a layer of that kind."""
+    if kind == "keyword":
+        return f"{key}={json.dumps(value)}"
+    between = {"flag": " ", "variable": "=", "file": ": "}[kind]
+    return f"{spell(key, kind)}{between}{value}"
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError, a
 from eventloop.hooks import PROJECT, Hook
+from eventloop.vocabulary import HOOKS
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin
+
+# What a method of any class may be called stays out: a model has a `train_dataloader`, say.
+CALLED_BY_OTHERS = {
+    name: here for name, here in HOOKS.items() if name.startswith("on_") or name.endswith("_step")
+}
 
 
 def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
@@ -35,6 +41,22 @@ def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
                 subjects=[plugin],
                 plugin=f"{plugin.origin}, {method_of(plugin, name)}",
                 fix=plugin.fix("put @hookimpl above it, or rename it"),
+            )
+
+
+def of_other_trainers(plugin: Plugin) -> Iterator[PluginError]:
+    """Finds functions with the name of a hook of another trainer, which no hook here has."""
+    target = plugin.target
+    own = target if isinstance(target, ModuleType) else type(target)
+    for name, function in vars(own).items():
+        is_meant = name in CALLED_BY_OTHERS and inspect.isfunction(function)
+        if is_meant and not hasattr(function, f"{PROJECT}_impl"):
+            yield PluginError(
+                f"{name} is a hook of another trainer, and would never be called; here it is "
+                f"{CALLED_BY_OTHERS[name]}",
+                subjects=[plugin],
+                plugin=f"{plugin.origin}, {method_of(plugin, name)}",
+                fix=plugin.fix("give it that name under @hookimpl, or another one"),
             )
 
 

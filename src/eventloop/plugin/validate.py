@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,17 @@ import pluggy
 from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
-from eventloop.plugin.mistakes import computed, hidden, method_of, state_misfits, unmarked
+from eventloop.plugin.mistakes import (
+    computed,
+    hidden,
+    method_of,
+    of_other_trainers,
+    state_misfits,
+    unmarked,
+)
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
+from eventloop.vocabulary import HOOKS, known_as
 
 
 def implementations(
@@ -22,7 +31,8 @@ def implementations(
 ) -> tuple[list[Implementation], list[PluginError]]:
     """Reads a plugin's hook implementations, and every problem with them."""
     found: list[Implementation] = []
-    problems = [*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)]
+    problems = [*unmarked(plugin, hooks), *of_other_trainers(plugin)]
+    problems += [*hidden(plugin, hooks), *computed(plugin, hooks)]
     marked = list(_marked(plugin))
     problems += state_misfits(plugin)
     logs = any((impl.opts["specname"] or name) == "log" for name, impl in marked)
@@ -45,7 +55,8 @@ def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
     """Returns whether a plugin has a hook implementation, meant to have one, or adds hooks."""
     if any(_marked(plugin)) or getattr(plugin.target, "hookspecs", None) is not None:
         return True
-    return any((*unmarked(plugin, hooks), *hidden(plugin, hooks), *computed(plugin, hooks)))
+    found = (unmarked(plugin, hooks), hidden(plugin, hooks), computed(plugin, hooks))
+    return any((*itertools.chain(*found), *of_other_trainers(plugin)))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
@@ -295,7 +306,7 @@ def _unknown_hook(
     plugin: Plugin, method: str, hook_name: str, hooks: Mapping[str, Hook]
 ) -> PluginError:
     return PluginError(
-        f"no hook is named {hook_name!r}{closest(hook_name, hooks)}",
+        f"no hook is named {hook_name!r}{known_as(hook_name, HOOKS, hooks)}",
         subjects=[plugin],
         plugin=f"{plugin.origin}, {method_of(plugin, method)}",
         fix=plugin.fix("rename the method, list the hooks with `eventloop plugins hooks`"),

@@ -19,7 +19,8 @@ from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
 from eventloop.naming import listed
 from eventloop.task.schedulers import schedulers_hook
-from eventloop.task.values import check_values, named_optimizers
+from eventloop.task.values import argument_meant, check_values, named_optimizers
+from eventloop.vocabulary import names_unknown
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -62,6 +63,7 @@ class Task:
         TypeError: a value is of the wrong kind.
     """
 
+    @names_unknown(argument_meant)
     def __init__(
         self,
         *,

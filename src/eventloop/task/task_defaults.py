@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from eventloop.errors import SettingError, a
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
@@ -40,6 +42,20 @@ def task_defaults_of(task: object) -> TaskDefaults:
     return TaskDefaults()
 
 
+def refuse_task_values(settings: Iterable[str]) -> None:
+    """Checks that what was given as settings isn't of the task.
+
+    Raises:
+        SettingError: something is.
+    """
+    of_task = inspect.signature(Task).parameters
+    for name in settings:
+        if name in of_task:
+            raise SettingError(
+                f"{name} is a value of the task, not a setting", fix=f"write Task({name}=...)"
+            )
+
+
 def task_plugin(task: object) -> Plugin:
     """Makes the plugin of a task, which has the task's place in the order.
 
@@ -52,7 +68,10 @@ def task_plugin(task: object) -> Plugin:
         raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
     plugin = Plugin("task", "task", task)
     if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
+        given = a(type(task).__name__) if isinstance(task, nn.Module) else repr(task)
+        hint = "; write Task(model=...)" if isinstance(task, nn.Module) else ""
         raise TypeError(
-            f"a task is a Task, or an object or module that implements build_model, not {task!r}"
+            "a task is a Task, or an object or module that implements build_model, not "
+            f"{given}{hint}"
         )
     return plugin

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from eventloop.config.layers import example
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import TaskError, a
+from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
 _OPTIMIZER = "optimizer=lambda model: SGD(model.parameters(), lr=0.1)"
 _SCHEDULER = "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
@@ -36,6 +39,15 @@ def check_values(
     for value, what in ((loss, "loss"), (forward, "forward")):
         if value is not None and not callable(value):
             raise TypeError(f"Task({what}=...) takes a function, not {value!r}")
+
+
+def argument_meant(name: str, known: Iterable[str]) -> str:
+    """Returns what was meant by an argument that `Task` doesn't have: "; the closest is 'model'"."""
+    if name in SETTING_NAMES:
+        return f"; it is a setting: Trainer(task, {name}=...), or Task(settings={{{name!r}: ...}})"
+    if name in SETTINGS:
+        return f"; here it is a setting: Trainer(task, {example(*SETTINGS[name], 'keyword')})"
+    return known_as(name, {**TRAINER, **TASK}, known)
 
 
 def named_optimizers(built: object) -> dict[str, Optimizer]:

@@ -1,0 +1,172 @@
+"""The words of other trainers: each leads to what is there."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from torch import nn
+
+from eventloop import SettingError, Settings, State, Task, Trainer, hookimpl, vocabulary
+from eventloop.config.configuration import Configuration
+from eventloop.config.settings import SETTING_NAMES
+from eventloop.plugin.assembly import HOOKS
+
+
+@pytest.mark.parametrize(("word", "value"), vocabulary.SETTINGS.items())
+def test_a_setting_of_another_trainer_is_named_with_a_value_that_works(word, value, make_task):
+    """What the message says can be pasted."""
+    name, example = value
+
+    with pytest.raises(SettingError, match=f"no setting is named '{word}'; here it is {name}="):
+        Trainer(make_task(), **{word: 1})
+
+    assert Settings.__dataclass_fields__[name]
+    Configuration.read(flags={name: example}).settings()
+
+
+def test_a_flag_of_another_trainer_is_named_as_a_flag():
+    """From the shell as the shell writes it."""
+    configuration = Configuration.read(flags={"max_epochs": "3"}, kind="flag")
+
+    with pytest.raises(SettingError, match="'--max-epochs'; here it is --max-duration 10ep"):
+        configuration.settings()
+
+
+@pytest.mark.parametrize(("word", "here"), [*vocabulary.TASK.items(), *vocabulary.TRAINER.items()])
+def test_an_argument_of_another_trainer_is_named(word, here, make_task):
+    """By the task and by the trainer; what is named is an argument of one of them."""
+    for call in (lambda: Task(**{word: 1}), lambda: Trainer(make_task(), **{word: 1})):
+        with pytest.raises((TypeError, SettingError)) as caught:
+            call()
+        assert f"'{word}'; here it is " in str(caught.value)
+        assert here in str(caught.value)
+
+    known = {*inspect.signature(Task).parameters, *inspect.signature(Trainer).parameters}
+    assert "=" not in here or {part.split()[-1] for part in here.split("=")[:1]} <= known
+
+
+@pytest.mark.parametrize(("word", "here"), vocabulary.HOOKS.items())
+def test_a_hook_of_another_trainer_is_named(word, here, make_trainer, make_plugin):
+    """Each leads to a hook, or to the method that keeps a plugin's state."""
+    plugin = make_plugin("watch", fit_start=lambda state: None)
+    setattr(type(plugin), word, hookimpl(lambda self, state: None))
+
+    with pytest.raises(Exception, match="no hook is named") as caught:
+        make_trainer(callbacks=[plugin])
+
+    assert f"'{word}'; here it is {here}" in str(caught.value)
+    assert here.split()[0] in HOOKS or here.startswith("the method ")
+
+
+def test_a_method_that_another_trainer_would_call_is_refused(make_trainer):
+    """Without the mark it would never be called, and nothing would say so."""
+
+    class Watch:
+        @hookimpl
+        def fit_start(self, state):
+            """Called when a fit begins."""
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            """Called by another trainer."""
+
+    with pytest.raises(Exception, match="would never be called; here it is batch_end"):
+        make_trainer(callbacks=[Watch()])
+
+
+@pytest.mark.parametrize(("word", "here"), vocabulary.STATE.items())
+def test_an_attribute_of_another_trainers_state_is_named(word, here, make_trainer):
+    """By the State and by the trainer."""
+    trainer = make_trainer()
+
+    with pytest.raises(AttributeError, match=f"state has no '{word}'; here it is ") as caught:
+        getattr(trainer.state, word)
+    with pytest.raises(AttributeError, match=f"the trainer has no '{word}'; here it is trainer"):
+        getattr(trainer, word)
+
+    assert here in str(caught.value)
+    place = trainer.state
+    for name in here.removeprefix("state.").split("[")[0].split("(")[0].split(" ")[0].split("."):
+        place = getattr(place, name)
+
+
+@pytest.mark.parametrize(("word", "here"), vocabulary.METHODS.items())
+def test_a_method_of_another_trainer_is_named(word, here, make_trainer):
+    """Such as `train`, which is `fit` here."""
+    trainer = make_trainer()
+
+    with pytest.raises(AttributeError, match=f"the trainer has no '{word}'; here it is ") as caught:
+        getattr(trainer, word)
+
+    assert str(caught.value).endswith(here)
+
+
+def test_no_word_is_one_of_ours():
+    """A word that means something here would never be looked up."""
+    words = {*vocabulary.SETTINGS, *vocabulary.TASK, *vocabulary.TRAINER}
+
+    assert not words & {*SETTING_NAMES, *inspect.signature(Task).parameters}
+    assert not vocabulary.HOOKS.keys() & HOOKS.keys()
+    assert not vocabulary.STATE.keys() & set(dir(State))
+    assert not vocabulary.METHODS.keys() & set(dir(Trainer))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("modle", "Task(...) has no argument 'modle'; the closest is 'model'"),
+        ("max_duration", "it is a setting: Trainer(task, max_duration=...)"),
+        ("max_epochs", 'here it is a setting: Trainer(task, max_duration="10ep")'),
+        ("zzz", "Task(...) has no argument 'zzz'"),
+    ],
+)
+def test_a_task_names_what_was_meant(name, said):
+    """As the trainer does for its settings."""
+    with pytest.raises(TypeError) as caught:
+        Task(model=nn.Linear(1, 1), **{name: 1})
+
+    assert said in str(caught.value)
+
+
+def test_a_task_keeps_its_signature():
+    """Editors and documents show the arguments."""
+    assert "train_dataloader" in inspect.signature(Task).parameters
+
+
+@pytest.mark.parametrize("name", ["model", "loss", "optimizer", "metrics"])
+def test_what_belongs_into_the_task_is_told_to_the_trainer(name, make_task):
+    """Both take keywords, which are easily mixed up."""
+    with pytest.raises(SettingError, match=rf"value of the task.*\n.*write Task\({name}="):
+        Trainer(make_task(), **{name: None})
+
+
+def test_a_model_is_not_a_task():
+    """The message doesn't print all of its layers."""
+    with pytest.raises(TypeError, match=r"not a Sequential; write Task\(model=...\)"):
+        Trainer(nn.Sequential(nn.Linear(1, 1)))
+
+
+def test_the_closest_attribute_is_named(make_trainer, make_plugin):
+    """Of the State, of a callback's view of it, and of the trainer."""
+    watch = make_plugin("watch", fit_start=lambda state: state.lossy)
+    trainer = make_trainer(callbacks=[watch])
+
+    with pytest.raises(AttributeError, match=r"state.lossy isn't there.*; the closest is 'loss'"):
+        trainer.fit()
+    with pytest.raises(AttributeError, match=r"state has no 'lossy'; the closest is 'loss'"):
+        trainer.state.lossy  # noqa: B018
+    with pytest.raises(AttributeError, match=r"the trainer has no 'fitt'; the closest is 'fit'"):
+        trainer.fitt
+    with pytest.raises(AttributeError, match=r"has no 'model'; here it is trainer.state.model"):
+        trainer.model
+
+
+def test_what_a_property_raises_isnt_hidden(make_trainer):
+    """A batch of some kind of its own may lack an attribute."""
+    trainer = make_trainer()
+    type(trainer).broken = property(lambda self: self.state.batch.nothing)
+    try:
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+            trainer.broken
+    finally:
+        del type(trainer).broken
