@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from eventloop.errors import EventloopError, SettingError
-from eventloop.files import outputs as files
-from eventloop.files.outputs import save_tensors, why_no_file, why_no_folder
+from eventloop.files import run_folder as files
+from eventloop.files.run_folder import save_tensors, why_no_file, why_no_folder
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from safetensors import SafetensorError
 from torch import Tensor
 
-from eventloop.checkpoint.loading import warn_of_misfits, weights_and_states
 from eventloop.checkpoint.storage import storage_of
+from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run

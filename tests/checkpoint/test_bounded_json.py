@@ -6,7 +6,7 @@ import pytest
 
 from eventloop.files import bounded_json
 from eventloop.files.bounded_json import from_bytes, to_bytes
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 
 def test_what_is_written_is_ascii():

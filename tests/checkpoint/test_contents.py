@@ -9,45 +9,54 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.checkpoint.schema import BestState, ClockState, Empty, PrecisionState
-from eventloop.checkpoint.type_check import FormError, require_form
+from eventloop.checkpoint.schema import (
+    BEST,
+    CLOCK,
+    INT,
+    PRECISION,
+    TENSOR,
+    FormError,
+    by_name,
+    each,
+    optional,
+)
 from eventloop.data.attributes import declares
 from eventloop.rng import get_rng_state, set_rng_state
 from eventloop.training.optimizer_states import fitting_scheduler
 
 NOW = [1, 8, 32, 0, 0.5]
-CLOCK = {"now": NOW, "previous": NOW, "epoch_start": NOW}
+STATE = {"now": NOW, "previous": NOW, "epoch_start": NOW}
 
 
 @pytest.mark.parametrize(
     ("value", "form", "says"),
     [
-        (CLOCK | {"now": [1, -5, 32, 0, 0.5]}, ClockState, "c.now[1] is -5, not between 0"),
-        (CLOCK | {"now": [1, 2**62, 32, 0, 0.5]}, ClockState, "c.now[1] is 4611686018427387904"),
-        (CLOCK | {"now": [True, 8, 32, 0, 0.5]}, ClockState, "c.now[0] is True, not an int"),
-        (CLOCK | {"now": [1, 8, 32, 0, float("nan")]}, ClockState, "c.now[4] is nan"),
-        (CLOCK | {"now": NOW[:4]}, ClockState, "c.now has 4 entries, not 5"),
-        ({"now": NOW, "previous": NOW}, ClockState, "c has no 'epoch_start'"),
-        (None, ClockState, "c is None, not values by name"),
-        ({"metric": "max eval/accuracy"}, BestState | Empty, "c has no 'value'"),
-        ({"scaler": {}, "num_skipped": 0}, PrecisionState | Empty, "c.scaler has no 'scale'"),
-        ([torch.ones(2), "x"], list[torch.Tensor], "c[1] is 'x', not a Tensor"),
-        ({"a": 1, 2: 3}, dict[str, int], "a key of c is 2, not a str"),
+        (STATE | {"now": [1, -5, 32, 0, 0.5]}, CLOCK, "c.now[1] is -5, not between 0"),
+        (STATE | {"now": [1, 2**62, 32, 0, 0.5]}, CLOCK, "c.now[1] is 4611686018427387904"),
+        (STATE | {"now": [True, 8, 32, 0, 0.5]}, CLOCK, "c.now[0] is True, not an int"),
+        (STATE | {"now": [1, 8, 32, 0, float("nan")]}, CLOCK, "c.now[4] is nan"),
+        (STATE | {"now": NOW[:4]}, CLOCK, "c.now has 4 entries, not 5"),
+        ({"now": NOW, "previous": NOW}, CLOCK, "c has no 'epoch_start'"),
+        (None, CLOCK, "c is None, not values by name"),
+        ({"metric": "max eval/accuracy"}, optional(BEST, {}), "c has no 'value'"),
+        ({"scaler": {}, "num_skipped": 0}, optional(PRECISION, {}), "c.scaler has no 'scale'"),
+        ([torch.ones(2), "x"], each(TENSOR), "c[1] is 'x', not a Tensor"),
+        ({"a": 1, 2: 3}, by_name(INT), "a key of c is 2, not a str"),
     ],
 )
 def test_the_message_has_the_path_and_the_value(value, form, says):
     """A name in a nest of thousands of values is worth more than a KeyError."""
     with pytest.raises(FormError) as caught:
-        require_form(value, form, "c")
+        form(value, "c")
 
     assert str(caught.value).startswith(says)
 
 
 def test_what_a_run_writes_has_its_form():
     """The negative control."""
-    require_form(CLOCK, ClockState, "c")
-    require_form({}, BestState | Empty, "c")
-    require_form({**CLOCK, "of a later version": 1}, ClockState, "c")
+    CLOCK(STATE, "c")
+    optional(BEST, {})({}, "c")
+    CLOCK({**STATE, "of a later version": 1}, "c")
 
 
 class _Parent:

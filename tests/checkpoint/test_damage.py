@@ -11,7 +11,7 @@ import torch
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.format import examine, read, verify
 from eventloop.errors import CheckpointError
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import nn
 from eventloop.checkpoint.encoding import MAX_DEPTH, flatten, is_plain, restore
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 text = st.text(st.characters(exclude_categories=()), max_size=5)  # lone surrogates, too
 keys = text | st.integers() | st.sampled_from(["$tensor", "$dict", "$", "a.b", ""])

@@ -9,7 +9,7 @@ import importlib_metadata
 import pytest
 from safetensors.torch import load_file
 
-from eventloop.checkpoint.schemes import storage_for
+from eventloop.checkpoint.remote_storage import storage_for
 from eventloop.cli import main
 from eventloop.errors import PluginError, UsageError
 from eventloop.storage import RemoteFolder, Url

@@ -14,7 +14,7 @@ import torch
 from eventloop.checkpoint import manifest
 from eventloop.checkpoint.format import name_of, read, verify, write
 from eventloop.checkpoint.store import Store
-from eventloop.checkpoint.tensors import DTYPES
+from eventloop.checkpoint.tensors import dtypes
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"], "steps": (1, 2)}
@@ -25,7 +25,7 @@ def parts():
     raw = torch.arange(32, dtype=torch.uint8)
     return {
         "model": {"1.weight": raw.view(torch.float32).view(2, 4), "0.count": torch.tensor(-7)},
-        "every_dtype": {name: (raw % 2).view(dtype) for name, dtype in DTYPES.items()},
+        "every_dtype": {name: (raw % 2).view(dtype) for name, dtype in dtypes().items()},
         "nest": {
             "scalars": [
                 None,

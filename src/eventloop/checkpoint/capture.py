@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from eventloop.checkpoint.facts import facts_of
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.errors import CheckpointError
+from eventloop.naming import plain
 from eventloop.training.optimizer_states import fitting_scheduler
 
 if TYPE_CHECKING:
@@ -215,3 +216,94 @@ def _on_device(results: Any, device: torch.device) -> Any:
     if isinstance(results, Mapping):
         return {name: _on_device(one, device) for name, one in results.items()}
     return results.to(device) if isinstance(results, Tensor) else results
+
+
+def facts_of(state: State) -> dict[str, Any]:
+    """Returns what tells a checkpoint from others: moment, ranks, metrics, plugins, settings.
+
+    Returns:
+        Values that JSON can hold. The metrics are those known at that moment.
+    """
+    return {
+        "moment": state.clock.moment()._asdict(),
+        "world_size": state.world_size,
+        "duration": None if state.duration is None else str(state.duration),
+        "stop_reason": state.stop_reason,
+        "metrics": {
+            f"{dataset}/{name}": float(value)
+            for dataset, results in state.eval_metrics.items()
+            for name, value in results.items()
+            if value.numel() == 1
+        },
+        "manifest": dict(state.manifest),
+    }
+
+
+def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
+    """Returns the kind of each optimizer, and the numbers that it was made with."""
+    return {
+        name: {
+            "kind": f"{type(one).__module__}.{type(one).__qualname__}",
+            "groups": [
+                {key: plain(_value(group.get(key, value))) for key, value in one.defaults.items()}
+                for group in one.param_groups
+            ],
+        }
+        for name, one in optimizers.items()
+    }
+
+
+def _value(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+class Snapshot:
+    """Copies nests of tensors to the host; the next copy goes into the memory of the one before.
+
+    From a GPU the copies are under way when `take` returns: `wait` before they are read.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the nest with copies in the place of its tensors.
+
+        The copies of the call before are written over.
+        """
+        self._used: set[tuple[object, ...]] = set()
+        self._copied = None
+        taken = {name: self._copy((name,), value) for name, value in parts.items()}
+        self._buffers = {path: self._buffers[path] for path in self._used}
+        return taken
+
+    def wait(self) -> None:
+        """Waits until the copies are there; from another thread, too."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _copy(self, path: tuple[object, ...], value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(path, value.detach())
+        if isinstance(value, Mapping):
+            return {key: self._copy((*path, key), one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self._copy((*path, idx), one) for idx, one in enumerate(value)]
+        if isinstance(value, tuple):
+            return tuple(self._copy((*path, idx), one) for idx, one in enumerate(value))
+        return value
+
+    def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:
+        self._used.add(path)
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            on_gpu = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+            self._buffers[path] = buffer
+        buffer.copy_(tensor, non_blocking=True)
+        if tensor.device.type == "cuda":
+            if self._copied is None:
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(tensor.device))
+        return buffer

@@ -36,7 +36,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 __all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.files import bounded_json
-from eventloop.files.corruption import CorruptFileError
-from eventloop.files.disk import OldFile
+from eventloop.files.disk import CorruptFileError, OldFile
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Json

@@ -24,12 +24,12 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import check_folder
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
-    from eventloop.checkpoint.remote_folder import RemoteFolder
+    from eventloop.checkpoint.remote_storage import RemoteFolder
     from eventloop.urls import Url
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
+from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.format import name_of
-from eventloop.checkpoint.host_snapshot import Snapshot
 from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
 from eventloop.hooks import hookimpl

@@ -8,275 +8,250 @@ optimizer, a scheduler, a metric or a plugin keeps, they know best: see `loading
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from eventloop.checkpoint.type_check import Each, FormError, Within, require_form
 from eventloop.clock import Time
-from eventloop.errors import CheckpointError, EventloopError
+from eventloop.errors import CheckpointError, EventloopError, a
 from eventloop.text import one_line
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
 
 _FIX = "take another checkpoint, or start anew in another run_dir"
-_MOST_CHARS = 300
+_MOST_CHARS, _MOST_CHARS_OF_A_VALUE = 300, 80
 # What code raises of values that it wasn't made for; what it raises for lack of memory, and of a
 # rank that is gone, isn't among them.
 _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
 
-Count = Annotated[int, Within(0, 2**53)]
-Ranks = Annotated[int, Within(1, 2**16)]
-Seconds = Annotated[float, Within(0, 2**53)]
-Scale = Annotated[float, Within(math.ulp(0.0), 2.0**126)]
-Moment = tuple[Count, Count, Count, Count, Seconds]
-Scalar = Annotated[Tensor, Each("a tensor of one number", lambda one: one.numel() == 1)]
-Empty = Annotated[dict[str, Any], Each("empty", lambda one: not one)]
 
+class FormError(ValueError):
+    """A value hasn't the form that it should have; the message begins with its path."""
 
-class ClockState(TypedDict):
-    """See `Clock`."""
 
-    now: Moment
-    previous: Moment
-    epoch_start: Moment
+# Checks a value, whose path it is given for the message; raises FormError.
+Form = Callable[[Any, str], None]
 
 
-class LoopState(TypedDict):
-    """See `Loop`; -1 stands for never."""
+def anything(value: Any, path: str) -> None:
+    """Lets every value pass."""
 
-    is_finished: bool
-    evaluated_at: Annotated[int, Within(-1, 2**53)]
-    saved_at: Annotated[int, Within(-1, 2**53)]
 
+def is_a(*kinds: type, but: type | None = None) -> Form:
+    """Returns the form of what is an instance of one of some types, and not of another."""
 
-class BestState(TypedDict):
-    """See `Best`."""
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, kinds) or (but is not None and isinstance(value, but)):
+            raise _refused(value, path, a(kinds[0].__name__))
 
-    metric: str
-    value: Annotated[float, Each("a number", lambda one: not math.isnan(one))]
-    batch: Count | None
+    return check
 
 
-class ScalerState(TypedDict):
-    """See torch's `GradScaler`."""
+def between(low: float, high: float, number: Form | None = None) -> Form:
+    """Returns the form of a number with bounds, both included; a NaN is in none."""
 
-    scale: Scale
-    growth_factor: Scale
-    backoff_factor: Scale
-    growth_interval: Count
-    _growth_tracker: Count
+    def check(value: Any, path: str) -> None:
+        (number or INT)(value, path)
+        if not low <= value <= high:
+            raise _refused(value, path, f"between {low:,} and {high:,}")
 
+    return check
 
-class PrecisionState(TypedDict):
-    """See `Scaled`."""
 
-    scaler: ScalerState
-    num_skipped: Count
+def meets(condition: Callable[[Any], bool], form: Form, expected: str) -> Form:
+    """Returns a form with a condition more."""
 
+    def check(value: Any, path: str) -> None:
+        form(value, path)
+        if not condition(value):
+            raise _refused(value, path, expected)
 
-class History(TypedDict):
-    """See `Bookkeeping`."""
+    return check
 
-    history: list[dict[str, float]]
 
+def optional(form: Form, without: object = None) -> Form:
+    """Returns the form of a value that may not be there, None then or what is given."""
 
-class FeedsState(TypedDict):
-    """See `Feeds`."""
+    def check(value: Any, path: str) -> None:
+        if not (type(value) is type(without) and value == without):
+            form(value, path)
 
-    was_rebuilt: bool
+    return check
 
 
-class SchedulerState(TypedDict):
-    """A scheduler of the optimizer of that name."""
+def each(form: Form, *, length: int | None = None) -> Form:
+    """Returns the form of a list or tuple, every entry of which has a form."""
 
-    optimizer: str
-    state: dict[str, Any]
+    def check(value: Any, path: str) -> None:
+        if not isinstance(value, list | tuple):
+            raise _refused(value, path, "a list")
+        if length is not None and len(value) != length:
+            raise FormError(f"{path} has {len(value)} entries, not {length}")
+        for idx, one in enumerate(value):
+            form(one, f"{path}[{idx}]")
 
+    return check
 
-class Results(TypedDict):
-    """The latest results of metrics, each a tensor."""
 
-    eval: dict[str, dict[str, Tensor]]
-    train: dict[str, Tensor]
+def by_name(form: Form) -> Form:
+    """Returns the form of a dict with keys of text, every value of which has a form."""
 
+    def check(value: Any, path: str) -> None:
+        _mapping(value, path)
+        for key, one in value.items():
+            STR(key, f"a key of {path}")
+            form(one, f"{path}.{key}")
 
-class Training(TypedDict):
-    """The part `training`: where the run is."""
+    return check
 
-    clock: ClockState
-    precision: PrecisionState | Empty  # but in fp16
-    bookkeeping: History
-    loop: LoopState
-    feeds: FeedsState
-    saver: BestState | Empty  # where nothing is followed
-    schedulers: dict[str, list[SchedulerState]]
-    results: Results
-    microbatch_size: Annotated[int, Within(1, 2**53)] | None
 
+def keys(may_have: Mapping[str, Form] | None = None, /, **has: Form) -> Form:
+    """Returns the form of a dict with certain keys, and maybe others; more may be there, too."""
 
-class PluginState(TypedDict):
-    """What a plugin keeps."""
+    def check(value: Any, path: str) -> None:
+        _mapping(value, path)
+        for key, form in has.items():
+            if key not in value:
+                raise FormError(f"{path} has no {key!r}")
+            form(value[key], f"{path}.{key}")
+        for key, form in (may_have or {}).items():
+            if key in value:
+                form(value[key], f"{path}.{key}")
+
+    return check
+
+
+def tensors(value: Any, path: str) -> None:
+    """Checks a tensor or a list of them."""
+    (each(TENSOR) if isinstance(value, list | tuple) else TENSOR)(value, path)
+
 
-    version: str
-    state: Any
-
-
-Plugins = dict[str, PluginState]
-
-
-class LossState(TypedDict):
-    """See `LatestLoss`."""
-
-    value: Scalar | None
-
-
-class SamplerState(TypedDict):
-    """See `_Watched` of `data.order`: `state` where the sampler knows best."""
-
-    kind: str
-    state: NotRequired[dict[str, Any]]
-    generators: NotRequired[dict[str, Any]]
-    attributes: NotRequired[dict[str, Any]]
-
-
-class Standing(TypedDict, total=False):
-    """Where the generators and samplers of a data loader stand."""
-
-    samplers: list[SamplerState]
-    shared: dict[str, Any]
-    loader: Tensor
-
-
-class SharedOrder(TypedDict):
-    """How ranks come to one order; see `shared_order`."""
-
-    kind: str
-    ranks: Ranks
-    seed: NotRequired[Annotated[int, Within(-(2**62), 2**62)] | None]
-    shuffle: NotRequired[bool]
-    even: NotRequired[str]
-
-
-class TurnsState(TypedDict):
-    """See `Turns`."""
-
-    seeds_once: bool
-    has_begun: bool
-
-
-class Position(TypedDict, total=False):
-    """Where a source of batches is; which keys there are depends on its kind."""
-
-    order: SharedOrder
-    world_size: Ranks
-    global_batch_size: Count | None
-    num_samples: Count | None
-    start: Standing | None
-    check: Count | None
-    now: Standing
-    turns: TurnsState
-    num_workers: Count
-    is_exhausted: bool
-
-
-class FeedState(TypedDict):
-    """See `Feed`."""
-
-    kind: str
-    used: bool
-    under_way: bool
-    epoch: Count
-    num_taken: Count
-    num_batches: Count | None
-    world_size: Ranks
-    first: Any
-    position: Position
-
-
-class Generators(TypedDict):
-    """Where a rank's random generators stand."""
-
-    host: dict[str, Any]
-    named: dict[str, Tensor]
-    device: NotRequired[Tensor]
-
-
-class MetricCounts(TypedDict):
-    """What a metric has counted."""
-
-    num_updates: Count
-    values: dict[str, Tensor | list[Tensor]]
-
-
-class Rank(TypedDict):
-    """The part `rank0`, and so on: what a rank alone knows."""
-
-    loss: LossState
-    feed: FeedState
-    generators: Generators
-    metrics: dict[str, MetricCounts]
-    plugins: Plugins
-
-
-class MomentFact(TypedDict):
-    """Where the run was."""
-
-    epoch: Count
-    batch: Count
-    sample: Count
-    token: Count
-    seconds: Seconds
-
-
-class PluginFact(TypedDict):
-    """A plugin that took part."""
-
-    name: str
-    role: str
-    distribution: str | None
-    version: str
-    source: str
-    options: dict[str, Any]
-
-
-class OffFact(TypedDict):
-    """A plugin that was off."""
-
-    name: str
-    reason: str
-    kind: NotRequired[str]
-
-
-class ManifestFact(TypedDict):
-    """What the run was made of; see `manifest_of`."""
-
-    plugins: list[PluginFact]
-    off: list[OffFact]
-    settings: dict[str, Any]
-    task: dict[str, Any]
-    optimizers: dict[str, Any]
-    absent: NotRequired[list[PluginFact]]
-
-
-class Facts(TypedDict):
-    """See `facts_of`."""
-
-    moment: MomentFact
-    duration: str | None
-    stop_reason: str | None
-    manifest: ManifestFact
-
-
-_FORMS = {
-    "model": dict[str, Any],
-    "optimizers": dict[str, dict[str, Any]],
-    "training": Training,
-    "plugins": Plugins,
+def _mapping(value: Any, path: str) -> None:
+    if not isinstance(value, Mapping):
+        raise _refused(value, path, "values by name")
+
+
+def _refused(value: Any, path: str, expected: str) -> FormError:
+    shown = one_line(repr(value), _MOST_CHARS_OF_A_VALUE)
+    if isinstance(value, Tensor):
+        shown = f"a tensor of shape {tuple(value.shape)}"
+    elif isinstance(value, Mapping | list | tuple):
+        shown = f"{a(type(value).__name__)} of {len(value):,}"
+    return FormError(f"{path} is {shown}, not {expected}")
+
+
+BOOL, STR, TENSOR, INT = is_a(bool), is_a(str), is_a(Tensor), is_a(int, but=bool)
+FLOAT = is_a(float, int, but=bool)
+COUNT, SINCE = between(0, 2**53), between(-1, 2**53)  # -1 stands for never
+RANKS = between(1, 2**16)
+SECONDS = between(0, 2**53, FLOAT)
+SCALE = between(math.ulp(0.0), 2.0**126, FLOAT)
+NAMED = by_name(anything)
+PLUGINS = by_name(keys(version=STR, state=anything))
+
+
+def moment(value: Any, path: str) -> None:
+    """Checks epoch, batch, sample, token and seconds."""
+    each(anything, length=5)(value, path)
+    for idx, one in enumerate(value):
+        (SECONDS if idx == 4 else COUNT)(one, f"{path}[{idx}]")
+
+
+CLOCK = keys(now=moment, previous=moment, epoch_start=moment)
+BEST = keys(
+    metric=STR,
+    value=meets(lambda one: not math.isnan(one), FLOAT, "a number"),
+    batch=optional(COUNT),
+)
+SCALER = keys(
+    scale=SCALE,
+    growth_factor=SCALE,
+    backoff_factor=SCALE,
+    growth_interval=COUNT,
+    _growth_tracker=COUNT,
+)
+PRECISION = keys(scaler=SCALER, num_skipped=COUNT)
+TRAINING = keys(
+    clock=CLOCK,
+    precision=optional(PRECISION, {}),  # of fp16
+    bookkeeping=keys(history=each(by_name(FLOAT))),
+    loop=keys(is_finished=BOOL, evaluated_at=SINCE, saved_at=SINCE),
+    feeds=keys(was_rebuilt=BOOL),
+    saver=optional(BEST, {}),  # where a metric is followed
+    schedulers=by_name(each(keys(optimizer=STR, state=NAMED))),
+    results=keys(eval=by_name(by_name(TENSOR)), train=by_name(TENSOR)),
+    microbatch_size=optional(between(1, 2**53)),
+)
+
+_SAMPLER = keys({"state": NAMED, "generators": NAMED, "attributes": NAMED}, kind=STR)
+STANDING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR})
+_SEED = optional(between(-(2**62), 2**62))
+# Which of these there are depends on the kind of source.
+POSITION = keys(
+    {
+        "order": keys({"seed": _SEED, "shuffle": BOOL, "even": STR}, kind=STR, ranks=RANKS),
+        "world_size": RANKS,
+        "global_batch_size": optional(COUNT),
+        "num_samples": optional(COUNT),
+        "start": optional(STANDING),
+        "check": optional(COUNT),
+        "now": STANDING,
+        "turns": keys(seeds_once=BOOL, has_begun=BOOL),
+        "num_workers": COUNT,
+        "is_exhausted": BOOL,
+    }
+)
+FEED = keys(
+    kind=STR,
+    used=BOOL,
+    under_way=BOOL,
+    epoch=COUNT,
+    num_taken=COUNT,
+    num_batches=optional(COUNT),
+    world_size=RANKS,
+    first=anything,
+    position=POSITION,
+)
+RANK = keys(
+    loss=keys(
+        value=optional(meets(lambda one: one.numel() == 1, TENSOR, "a tensor of one number"))
+    ),
+    feed=FEED,
+    generators=keys({"device": TENSOR}, host=NAMED, named=by_name(TENSOR)),
+    metrics=by_name(keys(num_updates=COUNT, values=by_name(tensors))),
+    plugins=PLUGINS,
+)
+
+_PLUGIN_FACT = keys(
+    name=STR,
+    role=STR,
+    distribution=optional(STR),
+    version=STR,
+    source=STR,
+    options=NAMED,
+)
+FACTS = keys(
+    moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
+    duration=optional(STR),
+    stop_reason=optional(STR),
+    manifest=keys(
+        {"absent": each(_PLUGIN_FACT)},
+        plugins=each(_PLUGIN_FACT),
+        off=each(keys({"kind": STR}, name=STR, reason=STR)),
+        settings=NAMED,
+        task=NAMED,
+        optimizers=NAMED,
+    ),
+)
+_PARTS = {
+    "model": NAMED,
+    "optimizers": by_name(NAMED),
+    "training": TRAINING,
+    "plugins": PLUGINS,
 }
 
 
@@ -287,15 +262,15 @@ def require_usable(checkpoint: Checkpoint) -> None:
         CheckpointError: a part or a value is missing, of another type, or out of range.
     """
     try:
-        require_form(checkpoint.facts, Facts, "facts")
+        FACTS(checkpoint.facts, "facts")
         if (duration := checkpoint.facts["duration"]) is not None:
             with _about("facts.duration"):
                 Time(duration)
-        for name, form in _FORMS.items():
+        for name, form in _PARTS.items():
             _require_part(checkpoint.parts, name, form)
-        _require_part(checkpoint.parts, "rank0", Rank)
+        _require_part(checkpoint.parts, "rank0", RANK)
         for rank in range(1, checkpoint.parts["rank0"]["feed"]["world_size"]):
-            _require_part(checkpoint.parts, f"rank{rank}", Rank)
+            _require_part(checkpoint.parts, f"rank{rank}", RANK)
         _require_consistent(checkpoint)
     except FormError as error:
         raise CheckpointError(
@@ -332,10 +307,10 @@ def loading(path: str, by: str = "") -> Iterator[None]:
         ) from error
 
 
-def _require_part(parts: Mapping[str, Any], name: str, form: Any) -> None:
+def _require_part(parts: Mapping[str, Any], name: str, form: Form) -> None:
     if name not in parts:
         raise FormError(f"it has no part {name!r}")
-    require_form(parts[name], form, name)
+    form(parts[name], name)
 
 
 def _require_consistent(checkpoint: Checkpoint) -> None:

@@ -32,7 +32,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import check_folder
 from eventloop.urls import Url
 

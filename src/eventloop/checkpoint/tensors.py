@@ -1,56 +1,71 @@
 """Files of tensors: safetensors, written and read without a second copy in memory.
 
-The library of that name reads what is written here, and the other way round. It can't be used
-itself for what checkpoints need: digests of exactly the bytes that were written or read, errors of
-the disk with their numbers, files that were opened with care, the order of the tensors, and memory
-for one tensor instead of all.
+The layout is the length of the header, in 8 bytes; the header, a JSON object with dtype, shape and
+offsets of each tensor; their bytes. The library of that name reads what is written here, and the
+other way round. It can't be used itself for what checkpoints need: digests of exactly the bytes that
+were written or read, errors of the disk with their numbers, files that were opened with care, the
+order of the tensors, and memory for one tensor instead of all.
+
+What a header says can be read without torch, which takes a second to import.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from eventloop.checkpoint.tensor_header import (
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    METADATA,
-    by_offset,
-    read_header,
-)
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from eventloop.files.disk import NewFile, OldFile
 
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
+METADATA = "__metadata__"
+MAX_DIMENSIONS = 64
+MAX_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
+# The names of safetensors, with torch's and the bytes of an entry.
+_DTYPES = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "C64": ("complex64", 8),
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@functools.cache
+def dtypes() -> dict[str, torch.dtype]:
+    """Returns torch's dtypes by their names in a file."""
+    import torch
+
+    return {name: getattr(torch, torchs) for name, (torchs, _) in _DTYPES.items()}
+
+
+@functools.cache
+def _names() -> dict[torch.dtype, str]:
+    return {dtype: name for name, dtype in dtypes().items()}
 
 
 class Draft:
@@ -102,6 +117,8 @@ def read(file: OldFile) -> dict[str, Tensor]:
     Raises:
         CorruptFileError: it isn't a whole safetensors file; nothing is allocated before that is known.
     """
+    import torch
+
     header = read_header(file)
     tensors = {}
     for name, entry in by_offset(header):
@@ -110,17 +127,84 @@ def read(file: OldFile) -> dict[str, Tensor]:
         except RuntimeError as error:
             raise CorruptFileError(f"there is no memory for the tensor {name[:80]!r}") from error
         file.fill(_bytes_of(raw))
-        tensors[name] = raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
+        tensors[name] = raw.view(dtypes()[entry.dtype]).reshape(entry.shape)
     return {name: tensors[name] for name in header}
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in a file: what it is, and where its bytes start and end after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(file: OldFile) -> dict[str, Entry]:
+    """Reads the header; its entries cover the rest of the file without gaps.
+
+    Raises:
+        CorruptFileError: it isn't that of a whole safetensors file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(file.num_left, bounded_json.MAX_BYTES):
+        raise CorruptFileError(f"its header claims {length:,} bytes")
+    value = bounded_json.from_bytes(file.read(length), MAX_ITEMS)
+    if not isinstance(value, dict):
+        raise CorruptFileError("its header isn't a JSON object")
+    value.pop(METADATA, None)
+    header = {name: _entry(name, one) for name, one in value.items()}
+    end = 0
+    for name, entry in by_offset(header):
+        if entry.start != end:
+            raise CorruptFileError(
+                f"the tensor {name[:80]!r} doesn't start where the one before it ends"
+            )
+        end = entry.end
+    if end != file.num_left:
+        raise CorruptFileError(
+            f"its tensors claim {end:,} bytes, of which {file.num_left:,} are there"
+        )
+    return header
+
+
+def read_names(file: OldFile) -> list[str]:
+    """Reads a whole file, but keeps only the names of its tensors.
+
+    Raises:
+        CorruptFileError: it isn't a whole safetensors file.
+    """
+    names = list(read_header(file))
+    file.skip()
+    return names
+
+
+def by_offset(header: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
+    """Returns the entries in the order of their bytes."""
+    return sorted(header.items(), key=lambda one: (one[1].start, one[1].end))
+
+
+def _entry(name: str, value: Any) -> Entry:
+    match value:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
+            sizes = [one for one in shape if type(one) is int and 0 <= one < 2**63]
+            num_entries = math.prod(one or 1 for one in sizes[:MAX_DIMENSIONS])
+            fits = dtype in _DTYPES and len(shape) == len(sizes) <= MAX_DIMENSIONS
+            if fits and num_entries < 2**63 and 0 <= start <= end:
+                num_bytes = math.prod(sizes) * _DTYPES[dtype][1]
+                if num_bytes == end - start:
+                    return Entry(dtype, tuple(sizes), start, end)
+    raise CorruptFileError(f"its header says something impossible of the tensor {name[:80]!r}")
+
+
 def _described(tensor: Tensor, path: str) -> dict[str, Any]:
-    if tensor.dtype not in _NAMES or tensor.ndim > MAX_DIMENSIONS:
+    if tensor.dtype not in _names() or tensor.ndim > MAX_DIMENSIONS:
         raise CheckpointError(
             f"{path!r} can't be saved: safetensors has no {tensor.dtype} of {tensor.ndim} dimensions",
             fix="save it as another tensor, `torch.view_as_real(complex_tensor)`, say",
         )
-    return {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+    return {"dtype": _names()[tensor.dtype], "shape": list(tensor.shape)}
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

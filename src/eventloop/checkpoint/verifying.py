@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import tensor_header
+from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
 from eventloop.files import bounded_json, disk
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 
@@ -141,7 +141,7 @@ def _damages_of_part(
     if name := files.get(".safetensors"):
         try:
             with opened(folder, name, manifest) as file:
-                names = tensor_header.read_names(file)
+                names = tensor_file.read_names(file)
         except CorruptFileError as damage:
             yield damage
             names = None

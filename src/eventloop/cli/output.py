@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import eventloop
 from eventloop.errors import UsageError
-from eventloop.files.outputs import why_no_file
+from eventloop.files.run_folder import why_no_file
 from eventloop.text import one_line, plain
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, output_path, prepar
 from eventloop.cli.output import write_lines, write_text
 from eventloop.distributed.reports import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
-from eventloop.files.outputs import save_tensors
+from eventloop.files.run_folder import save_tensors
 from eventloop.trainer import TrainerBuilder
 
 COMMAND = Command(

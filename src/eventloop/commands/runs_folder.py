@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import EventloopError, ResumeError, UsageError, a
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import RunFolder
 from eventloop.run.differences import (
     config_differences,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 
 MAX_BYTES = 32 * 2**20
 # Each takes up to about 200 bytes as Python's objects.

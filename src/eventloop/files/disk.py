@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from eventloop.files.corruption import CorruptFileError
-
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
 # Windows has neither, nor files that wait when they are opened.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -278,3 +276,22 @@ def _num_memory_bytes() -> int:
 def _chunks(data: memoryview) -> Iterator[memoryview]:
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
+
+
+class CorruptFileError(Exception):
+    """A file isn't what its manifest says, or not what eventloop writes; the text is the reason.
+
+    `format` makes a `CheckpointError` of it; `store` goes on to the next checkpoint.
+
+    Args:
+        reason: what is wrong, without the name of the file.
+        fix: what to do, if it isn't to take another checkpoint.
+    """
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+    def of(self, name: str) -> CorruptFileError:
+        """Returns the same with the name of the file it is about."""
+        return CorruptFileError(f"{name}: {self}", self.fix)

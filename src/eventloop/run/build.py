@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from eventloop.checkpoint.facts import described
+from eventloop.checkpoint.capture import described
 from eventloop.data import first_batch
 from eventloop.plugin.manager import unsuitable_reasons, without
 from eventloop.rng import kept_generators, seed_everything, seed_rank

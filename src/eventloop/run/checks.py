@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
-from eventloop.files.outputs import why_no_folder
+from eventloop.files.run_folder import why_no_folder
 from eventloop.schedules import Schedule
 
 if TYPE_CHECKING:

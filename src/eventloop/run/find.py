@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.locations import checkpoint_at
-from eventloop.checkpoint.storage import Storage, local_copy
+from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST

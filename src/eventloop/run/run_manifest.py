@@ -18,7 +18,7 @@ import torch
 import eventloop
 from eventloop.errors import EventloopError
 from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.corruption import CorruptFileError
+from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import RunFolder
 from eventloop.hooks import hookimpl
 from eventloop.naming import plain

@@ -9,7 +9,7 @@ Attributes:
 
 from eventloop.checkpoint.leftovers import is_alive, this_place
 from eventloop.checkpoint.manifest import FILE as MANIFEST
-from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
+from eventloop.checkpoint.remote_storage import RemoteFolder, RemoteStorage
 from eventloop.checkpoint.run_lock import Lock
 from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import UsageError

@@ -14,7 +14,7 @@ from eventloop.checkpoint.verifying import batch_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.remote_folder import RemoteFolder, RemoteStorage
+    from eventloop.checkpoint.remote_storage import RemoteFolder, RemoteStorage
 
 _PARTS = {"model": {"weight": torch.arange(6.0)}, "clock": {"batch": 1}}
 _OTHER = {"model": {"weight": torch.ones(6)}, "clock": {"batch": 1}}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from eventloop.files.outputs import why_no_file
-from eventloop.files.run_folder import RunFolder
+from eventloop.files.run_folder import RunFolder, why_no_file
 from eventloop.plugin.from_file import spec_of_file
 
 __all__ = ["RunFolder", "spec_of_file", "why_no_file"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.format import read as read_checkpoint
 from eventloop.checkpoint.format import write as write_checkpoint
-from eventloop.checkpoint.loading import weights_at
+from eventloop.checkpoint.weights import weights_at
 from eventloop.distributed.averaging import take_from_first
 
 __all__ = ["flatten", "read_checkpoint", "take_from_first", "weights_at", "write_checkpoint"]

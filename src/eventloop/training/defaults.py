@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from eventloop import data
 from eventloop.data import Count
 from eventloop.errors import NonFiniteError, TaskError, a
-from eventloop.files.outputs import save_tensors
+from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
 from eventloop.training.finite import first_not_finite, trained_names
 from eventloop.training.metrics import predictions

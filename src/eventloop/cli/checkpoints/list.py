@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint.leftovers import is_replaced
-from eventloop.checkpoint.locations import checkpoints_at, why_none
+from eventloop.checkpoint.storage import checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.facts_text import content, saved, shown, size_text

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from eventloop.checkpoint.locations import checkpoint_at
+from eventloop.checkpoint.storage import checkpoint_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import UsageError
 from eventloop.text import one_line

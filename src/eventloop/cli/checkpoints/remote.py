@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from eventloop.checkpoint.locations import FOLDER
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
-from eventloop.checkpoint.schemes import checkpoints_at_url
+from eventloop.checkpoint.remote_storage import checkpoints_at_url
+from eventloop.checkpoint.storage import FOLDER
 from eventloop.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from eventloop.checkpoint.locations import require_checkpoints
+from eventloop.checkpoint.storage import require_checkpoints
 from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
 from eventloop.cli.arguments import Command, read_arguments, refuse_flags

@@ -76,7 +76,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 def _import(found: Found) -> None:
     if found.role == "storage":
         # A list, which imports no extension, does without all that checkpoints need.
-        from eventloop.checkpoint.schemes import imported_storage
+        from eventloop.checkpoint.remote_storage import imported_storage
 
         imported_storage(found)
     else:
