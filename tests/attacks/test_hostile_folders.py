@@ -111,9 +111,13 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
 REFUSED = [one for one in KINDS if one not in ("hard link", "pickle")]
 # With every change; the others nightly.
 OFTEN = {
-    *((name, "link to a file") for name in FILES),
-    *((name, "link to a folder") for name in FOLDERS),
+    (".lock.json", "link to a file"),
     (".lock.json", "pipe"),
+    ("manifest.json", "link to a file"),
+    ("metrics.jsonl", "link to a file"),
+    ("report.html", "link to a file"),
+    ("checkpoints/ba*/*.safetensors", "link to a file"),
+    ("checkpoints", "link to a folder"),
 }
 
 

@@ -117,7 +117,14 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", DIFFERENCES)
+# With every change; the others nightly.
+OFTEN = {"learning rate", "optimizer", "schedule", "samples"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [one if one in OFTEN else pytest.param(one, marks=pytest.mark.nightly) for one in DIFFERENCES],
+)
 def test_what_must_be_alike_is_compared_before_the_first_step(kind, tmp_path):
     """What differs is named, with the rank and both values, on all ranks."""
     make, what, differs = DIFFERENCES[kind]
@@ -204,8 +211,10 @@ IN_MID_RUN = {
 @pytest.mark.parametrize("what", IN_MID_RUN)
 @pytest.mark.parametrize(
     ("batch", "length", "first", "last"),
-    [(3, 12, 1, 12), (130, 230, 101, 200)],
-    ids=["end", "middle"],
+    [
+        pytest.param(3, 12, 1, 12, id="end"),
+        pytest.param(130, 230, 101, 200, id="middle", marks=pytest.mark.nightly),
+    ],
 )
 def test_ranks_that_drift_apart_are_found(what, batch, length, first, last, tmp_path):
     """By the end of the fit, and every hundred batches; with the first parameter and the batches."""
