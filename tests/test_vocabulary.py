@@ -154,7 +154,7 @@ def test_the_closest_attribute_is_named(make_trainer, make_plugin):
     with pytest.raises(AttributeError, match=r"state.lossy isn't there.*; the closest is 'loss'"):
         trainer.fit()
     with pytest.raises(AttributeError, match=r"state has no 'lossy'; the closest is 'loss'"):
-        trainer.state.lossy  # noqa: B018
+        trainer.state.lossy
     with pytest.raises(AttributeError, match=r"the trainer has no 'fitt'; the closest is 'fit'"):
         trainer.fitt
     with pytest.raises(AttributeError, match=r"has no 'model'; here it is trainer.state.model"):
