@@ -82,7 +82,7 @@ def test_an_unusable_run_dir_is_found_when_the_trainer_is_built(name, make_train
     """The first plugin that writes may do so after an hour."""
     (clean / "file").touch()
 
-    with pytest.raises(SettingError, match=r"run_dir: nothing can be written[\s\S]*--run-dir"):
+    with pytest.raises(SettingError, match=r"run_dir: nothing can be written[\s\S]*run_dir="):
         make_trainer(run_dir=name)
 
 

@@ -1,9 +1,13 @@
-"""Makes text from any source safe to print on a terminal."""
+"""Makes text from any source safe to print, and writes what to do as the caller would write it."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import shlex
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 MOST_CHARS = 2_000
 
@@ -52,9 +56,61 @@ def shell(*words: str) -> str:
     return f"`{' '.join(shlex.quote(one_line(word)) for word in words)}`"
 
 
+class _Caller:
+    """Whether the command called, or code in Python; messages are written for the caller."""
+
+    is_command = False
+
+
+@contextmanager
+def for_command() -> Iterator[None]:
+    """Has messages name flags of the command; elsewhere they name arguments in Python."""
+    before, _Caller.is_command = _Caller.is_command, True
+    try:
+        yield
+    finally:
+        _Caller.is_command = before
+
+
+def is_command() -> bool:
+    """Whether the command called, so that messages name its flags."""
+    return _Caller.is_command
+
+
+def as_set(**settings: object) -> str:
+    """Returns settings with values as the caller writes them, between backticks.
+
+    `--run-dir FOLDER` on the command line, `run_dir="FOLDER"` in Python.
+    """
+    if is_command():
+        flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
+        return shell(*itertools.chain(*flags))
+    return f"`{', '.join(f'{name}={json.dumps(value)}' for name, value in settings.items())}`"
+
+
+def allowing(change: str, name: str = "") -> str:
+    """Returns how the caller allows what differs from a run that is resumed, between backticks.
+
+    Args:
+        change: an argument of `Allowed`.
+        name: of the plugin, where it is about one.
+    """
+    if is_command():
+        return shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name]))
+    value = f"({json.dumps(name)},)" if name else "True"
+    return f"`TrainerBuilder(allowed=Allowed({change}={value})).build(task, ...)`"
+
+
 def switch_off(name: str) -> str:
-    """Returns the flag that switches a plugin off, between backticks."""
-    return shell("-p", f"no:{name}")
+    """Returns how the caller switches an installed plugin off."""
+    if is_command():
+        return shell("-p", f"no:{name}")
+    return f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
+
+
+def take_in(name: str, role: str) -> str:
+    """Returns how the caller has an installed plugin take part in a run without it."""
+    return shell("-p", name) if is_command() else f"`{role}s=[...]`"
 
 
 def pip(action: str, *requirements: str) -> str:

@@ -309,7 +309,8 @@ class Trainer:
             except (OSError, SafetensorError, RuntimeError) as error:
                 raise TaskError(
                     f"the weights in {path} can't be loaded: {error}",
-                    fix="give a file that `eventloop fit --export` wrote for this model",
+                    fix="give a file that trainer.export(FILE) or `eventloop fit --export FILE` wrote for "
+                    "this model",
                 ) from error
 
     def close(self) -> None:

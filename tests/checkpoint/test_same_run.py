@@ -80,7 +80,10 @@ def test_a_newly_installed_algorithm_stays_out(run, install, clean):
 
     assert all(torch.equal(one, actual[name]) for name, one in expected.items())
     reasons = {one.found.name: one.reason for one in trainer.off}
-    assert reasons["doubles"] == "not part of this run: installed since; `-p doubles` takes it in"
+    assert (
+        reasons["doubles"]
+        == "not part of this run: installed since; `algorithms=[...]` takes it in"
+    )
 
 
 def test_an_algorithm_that_was_off_stays_off(run, install, clean):
@@ -121,7 +124,7 @@ def test_a_missing_algorithm_stops_with_the_command_that_brings_it(run, install,
         run()
 
     assert "pip install eventloop-doubles==1.0" in str(caught.value)
-    assert "--allow-missing-plugin doubles" in str(caught.value)
+    assert 'allowed=Allowed(missing_plugin=("doubles",))' in str(caught.value)
 
 
 def test_what_a_missing_algorithm_kept_is_kept_for_its_return(run, install, tmp_path):
@@ -147,7 +150,7 @@ def test_another_version_of_an_algorithm_is_refused_unless_allowed(run, install,
 
     with pytest.raises(ResumeError, match=re.escape("doubles: 1.0 -> 1.1")) as caught:
         run()
-    assert "--allow-plugin-change doubles" in str(caught.value)
+    assert 'allowed=Allowed(plugin_change=("doubles",))' in str(caught.value)
     trainer, _ = run(allowed=Allowed(plugin_change=("doubles",)))
 
     assert trainer.state.plugin("doubles").versions == ["1.0"]
@@ -172,7 +175,7 @@ def test_another_learning_rate_is_refused_with_the_difference(run):
         run(given=edited)
 
     assert "optimizers.sgd.groups.0.lr: 0.1 -> 0.2" in str(caught.value)
-    assert "--allow-config-change" in str(caught.value)
+    assert "allowed=Allowed(config_change=True)" in str(caught.value)
 
 
 def test_another_setting_is_refused_unless_allowed(run):

@@ -449,7 +449,7 @@ def test_an_exception_gains_a_note_that_names_the_plugin(plan_of, plugin, state)
     assert caught.value.__notes__ == [
         "raised by plugin ema (eventloop-ema 0.2.1) in batch_end, epoch 1, batch 1, rank 0\n"
         f"  at   {line_of(raise_wrong)}\n"
-        "  fix  switch the plugin off with `-p no:ema`"
+        '  fix  switch the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     ]
 
 

@@ -57,7 +57,7 @@ def test_a_plugin_that_fails_to_import_is_a_problem_with_a_way_out(install, code
         "_module:Plugin",
     ):
         assert part in str(problem)
-    assert "`-p no:aa-test`" in str(problem)
+    assert '`disable = ["aa-test"]`' in str(problem)
     assert "`pip uninstall eventloop-aa-test`" in str(problem)
     assert problem.__cause__ is not None
 

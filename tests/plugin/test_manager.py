@@ -264,7 +264,7 @@ def test_two_installed_owners_are_told_with_distribution_and_flag(install, plugi
     assert "aa-test (eventloop-aa-test 1.0) and bb-test (eventloop-bb-test 1.0)" in str(
         caught.value
     )
-    assert "switch the plugin off with `-p no:bb-test`" in str(caught.value)
+    assert 'switch the plugin off with `disable = ["bb-test"]`' in str(caught.value)
 
 
 def test_what_pluggy_refuses_is_told_by_name(assembled, make_plugin):
@@ -371,7 +371,7 @@ def test_a_plugin_that_fails_to_import_stops_the_trainer(install, make_task):
         "plugin 'aa-test' can't be imported: ZeroDivisionError: division by zero\n"
         "  plugin       aa-test (eventloop-aa-test 1.0)\n"
         "  entry_point  eventloop.algorithms: eventloop_aa_test_module:Plugin\n"
-        "  fix          switch the plugin off with `-p no:aa-test`, or remove it with "
+        '  fix          switch the plugin off with `disable = ["aa-test"]` in [tool.eventloop] of pyproject.toml, or remove it with '
         "`pip uninstall eventloop-aa-test`"
     )
 

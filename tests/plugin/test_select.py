@@ -76,7 +76,7 @@ def test_two_distributions_with_one_name_are_refused_with_both():
 
     assert "one 1.0 and two 2.0" in str(caught.value)
     assert "pip uninstall one" in str(caught.value)
-    assert "-p no:Mix-Up" in str(caught.value)
+    assert 'disable = ["Mix-Up"]' in str(caught.value)
 
 
 def test_two_distributions_with_one_name_may_be_off():

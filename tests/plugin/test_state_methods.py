@@ -109,7 +109,7 @@ def test_what_would_lose_a_state_is_refused(kind, what, method, fix):
     assert str(problem) == (
         f"{what}\n"
         f"  plugin  ema (eventloop-ema 0.2.1), method {kind.__name__}.{method}\n"
-        f"  fix     {fix}, or switch the plugin off with `-p no:ema`"
+        f'  fix     {fix}, or switch the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     )
 
 

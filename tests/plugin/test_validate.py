@@ -39,7 +39,7 @@ def test_an_unknown_hook_is_refused_with_the_closest():
         "no hook is named 'before_foward'; the closest is 'before_forward'\n"
         "  plugin  ema (eventloop-ema 0.2.1), method Ema.before_foward\n"
         "  fix     rename the method, list the hooks with `eventloop plugins hooks`, or switch "
-        "the plugin off with `-p no:ema`"
+        'the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     )
 
 
@@ -54,13 +54,13 @@ MEND = "rename the method, list the hooks with `eventloop plugins hooks`"
         (
             "callback",
             "Task",
-            f"{MEND}, or run with `-p no:ema`, or leave it out of Task(callbacks=[...])",
+            f"{MEND}, or leave it out of Task(callbacks=[...])",
         ),
         ("task", "Trainer", MEND),
     ],
 )
 def test_the_way_out_is_one(role, by, fix):
-    """`-p no:ema` knows what is installed, not what was handed over, and never the task."""
+    """`disable` knows what is installed, not what was handed over, and never the task."""
     message = problem_of(Plugin("ema", role, Ema(), source="Task(...)", by=by))
 
     assert message.splitlines()[-1] == f"  fix     {fix}"
@@ -223,7 +223,7 @@ def test_what_looks_like_a_hook_but_is_not_marked_is_refused():
         "batch_end is the name of a hook, but this function isn't marked, so it would never be "
         "called\n"
         "  plugin  ema (eventloop-ema 0.2.1), method Forgot.batch_end\n"
-        "  fix     put @hookimpl above it, or rename it, or switch the plugin off with `-p no:ema`"
+        '  fix     put @hookimpl above it, or rename it, or switch the plugin off with `disable = ["ema"]` in [tool.eventloop] of pyproject.toml'
     )
 
 

@@ -107,7 +107,7 @@ def test_a_loss_that_never_sees_targets_is_an_error(make_trainer):
 
     with pytest.raises(TaskError, match="backwards needs a loss of outputs") as raised:
         make_trainer(task, algorithms=[Backwards()]).fit()
-    assert "-p no:backwards" in str(raised.value)
+    assert 'disable = ["backwards"]' in str(raised.value)
 
 
 class MayPass:

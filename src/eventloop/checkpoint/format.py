@@ -37,6 +37,7 @@ from eventloop.checkpoint.verifying import (
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
+from eventloop.text import as_set
 
 __all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
@@ -219,7 +220,7 @@ class Draft:
             f"the checkpoint can't be written to {str(folder)!r}: {reason}",
             needed=f"{self.num_bytes:,} bytes",
             free=f"{free:,} bytes",
-            fix=f"{fix}, or give another folder with `--run-dir FOLDER`",
+            fix=f"{fix}, or give another folder, {as_set(run_dir='FOLDER')}",
         )
 
 

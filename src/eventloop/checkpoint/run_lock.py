@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from eventloop.errors import ResumeError, SettingError
 from eventloop.files.run_folder import RunFolder
-from eventloop.text import one_line
+from eventloop.text import as_set, one_line
 
 MAX_BYTES = 1_000
 _LOCK = ".lock"
@@ -79,7 +79,8 @@ class RunLock:
             raise SettingError(
                 f"run_dir: {one_line(repr(str(self._run_dir)))} can't be locked: "
                 f"{error.strerror or error}",
-                fix="see what is at `.lock` in it, or give another folder with `--run-dir FOLDER`",
+                fix="see what is at `.lock` in it, or give another folder, "
+                f"{as_set(run_dir='FOLDER')}",
             ) from error
 
     def require(self) -> None:

@@ -34,6 +34,7 @@ from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import check_folder
+from eventloop.text import as_set
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoints in {str(self.folder)!r} can't be listed: {error.strerror}",
-                fix="look at its owner and rights, or give another run with `--run-dir FOLDER`",
+                fix=f"look at its owner and rights, or give another run, {as_set(run_dir='RUN')}",
             ) from error
 
     def _verifies(self, path: Path) -> bool:

@@ -18,7 +18,7 @@ from eventloop.distributed.exit import end_process, end_with_launcher, has_launc
 from eventloop.distributed.reports import WRONG_USAGE, exit_status, in_ranks
 from eventloop.errors import UsageError
 from eventloop.signals import Interrupted, told_from_a_key
-from eventloop.text import one_line
+from eventloop.text import for_command, one_line
 
 SUCCESS, BROKEN_PIPE = 0, 141
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
     """
     try:
-        with short_warnings(), told_from_a_key(), _among_ranks():
+        with for_command(), short_warnings(), told_from_a_key(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     # A plugin or task that calls sys.exit has failed, whatever status it gives.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from eventloop.errors import UsageError
 from eventloop.naming import fold
-from eventloop.text import shell
+from eventloop.text import take_in
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -61,12 +61,12 @@ class Choice:
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return None
-        flag = shell("-p", found.name)
-        text = f"{_NOT_IN_RUN}: installed since; {flag} takes it in"
+        way_in = take_in(found.name, found.role)
+        text = f"{_NOT_IN_RUN}: installed since; {way_in} takes it in"
         if then := self.off_then.get(name):
             is_known = then.kind == "run"  # it was so when the run went on the last time
             text = then.text if is_known else f"{_NOT_IN_RUN}: off when it began, {then.text}"
-        return Reason(text, "run", f"take it in with {flag}")
+        return Reason(text, "run", f"take it in with {way_in}")
 
     def switches_off(self, name: str) -> bool:
         """Returns whether `-p no:NAME` was given."""

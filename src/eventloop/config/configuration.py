@@ -27,7 +27,7 @@ from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
-from eventloop.text import shell
+from eventloop.text import as_set, is_command, shell
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _task_problems(values: Mapping[str, Value]) -> Iterator[SettingError]:
         elif key == "autoload":
             yield SettingError(
                 "the task can't set autoload: plugins are chosen before the task is built",
-                fix="give `--no-plugins`, or autoload = false in [tool.eventloop]",
+                fix=f"give {'`--no-plugins`' if is_command() else as_set(autoload=False)}, or autoload = false in [tool.eventloop]",
             )
 
 

@@ -21,6 +21,8 @@ REQUIRED = inspect.Parameter.empty
 _UNTYPED = inspect.Parameter.empty
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PARSERS = {Time: Time, Url: Url}
+# Where values are written in Python.
+IN_PYTHON = ("Trainer(...)", "task")
 _EXAMPLES = {Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH"}
 
 
@@ -130,12 +132,16 @@ def typed(
     try:
         return (convert or convert_value)(option, value.value)
     except ValueError as error:
+        example = _example(option)
+        written = f"`{option.name}={as_python(example)}`"
+        if value.source not in IN_PYTHON:
+            written = shell(flag(option.name, section), example)
         raise SettingError(
             f"{section}{'.' if section else ''}{option.name}: {error}",
             subjects=subjects,
             **facts,
             source=value.source,
-            fix=f"give it as {option.type_name}: {shell(flag(option.name, section), _example(option))}",
+            fix=f"give it as {option.type_name}: {written}",
         ) from error
 
 
@@ -195,6 +201,17 @@ def _example(option: Option) -> str:
     if isinstance(option.default, float | int | str):
         return str(option.default).lower()
     return next((_EXAMPLES[one] for one in _members(option.type) if one in _EXAMPLES), "VALUE")
+
+
+def as_python(text: str) -> str:
+    """Returns a value as Python writes it, from the text of a flag."""
+    if text in ("true", "false", "none"):
+        return text.capitalize()
+    try:
+        float(text)
+    except ValueError:
+        return f'"{text}"'
+    return text
 
 
 def _type(parameter: inspect.Parameter, namespace: Mapping[str, Any]) -> Any:

@@ -37,6 +37,7 @@ from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weig
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError
+from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -90,7 +91,7 @@ class DataParallel:
             raise SettingError(
                 "sync_batch_norm and microbatch_size='auto' can't both be: a rank that has run out "
                 "of memory would leave the others waiting for its statistics",
-                fix="give a number: `--microbatch-size 16`",
+                fix=f"give a number: {as_set(microbatch_size=16)}",
             )
         if settings.microbatch_size == "auto":
             # A backward that exchanged gradients couldn't be repeated: this one doesn't.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from eventloop.errors import EventloopError, RunFolderError
 from eventloop.files import disk
+from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -208,7 +209,7 @@ class _Inside(NamedTuple):
                 f"{str(self.path / name)!r} has {there.st_nlink} names (hard links), and what a run "
                 "appends would be in all of them",
                 fix=f"give it a copy of its own, `cp {path} {path}.copy && mv {path}.copy {path}`, "
-                "or give another folder with `--run-dir FOLDER`",
+                f"or give another folder, {as_set(run_dir='FOLDER')}",
             )
 
     def _refused(self, name: str, there: os.stat_result, wanted: str) -> RunFolderError:
@@ -221,7 +222,7 @@ class _Inside(NamedTuple):
         return RunFolderError(
             f"{str(path)!r} is {found}, where a run expects a {wanted} of its own",
             fix=f"move it away, `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}`, or give "
-            "another folder with `--run-dir FOLDER`",
+            f"another folder, {as_set(run_dir='FOLDER')}",
         )
 
 

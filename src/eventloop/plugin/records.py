@@ -10,7 +10,7 @@ from typing import Any, Literal
 from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Cause
-from eventloop.text import shell, switch_off
+from eventloop.text import is_command, shell, switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
 Status = Literal["active", "off"]
@@ -144,7 +144,8 @@ class Plugin:
         if self.by == "flag":
             return f"leave `{self.source}` out"
         if self.by == "Task":
-            return f"run with {switch_off(self.name)}, or leave it out of Task({self.role}s=[...])"
+            flag = f"run with {switch_off(self.name)}, or " if is_command() else ""
+            return f"{flag}leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, how: str) -> str:

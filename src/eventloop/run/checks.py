@@ -13,6 +13,7 @@ from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.schedules import Schedule
+from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -29,7 +30,7 @@ def require_usable(path: Path) -> None:
     if reason := why_no_folder(path):
         raise SettingError(
             f"run_dir: nothing can be written in {str(path)!r}: {reason}",
-            fix="give another folder with `--run-dir FOLDER` or Trainer(run_dir=...)",
+            fix=f"give another folder, {as_set(run_dir='FOLDER')}",
         )
 
 

@@ -12,7 +12,7 @@ from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
-from eventloop.text import shell
+from eventloop.text import allowing, as_set
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused
         if place is not None and _resolved(one) == _resolved(named):
             raise ResumeError(
                 f"{one.name} can't be gone on from: {why}",
-                fix=f"leave {shell('--resume', str(wanted))} out: the run goes on from {place.name}",
+                fix=f"leave {as_set(resume=str(wanted))} out: the run goes on from {place.name}",
             )
     return _named(named, place), refused
 
@@ -93,7 +93,7 @@ def _named(wanted: Place, newest: Place | None) -> Place:
         return newest
     raise ResumeError(
         f"the run has gone on to {newest.name} since {wanted.name}",
-        fix=f"begin another run with it: {shell('--run-dir', 'ANOTHER', '--resume', str(wanted))}",
+        fix=f"begin another run with it: {as_set(run_dir='ANOTHER', resume=str(wanted))}",
     )
 
 
@@ -105,7 +105,7 @@ def _not_finite(place: Place) -> ResumeError:
     return ResumeError(
         f"the weights of {place} aren't finite, so that nothing can be learned from there",
         fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that is "
-        "finite; `--on-bad-loss ignore --allow-config-change` goes on from this one",
+        f"finite; {as_set(on_bad_loss='ignore')} with {allowing('config_change')} goes on from this one",
     )
 
 

@@ -20,7 +20,7 @@ from eventloop.run.differences import (
     task_differences,
 )
 from eventloop.signals import is_interruption
-from eventloop.text import pip, shell
+from eventloop.text import allowing, pip
 from eventloop.training.entry import AfterCheckpoint
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class FromCheckpoint:
                 "the run was begun with other versions of its algorithms",
                 **self._diff([*versions.values()]),
                 fix="install those versions, or go on with these: "
-                f"{shell('--allow-plugin-change', next(iter(versions)))}",
+                f"{allowing('plugin_change', next(iter(versions)))}",
             )
         settings = config_differences(self._then, manifest, "settings")
         task = task_differences(self._then["task"], manifest["task"])
@@ -265,7 +265,7 @@ class FromCheckpoint:
                     f"the run was begun with {one['name']}, which isn't here",
                     checkpoint=self._place,
                     fix=f"{_how_to_get(one)}, or go on without it: "
-                    f"{shell('--allow-missing-plugin', one['name'])}",
+                    f"{allowing('missing_plugin', one['name'])}",
                 )
         new = [one["name"] for name, one in now.items() if self._is_new(name, one)]
         self.changes += [f"{name} takes part" for name in new]
@@ -288,7 +288,7 @@ class FromCheckpoint:
             "the run was begun with another configuration",
             **self._diff(differences),
             fix="start it as it was begun, begin a new one in another run_dir, or go on with the "
-            "change: `--allow-config-change`",
+            f"change: {allowing('config_change')}",
         )
 
     def _diff(self, lines: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import SettingError, TaskError, closest
 from eventloop.task.values import usable_scheduler
+from eventloop.text import switch_off
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -36,7 +37,7 @@ def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
                     f"{closest(name, state.optimizers)}",
                     optimizers=", ".join(state.optimizers) or "none",
                     fix="name these, or give one for all, Task(scheduler=schedules.cosine()); if they "
-                    "are a plugin's, instead of the task's, `-p no:NAME` leaves it out",
+                    f"are a plugin's, instead of the task's: {switch_off('NAME')}",
                 )
         made = []
         for name, make in named.items():
