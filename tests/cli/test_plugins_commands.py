@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
+from importlib.metadata import version
 
 import pytest
 
@@ -42,6 +44,10 @@ class Plugin:
     def loss(self, state): return 1
 """
 )
+
+
+def digest_of(code: str) -> str:
+    return f"sha256:{hashlib.sha256(code.encode()).hexdigest()}"
 
 
 @pytest.fixture
@@ -164,14 +170,37 @@ def test_the_lock_is_toml_with_plugins_and_a_digest(run, two, only):
             "distribution": "eventloop-aa-test",
             "version": "1.0",
             "options": {"alpha": 0.2},
+            "files": {"eventloop_aa_test_module.py": digest_of(AA)},
         },
         {
             "name": "bb-test",
             "role": "algorithm",
             "distribution": "eventloop-bb-test",
             "version": "1.0",
+            "files": {"eventloop_bb_test_module.py": digest_of(BB)},
         },
     ]
+    assert locked["eventloop"] == version("torch-eventloop")
+
+
+def test_a_lock_sees_a_byte_of_code(run, two, tmp_path, only):
+    """The version says nothing of a file that was edited where it is installed."""
+    unlocked = run("plugins", "lock", "--check", *only)
+    run("plugins", "lock", *only)
+    same = run("plugins", "lock", "--check", *only)
+    (tmp_path / "site" / "eventloop_bb_test_module.py").write_text(BB + "#")
+
+    ran = run("plugins", "lock", "--check", *only)
+    checked = run("plugins", "check", *only)
+
+    assert (unlocked.status, same.status, ran.status, checked.status) == (1, 0, 1, 1)
+    assert "there is no eventloop.lock" in unlocked.err
+    assert "as locked" in same.out
+    assert "changed  eventloop_bb_test_module.py of bb-test" in ran.err
+    assert "changed  eventloop_bb_test_module.py of bb-test" in checked.out
+    assert tomllib.loads((two / "eventloop.lock").read_text())["plugins"][1]["files"] == {
+        "eventloop_bb_test_module.py": digest_of(BB)
+    }
 
 
 def test_what_would_not_run_is_not_locked(run, install, clean):

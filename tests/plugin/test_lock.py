@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import random
 import tomllib
 
 import pytest
-from importlib_metadata import EntryPoint
+from importlib_metadata import EntryPoint, PathDistribution
 
 from eventloop.errors import PluginError
 from eventloop.hooks import Edge
@@ -113,3 +114,46 @@ def test_a_lock_that_is_none_is_said_to_be_unreadable(three, tmp_path, content):
         check_lock(path, three, {})
 
     assert "eventloop plugins lock" in str(caught.value)
+
+
+def test_an_editable_installation_is_marked_and_its_sources_are_read(three, tmp_path, monkeypatch):
+    """Its RECORD lists a link alone; in a namespace, only the plugin's own package is its."""
+    package = tmp_path / "sources" / "shared_namespace" / "mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("1")
+    (package / "part.py").write_text("2")
+    other = tmp_path / "sources" / "shared_namespace" / "others"
+    other.mkdir()
+    (other / "__init__.py").write_text("3")
+    info = tmp_path / "site" / "mine-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "RECORD").write_text("mine.pth,,\n")
+    (info / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable":true}}')
+    monkeypatch.syspath_prepend(str(tmp_path / "sources"))
+    point = EntryPoint("a", "shared_namespace.mine.part:Plugin", "eventloop.algorithms")
+    point = point._for(PathDistribution(info))
+    plugin = dataclasses.replace(
+        found(three[0]), found=Found("a", "algorithm", point, "mine", "1.0")
+    )
+
+    read = tomllib.loads(lock_text([plugin], {}))["plugins"][0]
+
+    assert read["editable"] is True
+    assert sorted(read["files"]) == [
+        "shared_namespace.mine/__init__.py",
+        "shared_namespace.mine/part.py",
+    ]
+
+
+def test_a_plugin_from_a_file_has_its_digest(three, tmp_path):
+    """The path isn't in the lock: a project may lie anywhere."""
+    (tmp_path / "watch.py").write_bytes(b"code")
+    point = EntryPoint("a", "watch.py:Watch", "eventloop.callbacks")
+    record = Found("a", "callback", point, "", "", path=tmp_path / "watch.py")
+
+    read = tomllib.loads(lock_text([dataclasses.replace(found(three[0]), found=record)], {}))
+
+    assert read["plugins"][0]["files"] == {
+        "watch.py": f"sha256:{hashlib.sha256(b'code').hexdigest()}"
+    }

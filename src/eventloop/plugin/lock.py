@@ -1,4 +1,4 @@
-"""The lock: which plugins a project trains with, written down, and compared before each run."""
+"""The lock: which plugins a project trains with, to the byte; compared before each run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import importlib_metadata
 
 from eventloop.config.layers import find_pyproject
 from eventloop.errors import PluginError
@@ -17,6 +20,7 @@ from eventloop.plugin.records import Plugin
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered
+    from eventloop.plugin.records import Found
 
 NAME = "eventloop.lock"
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"
@@ -29,15 +33,17 @@ def lock_path(directory: Path) -> Path:
 
 
 def lock_text(plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]) -> str:
-    """Writes the plugins that take part, and a digest of their order, as TOML.
+    """Writes the plugins that take part, their files, and a digest of their order, as TOML.
 
     Args:
         plugins: active; what wasn't found but handed over in Python is left out.
         implementations: by hook.
     """
-    locked = sorted((one for one in plugins if one.found), key=lambda one: fold(one.name))
-    tables = [_table(plugin) for plugin in locked]
-    return "\n".join([f'{_HEAD}order = "{order_digest(implementations)}"\n', *tables])
+    core = importlib_metadata.version("torch-eventloop")
+    head = f'{_HEAD}eventloop = "{core}"\norder = "{order_digest(implementations)}"\n'
+    locked = [(one, one.found) for one in plugins if one.found is not None]
+    locked.sort(key=lambda one: fold(one[0].name))
+    return "\n".join([head, *(_table(plugin, found) for plugin, found in locked)])
 
 
 def order_digest(implementations: Mapping[str, Ordered]) -> str:
@@ -73,13 +79,26 @@ def check_lock(
         diff = difflib.unified_diff(
             _content(locked), _content(actual), "locked", "installed", n=2, lineterm=""
         )
+        changed = list(_changes(tomllib.loads(locked), tomllib.loads(actual)))
         raise PluginError(
             f"the plugins differ from what {path.name} says",
             lock=path,
+            **({"changed": ", ".join(changed)} if changed else {}),
             diff="\n    ".join(["", *diff]),
             fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
             "without this time with `--unlocked`",
         )
+
+
+def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the files that differ of the plugins that are in both."""
+    before, now = (
+        {one.get("name"): one.get("files", {}) for one in each.get("plugins", ())}
+        for each in (locked, actual)
+    )
+    for name in before.keys() & now.keys():
+        files = before[name].items() ^ now[name].items()
+        yield from (f"{file} of {name}" for file in sorted({file for file, _ in files}))
 
 
 def _read(path: Path) -> str:
@@ -96,7 +115,7 @@ def _read(path: Path) -> str:
     return text
 
 
-def _table(plugin: Plugin) -> str:
+def _table(plugin: Plugin, found: Found) -> str:
     lines = [
         "[[plugins]]",
         f"name = {_toml(plugin.name)}",
@@ -104,10 +123,72 @@ def _table(plugin: Plugin) -> str:
         f"distribution = {_toml(plugin.distribution or plugin.source)}",
         f"version = {_toml(plugin.version)}",
     ]
+    if _is_editable(found):
+        lines.append("editable = true")
     options = [f"{name} = {_toml(plugin.options[name])}" for name in sorted(plugin.options)]
-    if options:
-        lines += ["[plugins.options]", *options]
+    files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(_digests(found))]
+    for title, entries in (("options", options), ("files", files)):
+        lines += [f"[plugins.{title}]", *entries] if entries else []
     return "\n".join(lines) + "\n"
+
+
+def _digests(found: Found) -> Iterator[tuple[str, str]]:
+    """Yields the files that a plugin is made of, each with the digest of what it holds now.
+
+    What RECORD says of their content isn't read: a file may have been edited since.
+    """
+    for name, path in _files(found):
+        try:
+            with path.open("rb") as file:
+                yield name, f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        except OSError:  # differs from what any file has
+            yield name, "can't be read"
+
+
+def _files(found: Found) -> Iterator[tuple[str, Path]]:
+    """Yields names and paths: those of the distribution, or of the module where that lists none."""
+    distribution = found.entry_point.dist
+    if found.path is not None:
+        yield found.path.name, found.path
+    elif distribution is None or distribution.files is None or _is_editable(found):
+        yield from _files_of_module(found.entry_point.module)
+    else:
+        for file in distribution.files:
+            is_code = ".." not in file.parts and "__pycache__" not in file.parts
+            if is_code and not file.parts[0].endswith((".dist-info", ".egg-info")):
+                yield file.as_posix(), Path(str(distribution.locate_file(file)))
+
+
+def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
+    """Yields the files of the package that has a module, or of the module itself.
+
+    What it is in may be a namespace, whose other packages aren't the plugin's.
+    """
+    parts = module.split(".")
+    for name in (".".join(parts[: idx + 1]) for idx in range(len(parts))):
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):
+            return
+        if spec is None or spec.origin is None:
+            continue
+        if spec.submodule_search_locations is None:
+            yield Path(spec.origin).name, Path(spec.origin)
+        for folder in map(Path, spec.submodule_search_locations or ()):
+            for path in folder.rglob("*"):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    yield f"{name}/{path.relative_to(folder).as_posix()}", path
+        return
+
+
+def _is_editable(found: Found) -> bool:
+    """Returns whether a distribution is installed as a link to its sources."""
+    distribution = found.entry_point.dist
+    try:
+        origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
+        return bool(origin["dir_info"]["editable"])
+    except (ValueError, KeyError, TypeError):  # it has none, or holds anything
+        return False
 
 
 def _toml(value: object) -> str:

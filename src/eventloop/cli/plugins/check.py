@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, read_arguments
@@ -10,10 +11,13 @@ from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.added import Extension, imported_extensions
 from eventloop.cli.plugins.reading import JSON, surveyed
+from eventloop.errors import PluginError
+from eventloop.plugin.lock import check_lock, lock_path
 from eventloop.plugin.measure import Measured, measure_imports
 from eventloop.text import plain
 
 if TYPE_CHECKING:
+    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.candidates import DryAssembly
     from eventloop.plugin.records import Found
 
@@ -38,8 +42,8 @@ def run(argv: Sequence[str]) -> int:
     added = list(imported_extensions())
     rows = [*_rows(found), *_extension_rows(added)]
     of_extensions = (one.problem for one in added if one.problem is not None)
-    problems = [*found.problems, *dict.fromkeys(of_extensions)]
     assembly = found.assembly
+    problems = [*found.problems, *dict.fromkeys(of_extensions), *_lock_problems(assembly)]
     remarks = [
         one for ordered in assembly.implementations.values() for one in assembly.remarks(ordered)
     ]
@@ -54,6 +58,13 @@ def run(argv: Sequence[str]) -> int:
         count = len(problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
     return 1 if problems else 0
+
+
+def _lock_problems(assembly: Assembly) -> Iterator[PluginError]:
+    try:
+        check_lock(lock_path(Path.cwd()), assembly.plugins, assembly.implementations)
+    except PluginError as error:
+        yield error
 
 
 def _rows(found: DryAssembly) -> Iterator[dict[str, Any]]:

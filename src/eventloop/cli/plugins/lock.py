@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Command, read_arguments
+from eventloop.cli.arguments import Command, CommandOption, read_arguments
 from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_lines, write_text
 from eventloop.cli.plugins.reading import JSON, surveyed
@@ -17,11 +17,13 @@ from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
 
+_CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
 COMMAND = Command(
     "plugins lock",
-    f"Writes {NAME} beside pyproject.toml: the plugins that take part, with versions, roles, options "
-    "and a digest of their order. `eventloop fit` then refuses any difference.",
-    (JSON,),
+    f"Writes {NAME} beside pyproject.toml: the plugins that take part, with versions, roles, "
+    "options, a digest of each of their files, and one of their order. `eventloop fit` then refuses "
+    "any difference.",
+    (JSON, _CHECK),
     argument="",
 )
 
@@ -36,17 +38,31 @@ def run(argv: Sequence[str]) -> int:
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")
-    path = lock_path(Path.cwd())
-    assembly = found.assembly
-    text = lock_text(assembly.plugins, assembly.implementations)
-    path.write_text(text, encoding="utf-8")
+    path, assembly = lock_path(Path.cwd()), found.assembly
+    if "check" in arguments.given:
+        _require_file(path)
+        check_lock(path, assembly.plugins, assembly.implementations)
+        done = "as locked"
+    else:
+        text = lock_text(assembly.plugins, assembly.implementations)
+        path.write_text(text, encoding="utf-8")
+        done = "locked"
     names = [one.name for one in assembly.plugins if one.found]
     if "json" in arguments.given:
         digest = order_digest(assembly.implementations)
         write_json({"lock": str(path), "plugins": names, "order": digest})
     else:
-        write_lines([f"{path}: {', '.join(names) or 'no plugins'}"])
+        write_lines([f"{path}: {', '.join(names) or 'no plugins'}, {done}"])
     return 0
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise PluginError(
+            f"there is no {NAME} to compare with",
+            folder=path.parent,
+            fix="write one with `eventloop plugins lock`",
+        )
 
 
 def require_lock(configuration: Configuration) -> None:
