@@ -79,11 +79,12 @@ def check_lock(
         diff = difflib.unified_diff(
             _content(locked), _content(actual), "locked", "installed", n=2, lineterm=""
         )
-        changed = list(_changes(tomllib.loads(locked), tomllib.loads(actual)))
+        files = ", ".join(_changes(tomllib.loads(locked), tomllib.loads(actual)))
+        changed: dict[str, Any] = {"changed": files} if files else {}
         raise PluginError(
             f"the plugins differ from what {path.name} says",
             lock=path,
-            **({"changed": ", ".join(changed)} if changed else {}),
+            **changed,
             diff="\n    ".join(["", *diff]),
             fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
             "without this time with `--unlocked`",
