@@ -12,7 +12,7 @@ import pytest
 from eventloop import Event, PluginError
 from eventloop.plugin.assembly import HOOKS
 from eventloop.testing import check_plugin
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -15,7 +15,7 @@ from eventloop.files import disk
 from eventloop.run.run_manifest import write_manifest
 from eventloop.run.start import Allowed
 from eventloop.testing import run_ranks
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 
 TOKENS = """
 import torch

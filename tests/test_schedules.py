@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop import schedules
 from eventloop.clock import Clock
-from eventloop.diagnostics.reads import HostReads
+from eventloop.diagnostics.check import HostReads
 from eventloop.errors import SettingError, TaskError
 from eventloop.schedules import Course, Schedule
 

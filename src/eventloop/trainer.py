@@ -25,8 +25,8 @@ from eventloop.distributed.join import join_processes
 from eventloop.errors import EventloopError, SettingError, TaskError, a, closest, failures_of, keep
 from eventloop.naming import listed
 from eventloop.plugin.assembly import HOOKS, Assembly
-from eventloop.plugin.disable import observers_of
 from eventloop.plugin.manager import assemble
+from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import told
 from eventloop.plugin.records import Plugin, Selected
 from eventloop.rng import seed_everything

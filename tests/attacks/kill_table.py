@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop import hookimpl, schedules
 from eventloop.task import Task
-from eventloop.testing.runs import tiny_batches, tiny_task
+from eventloop.testing.case import tiny_batches, tiny_task
 from eventloop_ema import Ema
 from eventloop_mixup import Mixup
 from eventloop_sam import Sam

@@ -25,10 +25,10 @@ import pytest
 
 from eventloop.cli import main
 from eventloop.diagnostics.profile import Profile
-from eventloop.distributed.reports import details, exit_status, first_line
+from eventloop.distributed.exit import details, exit_status, first_line
 from eventloop.files import run_folder
 from eventloop.run.start import Allowed
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("jsonl", "report", "tensorboard")
@@ -206,7 +206,7 @@ def whole(tmp_path_factory):
         outcome = _in_fork(lambda duration=duration: _fit(folder, duration), folder / "output")
         assert outcome.status == 0, outcome.text
     (folder / "task.py").write_text(
-        "from eventloop.testing.runs import tiny_task\ndef task():\n    return tiny_task()\n"
+        "from eventloop.testing.case import tiny_task\ndef task():\n    return tiny_task()\n"
     )
     return folder
 

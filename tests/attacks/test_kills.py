@@ -27,7 +27,7 @@ from eventloop.checkpoint.format import name_of, read
 from eventloop.checkpoint.states import Generators
 from eventloop.files import disk
 from eventloop.run.start import Allowed
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 from eventloop_jsonl import Jsonl
 
 TABLE = runpy.run_path(str(Path(__file__).with_name("kill_table.py")))

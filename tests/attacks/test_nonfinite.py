@@ -17,7 +17,7 @@ from eventloop.checkpoint.storage import checkpoint_at
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError, NonFiniteError, ResumeError
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
-from eventloop.testing.runs import tiny_batches
+from eventloop.testing.case import tiny_batches
 
 LENGTH = 12  # batches; a checkpoint is saved after every fourth
 

@@ -20,7 +20,7 @@ from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
 from eventloop.distributed.failure_store import wait_until
 from eventloop.distributed.join import rank_variables
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 
 TASK = Path(__file__).parents[2] / "benchmarks" / "soak_task.py"
 END_S = 60.0

@@ -16,7 +16,7 @@ from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
-from eventloop.testing.runs import isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing.case import isolated_trainer, tiny_batches, tiny_task
 
 # What changes what the next process finds; to wait for the disk doesn't.
 CHANGES = ("make_folder", "write", "rename", "remove_file", "remove_empty")

@@ -15,7 +15,7 @@ from eventloop import hookimpl, schedules
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, verify, write
 from eventloop.run.start import Allowed
-from eventloop.testing.runs import isolated_trainer, tiny_batches, tiny_task
+from eventloop.testing.case import isolated_trainer, tiny_batches, tiny_task
 
 
 class Counts:

@@ -16,7 +16,7 @@ from eventloop import ResumeError, Task, Trainer, TrainerBuilder
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.errors import UsageError
 from eventloop.run.start import NOTHING, Allowed
-from eventloop.testing.runs import tiny_batches, tiny_task
+from eventloop.testing.case import tiny_batches, tiny_task
 
 DOUBLES = """
 from eventloop import hookimpl
@@ -255,7 +255,7 @@ def test_a_second_process_in_the_folder_is_refused(run, clean, run_python):
         trainer.fit("1ba")
         code = (
             "from eventloop import Trainer\n"
-            "from eventloop.testing.runs import tiny_task\n"
+            "from eventloop.testing.case import tiny_task\n"
             "Trainer(tiny_task(), device='cpu', run_dir='out', max_duration='1ep').fit()"
         )
         done = run_python(code)

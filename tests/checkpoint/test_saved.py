@@ -13,7 +13,7 @@ from eventloop.checkpoint.format import read, verify, write
 from eventloop.files import disk
 from eventloop.run.start import Allowed
 from eventloop.testing import run_ranks
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 
 
 class Watches:

@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 from eventloop import CheckpointError, RunFolderError, hookimpl
 from eventloop.errors import SettingError
 from eventloop.files import disk
-from eventloop.testing.runs import isolated_trainer, tiny_task
+from eventloop.testing.case import isolated_trainer, tiny_task
 
 
 def saved(folder):

@@ -160,5 +160,5 @@ def test_a_warning_of_ours_has_no_line_of_ours(tiny, install, run_python, tmp_pa
 
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("UserWarning: aa-test (eventloop-aa-test 1.0) is switched off")
-    assert "disable.py" not in done.stderr
+    assert "observe.py" not in done.stderr
     assert "warnings.warn(" not in done.stderr

@@ -11,8 +11,7 @@ from eventloop.config.configuration import Configuration
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, UsageError, raise_all
 from eventloop.plugin.configure import configure
-from eventloop.plugin.from_file import found_in_file
-from eventloop.plugin.load import load
+from eventloop.plugin.load import found_in_file, load
 from eventloop.plugin.metadata import discover
 from eventloop.plugin.select import problems_of, select
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import SumMetric
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.diagnostics.reads import HostReads
+from eventloop.diagnostics.check import HostReads
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp

@@ -17,8 +17,8 @@ from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import local_folder
 from eventloop.storage import Url
 from eventloop.testing import differences
+from eventloop.testing.case import isolated_trainer, tiny_task
 from eventloop.testing.ranks import run_ranks
-from eventloop.testing.runs import isolated_trainer, tiny_task
 from eventloop_remote import lease
 
 
@@ -279,7 +279,7 @@ def test_a_password_is_not_in_an_error(machine, monkeypatch):
 LOCAL = """
 import sys
 from pathlib import Path
-from eventloop.testing.runs import isolated_trainer
+from eventloop.testing.case import isolated_trainer
 for time in range(2):
     with isolated_trainer(Path.cwd(), checkpoint_interval="1ba") as trainer:
         trainer.fit(until=f"{time + 1}ba")

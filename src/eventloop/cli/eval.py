@@ -17,12 +17,11 @@ from eventloop.cli.arguments import (
     allowed,
     read_arguments,
 )
-from eventloop.cli.failure import crash_report
-from eventloop.cli.header import header_lines
-from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, prepare, weights_path
+from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, job_help, prepare, weights_path
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.output import (
+    crash_report,
     stdout_to_stderr,
     write_json,
     write_lines,

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.weights import export_weights
-from eventloop.cli.arguments import Command, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.facts_text import size_text
-from eventloop.cli.checkpoints.paths import one_checkpoint, words
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
+from eventloop.cli.checkpoints.paths import one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
 from eventloop.text import one_line

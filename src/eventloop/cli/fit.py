@@ -1,10 +1,15 @@
-"""`eventloop fit`: train a task."""
+"""`eventloop fit`: train a task, print its configuration, write what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml  # type: ignore[import-untyped]
 from torch import Tensor
 
 from eventloop.cli.arguments import (
@@ -15,24 +20,27 @@ from eventloop.cli.arguments import (
     allowed,
     read_arguments,
 )
-from eventloop.cli.diagnostics import Diagnostics
-from eventloop.cli.failure import crash_report
-from eventloop.cli.header import header_lines
-from eventloop.cli.job import Job, job_help, output_path, prepare, task_settings
+from eventloop.cli.job import Job, header_lines, job_help, output_path, prepare, task_settings
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
-from eventloop.cli.mode_flags import OPTIONS, Modes
-from eventloop.cli.output import write_lines, write_text
+from eventloop.cli.mode_flags import OPTIONS, Diagnostics, Modes
+from eventloop.cli.output import crash_report, write_lines, write_text
 from eventloop.cli.plugins.lock import require_lock
-from eventloop.cli.print_config import config_lines
-from eventloop.cli.result import ResultFile
-from eventloop.errors import SettingError, counted
+from eventloop.clock import Time
+from eventloop.config.options import Option, Value
+from eventloop.diagnostics.profile import Cost, peak_memory_bytes
+from eventloop.errors import EventloopError, SettingError, counted
+from eventloop.files import disk
+from eventloop.plugin.configure import plugin_options
+from eventloop.plugin.records import FlagPlugin
 from eventloop.run.run_manifest import write_manifest
 from eventloop.trainer import TrainerBuilder
+from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
     from eventloop.config.configuration import Configuration
+    from eventloop.trainer import Result, Trainer
 
 COMMAND = Command(
     "fit",
@@ -50,6 +58,7 @@ COMMAND = Command(
         *OPTIONS,
     ),
 )
+_MOMENT = ("epoch", "batch", "sample", "token", "seconds")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -141,3 +150,130 @@ def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     line = f"{done} in {clock.seconds:.1f} s"
     return f"{line}; {', '.join(numbers)}" if numbers else line
+
+
+class ResultFile:
+    """Measures a run, and writes what came of it.
+
+    Args:
+        path: of the file; None for none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._cost = Cost()
+
+    @property
+    def callbacks(self) -> list[object]:
+        """The plugins that watch the run."""
+        return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
+
+    def write(self, trainer: Trainer, result: Result) -> None:
+        """Writes numbers, time a step and memory, on the first rank; all of the file or nothing.
+
+        Raises:
+            EventloopError: it can't be written.
+        """
+        path = self._path
+        if path is None or trainer.state.rank != 0:
+            return
+        content = _content(trainer, result, self._cost)
+        text = json.dumps(content, indent=2, allow_nan=False)
+        try:
+            disk.replace_file(path, f"{text}\n".encode("ascii"))
+        except OSError as error:
+            raise EventloopError(
+                f"the result can't be written to {path}: {error.strerror or error}",
+                fix="free space, or give another file",
+            ) from error
+
+
+def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
+    """Returns what is written; a number that isn't finite is null."""
+    state = trainer.state
+    row = result.history[-1] if result.history else {}
+    numbers = {name: value for name, value in row.items() if name not in _MOMENT}
+    return {
+        "metrics": {
+            name: value if math.isfinite(value) else None for name, value in numbers.items()
+        },
+        "higher_is_better": {name: _is_higher_better(trainer, name) for name in numbers},
+        **state.clock.moment()._asdict(),
+        "step_s": cost.step_s,
+        "peak_memory_bytes": peak_memory_bytes(state.device),
+        "stop_reason": state.stop_reason,
+        "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
+        "off": {one.found.name: one.reason for one in trainer.off},
+    }
+
+
+def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
+    """Returns whether higher values are better; None where the metric doesn't say."""
+    if name == "train/loss":
+        return False
+    known = {
+        f"{dataset}/{metric}": one
+        for dataset, several in trainer.state.metrics.items()
+        for metric, one in several.items()
+    }
+    # One metric may give several numbers, with dotted names.
+    found = known.get(name, known.get(name.partition(".")[0]))
+    return None if found is None else found.higher_is_better
+
+
+def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of the file; each value has its source as a comment.
+
+    Args:
+        task_settings: what the task brings.
+
+    Raises:
+        SettingError: a setting can't be used.
+    """
+    settings = job.configuration.settings(task_settings)
+    for name, value in job.configuration.setting_values(task_settings).items():
+        yield _line(name, getattr(settings, name), value)
+    options = job.task_file.options
+    section = job.configuration.section("task")
+    yield from _section("task", options, section, job.task_options(), "")
+    with_options = [plugin for plugin in job.plugins if plugin_options(plugin.target)]
+    if with_options:
+        yield "plugins:"
+    for plugin in with_options:
+        name = plugin.found.name
+        section = job.configuration.section(name)
+        options = plugin_options(plugin.target)
+        yield from _section(name, options, section, job.plugin_options(plugin), "  ")
+
+
+def _section(
+    heading: str,
+    options: Mapping[str, Option],
+    section: Mapping[str, Value],
+    typed: Mapping[str, Any],
+    indent: str,
+) -> Iterator[str]:
+    if options:
+        yield f"{indent}{heading}:"
+    for key, option in options.items():
+        value = section.get(key, Value(option.default, "default"))
+        yield f"{indent}  {_line(option.name, typed.get(option.name, option.default), value)}"
+
+
+def _line(name: str, typed: object, written: Value) -> str:
+    for value in (_plain(typed), written.value):
+        try:
+            text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+        except yaml.representer.RepresenterError:
+            continue
+        text = text.strip().removesuffix("...").strip()  # YAML ends a lone value with dots
+        return f"{name}: {text}  # {written.source}"
+    return f"# {name}: {written.value!r}  # {written.source}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Time | Path | Url):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return value.name
+    return list(value) if isinstance(value, tuple | set | frozenset) else value

@@ -1,16 +1,19 @@
-"""What commands with a TASK share: from a command line to a trainer."""
+"""What commands with a TASK share: from a command line to a trainer and its header."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption
+import torch
+
+import eventloop
+from eventloop.cli.arguments import Arguments, Command, CommandOption, command_help, options_help
 from eventloop.cli.checkpoints.paths import one_checkpoint
-from eventloop.cli.help import command_help, options_help
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
@@ -23,10 +26,12 @@ from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.select import name_problems
 from eventloop.rng import seed_everything
 from eventloop.task import Task
+from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url, place_of
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Plugin
+    from eventloop.plugin.records import Plugin, Role
+    from eventloop.trainer import Trainer
 
 WEIGHTS = CommandOption(
     "weights",
@@ -208,3 +213,85 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
         yield plugin.found.origin, options_help(options, plugin.found.name)
     for problem in dict.fromkeys([*unusable.values(), *problems]):
         yield "problem", f"  {problem.what}"
+
+
+def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the header, a line for each subject.
+
+    Args:
+        task: TASK as typed.
+        options: the task's, as set.
+    """
+    state = trainer.state
+    yield (
+        f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+    yield (
+        f"device: {_device(state.device)}, precision {state.precision.name}, "
+        f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
+    )
+    yield from trainer.notes
+    yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
+    yield f"run dir: {state.run_dir}"
+    if isinstance(state.settings.run_dir, Url):
+        yield f"checkpoints: {state.settings.run_dir}"
+    yield f"algorithms: {_plugin_names(trainer, 'algorithm')}"
+    yield f"callbacks: {_plugin_names(trainer, 'callback')}"
+    for decision in trainer.assembly.decisions():
+        yield str(decision)
+    yield from _bypassed(trainer)
+    for name, optimizer in state.optimizers.items():
+        if could_be_fused(optimizer, state.device):
+            kind = type(optimizer).__name__
+            yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
+    if trainer.off:
+        yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
+
+
+def _bypassed(trainer: Trainer) -> Iterator[str]:
+    """Yields which plugins take no part, since the owner of `train_batch` computes by itself."""
+    owner = trainer.owner("train_batch")
+    if owner.role == "core":
+        return
+    named = [
+        f"{one.plugin.name} ({action})"
+        for action in ("forward", "loss")
+        for one in trainer.assembly.implementations[action]
+        if one.plugin.role not in ("task", "core") and one.plugin is not owner
+    ]
+    if named:
+        who = "the task" if owner.role == "task" else owner.name
+        yield (
+            f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
+            "computes outputs and losses by itself"
+        )
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    threads = torch.get_num_threads()
+    name = torch.backends.cpu.get_cpu_capability()
+    return f"{device} ({name}, {threads} {'thread' if threads == 1 else 'threads'})"
+
+
+def _plugin_names(trainer: Trainer, role: Role) -> str:
+    named = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
+    return ", ".join(named) or "none"
+
+
+def _plugin(plugin: Plugin) -> str:
+    named = f"{plugin.name} {plugin.version or plugin.source}".strip()
+    marks = plugin.found.marks if plugin.found else ()
+    return named + _listed(plugin.options) + (f" [{', '.join(marks)}]" if marks else "")
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    if not options:
+        return ""
+    return " (" + ", ".join(f"{name}={_spelt(value)}" for name, value in options.items()) + ")"
+
+
+def _spelt(value: object) -> str:
+    return "none" if value is None else str(value)

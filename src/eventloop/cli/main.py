@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import select
 import sys
@@ -11,11 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import eventloop
-from eventloop.cli.failure import report
-from eventloop.cli.output import short_warnings
-from eventloop.cli.registry import COMMANDS, help_lines, run_added
-from eventloop.distributed.exit import end_process, end_with_launcher, has_launcher
-from eventloop.distributed.reports import WRONG_USAGE, exit_status, in_ranks
+from eventloop.cli.output import report, short_warnings
+from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
+from eventloop.distributed.exit import (
+    WRONG_USAGE,
+    end_process,
+    end_with_launcher,
+    exit_status,
+    has_launcher,
+    in_ranks,
+)
 from eventloop.errors import UsageError
 from eventloop.signals import Interrupted, told_from_a_key
 from eventloop.text import for_command, one_line
@@ -90,10 +94,7 @@ def _dispatch(argv: list[str]) -> int:
     if name == "--version":
         sys.stdout.write(f"eventloop {eventloop.__version__}\n")
         return SUCCESS
-    if name not in COMMANDS:
-        return run_added(name, rest)
-    status: int = importlib.import_module(f"eventloop.cli.{name}").run(rest)
-    return status
+    return run_core(name, rest) if name in COMMANDS else run_added(name, rest)
 
 
 def _help() -> str:

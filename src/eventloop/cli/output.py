@@ -1,4 +1,4 @@
-"""What commands write to stdout: lines, tables and JSON, plain unless stdout is a terminal."""
+"""What commands write: lines, tables and JSON on stdout, reports of failures on stderr."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import eventloop
-from eventloop.errors import UsageError
+from eventloop.distributed.exit import details, first_line, in_ranks
+from eventloop.errors import Note, TaskError, UsageError
 from eventloop.files.run_folder import why_no_file
+from eventloop.signals import is_agreed
 from eventloop.text import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from eventloop.plugin.records import Plugin
 
 # Of a line on stdout: a header may well be long.
 _MOST_CHARS = 20_000
@@ -201,3 +205,80 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
             f"{option}{path}: it can't be written: {reason}",
             fix=f"give another file: `{option}other{SUFFIX}`",
         )
+
+
+def report(error: BaseException) -> None:
+    """Writes to stderr what happened, who did it, and where.
+
+    Of several ranks the first to fail reports; the others see to it that it is done.
+    """
+    text = f"{first_line(error)}\n{details(error)}"
+    if in_ranks():
+        _report_once(error, text)
+    else:
+        sys.stderr.write(text)
+
+
+def _report_once(error: BaseException, text: str) -> None:
+    from eventloop.distributed.failure_store import (  # one process needs nothing of them
+        bulletin,
+        wait_until,
+    )
+    from eventloop.distributed.watchdog import GRACE_S, post
+
+    board = bulletin()
+    try:
+        if board is not None:
+            first = None if is_agreed(error) else post(board, error)
+            if first is not None:
+                text = first.report
+            if first is not None and first.told_by != board.rank:
+                # The first rank to end is taken for the culprit, and the others are stopped.
+                wait_until(board.is_told, GRACE_S)
+            if not board.claim():
+                return
+    except RuntimeError:  # the store is gone, and with it the others
+        board = None
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if board is not None:
+        board.set_told()
+
+
+@contextmanager
+def crash_report() -> Iterator[list[Plugin]]:
+    """Notes the active plugins on an exception that passes; the note is printed below it.
+
+    It encloses the trainer, so that what fails while that is closed has the note, too. What the
+    message of a `UsageError` or `TaskError` says is enough to fix it.
+
+    Yields:
+        A list to put the active plugins into, once they are known.
+    """
+    active: list[Plugin] = []
+    try:
+        yield active
+    except (UsageError, TaskError):
+        raise
+    except (Exception, SystemExit) as error:
+        if active:
+            text = "\n".join(["active plugins", *_table(active)])
+            error.add_note(Note(text, "plugins"))
+        raise
+
+
+def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
+    """Yields a line a plugin: name, role, what it came from, options."""
+    rows = [
+        (
+            one.name,
+            one.role,
+            f"{one.distribution} {one.version}" if one.distribution else one.source,
+            ", ".join(f"{name}={value!r}" for name, value in one.options.items()),
+        )
+        for one in plugins
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {'  '.join(cells)}".rstrip()

@@ -19,11 +19,17 @@ from eventloop.cli.arguments import (
     read_arguments,
 )
 from eventloop.cli.eval import require_eval_data
-from eventloop.cli.failure import crash_report
-from eventloop.cli.header import header_lines
-from eventloop.cli.job import NOT_STRICT, WEIGHTS, job_help, output_path, prepare, weights_path
-from eventloop.cli.output import write_lines, write_text
-from eventloop.distributed.reports import in_ranks
+from eventloop.cli.job import (
+    NOT_STRICT,
+    WEIGHTS,
+    header_lines,
+    job_help,
+    output_path,
+    prepare,
+    weights_path,
+)
+from eventloop.cli.output import crash_report, write_lines, write_text
+from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
 from eventloop.trainer import TrainerBuilder

@@ -1,9 +1,12 @@
-"""Which commands there are: the core's own, those that packages add, and those of known packages."""
+"""Which commands and subcommands there are: the core's, those of packages, those not installed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.signals import Interrupted, Terminated
@@ -22,8 +25,99 @@ COMMANDS = {
     "export": "write the weights of a checkpoint to a file",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
+
+
+class Group(NamedTuple):
+    """A command that has subcommands, of which `list` runs where none is named.
+
+    Args:
+        usage: how it is written.
+        about: what it does, in a sentence.
+        subcommands: what each does. A module each, imported when it runs: few need torch or plugins.
+        more: what else its help says.
+        takes_run: whether a run may stand in the place of the subcommand.
+    """
+
+    usage: tuple[str, ...]
+    about: str
+    subcommands: Mapping[str, str]
+    more: str
+    takes_run: bool = False
+
+
+GROUPS = {
+    "checkpoints": Group(
+        ("eventloop checkpoints RUN", "eventloop checkpoints SUBCOMMAND ..."),
+        "Lists the checkpoints of a run, verifies them, and compares two.",
+        {
+            "list": "a run's checkpoints: when saved, how large, whether they verify, metrics, plugins",
+            "verify": "which files aren't what was written; exit status 4 if any isn't",
+            "diff": "what differs between two: configuration, plugins, tensors; exit status 1 if "
+            "anything",
+        },
+        "RUN is a run's folder or URL, or the `checkpoints` in it. Where one checkpoint is wanted, a run "
+        "stands\nfor its newest that verifies. `eventloop checkpoints SUBCOMMAND --help` tells more.",
+        takes_run=True,
+    ),
+    "plugins": Group(
+        ("eventloop plugins [SUBCOMMAND] ...",),
+        "Shows what is installed, what takes part, and in which order.",
+        {
+            "list": "what is installed, and whether it takes part",
+            "show": "one plugin: options, hooks, edges, import time",
+            "order": "who is called when, and why in this order",
+            "hooks": "the hooks that there are, with their contracts",
+            "check": "everything that could go wrong; exit status 1 if anything would",
+            "lock": "write eventloop.lock, from which `fit` then allows no difference",
+            "new": "start a plugin: a package with a test that passes",
+        },
+        "`eventloop plugins SUBCOMMAND --help` tells more; `--json` makes a table JSON; "
+        "`-p` and `--no-plugins` choose as for `fit`.",
+    ),
+}
 # Commands that a message can say how to get, with the distributions that have them.
 PACKAGES = {"ablate": "eventloop-ablate"}
+
+
+def run_core(command: str, argv: Sequence[str]) -> int:
+    """Runs a command of the core; of one with subcommands that which is named first, else `list`.
+
+    Raises:
+        UsageError: it has no such subcommand.
+    """
+    module, rest = f"eventloop.cli.{command}", list(argv)
+    if command in GROUPS:
+        group, name = GROUPS[command], "list"
+        if rest in (["-h"], ["--help"]):
+            sys.stdout.write(_group_help(group))
+            return 0
+        if rest and rest[0] in group.subcommands:
+            name, *rest = rest
+        elif rest and not rest[0].startswith("-"):
+            _refuse_subcommand(command, group, rest[0])
+        module = f"{module}.{name}"
+    status: int = importlib.import_module(module).run(rest)
+    return status
+
+
+def _refuse_subcommand(command: str, group: Group, word: str) -> None:
+    near = closest(word, group.subcommands)
+    if group.takes_run and (Path(word).exists() or not near):
+        return
+    or_run = (
+        (", and there is no such run", ", or the folder of a run") if group.takes_run else ("", "")
+    )
+    raise UsageError(
+        f"`eventloop {command}` has no subcommand {word!r}{near}{or_run[0]}",
+        fix=f"one of {', '.join(group.subcommands)}{or_run[1]}",
+    )
+
+
+def _group_help(group: Group) -> str:
+    usage = "\n".join(f"{'       ' * (idx > 0)}{one}" for idx, one in enumerate(group.usage))
+    width = max(map(len, group.subcommands))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in group.subcommands.items())
+    return f"usage: {usage}\n\n{group.about}\n\nsubcommands:\n{listed}\n\n{group.more}\n"
 
 
 def run_added(name: str, argv: Sequence[str]) -> int:

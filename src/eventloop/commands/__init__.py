@@ -6,8 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eventloop.cli.arguments import Arguments, Command, CommandOption, read_arguments
-    from eventloop.cli.help import command_help
+    from eventloop.cli.arguments import (
+        Arguments,
+        Command,
+        CommandOption,
+        command_help,
+        read_arguments,
+    )
     from eventloop.cli.job import Job, job_help, output_path, prepare
     from eventloop.cli.output import (
         stdout_to_stderr,
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from eventloop.commands.run_processes import RunProcesses, try_run
     from eventloop.commands.runs_folder import Outcome, Run, RunsFolder
     from eventloop.config.options import flag
-    from eventloop.distributed.reports import FAILURE
+    from eventloop.distributed.exit import FAILURE
     from eventloop.errors import UsageError, closest, counted
     from eventloop.naming import fold
     from eventloop.plugin.load import Loaded
@@ -71,8 +76,13 @@ __all__ = [
 
 # Imported when it is first asked for: not every command needs torch.
 _LAZY = {
-    "eventloop.cli.arguments": ("Arguments", "Command", "CommandOption", "read_arguments"),
-    "eventloop.cli.help": ("command_help",),
+    "eventloop.cli.arguments": (
+        "Arguments",
+        "Command",
+        "CommandOption",
+        "command_help",
+        "read_arguments",
+    ),
     "eventloop.cli.job": ("Job", "job_help", "output_path", "prepare"),
     "eventloop.cli.output": (
         "stdout_to_stderr", "write_json", "write_lines", "write_table", "write_text",
@@ -84,7 +94,7 @@ _LAZY = {
     "eventloop.commands.runs_folder": ("Outcome", "Run", "RunsFolder"),
     "eventloop.errors": ("UsageError", "closest", "counted"),
     "eventloop.text": ("one_line",),
-    "eventloop.distributed.reports": ("FAILURE",),
+    "eventloop.distributed.exit": ("FAILURE",),
     "eventloop.config.options": ("flag",),
     "eventloop.plugin.load": ("Loaded",),
     "eventloop.naming": ("fold",),

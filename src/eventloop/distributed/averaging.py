@@ -1,13 +1,14 @@
-"""Tensors of all ranks made one: gradients averaged, weights and buffers taken from rank 0."""
+"""Tensors of all ranks made one: gradients, statistics of batch norms, weights and buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
@@ -64,3 +65,91 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         if sum(one.nbytes for one in bucket) >= _BUCKET_BYTES:
             yield by_type.pop((tensor.dtype, tensor.device))
     yield from by_type.values()
+
+
+def with_shared_batch_norm(model: nn.Module) -> nn.Module:
+    """Returns the model with every batch norm computing over the batches of all ranks.
+
+    Parameters and buffers are the same objects under the same names. Lazy ones must have seen a
+    batch.
+    """
+    on_gpu = any(param.device.type == "cuda" for param in model.parameters())
+    if on_gpu:
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return converted
+    for name, child in model.named_children():
+        setattr(model, name, with_shared_batch_norm(child))
+    return _HostSyncBatchNorm.of(model) if isinstance(model, _BatchNorm) else model
+
+
+class _HostSyncBatchNorm(_BatchNorm):
+    """A batch norm whose statistics are those of all ranks' batches together.
+
+    Shapes: input and output (N, C, ...) with any N on each rank.
+    """
+
+    @classmethod
+    def of(cls, other: _BatchNorm) -> _HostSyncBatchNorm:
+        """Makes one of another's parameters and buffers."""
+        made = cls.__new__(cls)
+        made.__dict__ = other.__dict__.copy()
+        return made
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalises over all ranks in training, with the running statistics in evaluation."""
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        self._check_input_dim(input)
+        dims = [0, *range(2, input.dim())]
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        values = input if input.dtype == torch.float64 else input.float()
+        num = values.new_full((1,), input.numel() / input.shape[1])
+        num, sums = _sum(torch.cat([num, values.sum(dims)])).tensor_split([1])
+        mean = sums / num
+        centred = values - mean.view(shape)
+        variance = _sum(centred.square().sum(dims)) / num
+        if self.training and self.track_running_stats:
+            self._track(mean.detach(), variance.detach(), num.detach())
+        normal = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        result: Tensor = normal.to(input.dtype)
+        return result
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, num: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        momentum: Any = self.momentum
+        if momentum is None:
+            momentum = 1.0 / self.num_batches_tracked.float()
+        unbiased = variance * (num / (num - 1))
+        self.running_mean.mul_(1 - momentum).add_(mean * momentum)
+        self.running_var.mul_(1 - momentum).add_(unbiased * momentum)
+
+
+def _sum(local: Tensor) -> Tensor:
+    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, whose gradient is the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.distributed.averaging import average_gradients, take_from_first
-from eventloop.distributed.drift import require_same_weights
+from eventloop.distributed.consistency import require_same_weights
 from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
@@ -41,7 +41,7 @@ from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.distributed.exchange import Agreed, Exchange
+    from eventloop.distributed.processes import Agreed, Exchange
     from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks, Place, Reduction, Row

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.distributed.reports import in_ranks
+from eventloop.distributed.exit import in_ranks
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000

@@ -16,9 +16,8 @@ from eventloop.data.sharding import (
     sharded_for_training,
     splits_itself,
 )
-from eventloop.distributed.averaging import take_from_first
+from eventloop.distributed.averaging import take_from_first, with_shared_batch_norm
 from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
-from eventloop.distributed.sync_batch_norm import with_shared_batch_norm
 from eventloop.errors import TaskError
 from eventloop.hooks import hookimpl
 

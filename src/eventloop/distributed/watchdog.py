@@ -18,11 +18,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
-from eventloop.distributed.exit import end_process, kill_rank, timeout_s
+from eventloop.distributed.exit import (
+    details,
+    end_process,
+    exit_status,
+    first_line,
+    kill_rank,
+    summary,
+    timeout_s,
+)
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
 from eventloop.distributed.neighbours import POLL_S, neighbours
-from eventloop.distributed.reports import details, exit_status, first_line, summary
 from eventloop.errors import EventloopError
 from eventloop.signals import is_agreed
 

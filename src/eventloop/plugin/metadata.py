@@ -17,7 +17,7 @@ from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError
 from eventloop.naming import fold
-from eventloop.plugin.from_file import found_in_file
+from eventloop.plugin.load import found_in_file
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 from eventloop.text import pip
 

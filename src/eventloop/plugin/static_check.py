@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest
 from eventloop.events import HOOKS as EVENTS
-from eventloop.plugin.from_file import bound_names
+from eventloop.plugin.load import bound_names
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found

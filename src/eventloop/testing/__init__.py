@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.diff import differences
+    from eventloop.testing.case import isolated_trainer, recorder, tiny_batches, tiny_task
     from eventloop.testing.contract import check_plugin
-    from eventloop.testing.kills import Dies, edited_checkpoint, fit_and_die, last_checkpoint
     from eventloop.testing.ranks import run_ranks
-    from eventloop.testing.runs import isolated_trainer, recorder, tiny_batches, tiny_task
+    from eventloop.testing.resuming import Dies, edited_checkpoint, fit_and_die, last_checkpoint
     from eventloop.testing.storages import check_storage
 
 __all__ = [
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 # pytest imports this package in every project where eventloop is installed; torch must wait.
-_LAZY = dict.fromkeys(__all__, "eventloop.testing.runs")
+_LAZY = dict.fromkeys(__all__, "eventloop.testing.case")
 _LAZY["check_plugin"] = "eventloop.testing.contract"
 _LAZY["check_storage"] = "eventloop.testing.storages"
 _LAZY["differences"] = "eventloop.checkpoint.diff"
 _LAZY["run_ranks"] = "eventloop.testing.ranks"
 _LAZY |= dict.fromkeys(
-    ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.kills"
+    ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.resuming"
 )
 
 

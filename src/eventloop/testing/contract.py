@@ -15,10 +15,18 @@ from torch import Tensor
 from eventloop.errors import EventloopError, notes_of
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import discover
-from eventloop.testing.case import Case, ExpectedError, Fails, Other, Role, equal, weights_of
+from eventloop.testing.case import (
+    Case,
+    ExpectedError,
+    Fails,
+    Other,
+    Role,
+    equal,
+    tiny_task,
+    weights_of,
+)
 from eventloop.testing.ranks import RankError, run_ranks
 from eventloop.testing.resuming import is_resumed
-from eventloop.testing.runs import tiny_task
 
 if TYPE_CHECKING:
     from eventloop.task import Task

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from eventloop.diagnostics.check import Check
     from eventloop.task import Task
-    from eventloop.testing.runs import Recorder
+    from eventloop.testing.case import Recorder
     from eventloop.trainer import Trainer
 
 

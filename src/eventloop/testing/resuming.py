@@ -1,16 +1,23 @@
-"""`check_plugin`: a run that is stopped and goes on in another process is one run."""
+"""Runs that are stopped or killed, and go on in another process: they must be one run."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.encoding import flatten, restore
-from eventloop.checkpoint.format import name_of, read
+from eventloop.checkpoint.format import Checkpoint, name_of, read, write
 from eventloop.errors import CheckpointError
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
@@ -18,10 +25,12 @@ from eventloop.plugin.mistakes import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
 
 if TYPE_CHECKING:
+    from eventloop.state import State
     from eventloop.trainer import Trainer
 
 Numbers = dict[tuple[int, str], float]
 _DURATION = "3ep"  # half of it is in the middle of the second
+_STATUS = 9
 
 
 def is_resumed(case: Case) -> Iterator[str]:
@@ -197,3 +206,60 @@ def _difference(one: Any, other: Any) -> str:
         path = found.path.removeprefix("state").lstrip("/")
         return f"{path or 'it'} is {found.second}, not {found.first}"
     return ""
+
+
+class Dies:
+    """An algorithm that ends its process in the middle of a batch, as a kill does: nothing is closed.
+
+    Args:
+        batch: how many are done by then; None: never, for the run that is resumed.
+    """
+
+    name = "dies"
+
+    def __init__(self, batch: int | None = None) -> None:
+        self.batch = batch
+
+    @hookimpl
+    def after_train_batch(self, state: State) -> None:
+        """Ends the process, when it is time."""
+        if state.clock.batch == self.batch:
+            os._exit(_STATUS)
+
+
+def fit_and_die(fit: Callable[..., Any], *args: Any) -> None:
+    """Calls a function, in which `Dies` strikes, in a fork of this process.
+
+    Args:
+        args: what it is called with.
+
+    Raises:
+        AssertionError: it returned or raised; what it raised is printed.
+    """
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # a fork has none of the threads of the pool
+        try:
+            fit(*args)
+        except BaseException:  # noqa: BLE001  nothing else prints it
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != _STATUS:
+        raise AssertionError(f"{fit!r} ended with {status}: no process was killed in it")
+
+
+def last_checkpoint(folder: Path) -> Checkpoint:
+    """Reads the newest checkpoint of the run that an `isolated_trainer` has in a folder."""
+    return read(max((folder / "run" / "checkpoints").glob("ba*")))
+
+
+@contextmanager
+def edited_checkpoint(folder: Path) -> Iterator[Checkpoint]:
+    """Yields the newest checkpoint, and saves it as edited: to forget something on purpose."""
+    checkpoint = last_checkpoint(folder)
+    yield checkpoint
+    shutil.rmtree(checkpoint.path)
+    write(checkpoint.path, checkpoint.parts, checkpoint.facts, batch=checkpoint.batch)

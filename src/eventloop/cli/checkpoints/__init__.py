@@ -1,5 +1,1 @@
-"""The command `eventloop checkpoints`."""
-
-from eventloop.cli.checkpoints.command import run
-
-__all__ = ["run"]
+"""The command `eventloop checkpoints`: a module each of its subcommands."""

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.format import Checkpoint, read
-from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
+from eventloop.cli.arguments import (
+    Command,
+    CommandOption,
+    command_help,
+    read_arguments,
+    refuse_flags,
+)
 from eventloop.cli.checkpoints.paths import JSON, one_checkpoint, words
-from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.distributed.reports import FAILURE
+from eventloop.distributed.exit import FAILURE
 from eventloop.text import one_line
 
 if TYPE_CHECKING:

@@ -10,10 +10,14 @@ from typing import Any
 from eventloop.checkpoint.leftovers import is_replaced
 from eventloop.checkpoint.storage import checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
-from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
-from eventloop.cli.checkpoints.facts_text import content, saved, shown, size_text
-from eventloop.cli.checkpoints.paths import JSON, words
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import (
+    Command,
+    CommandOption,
+    command_help,
+    read_arguments,
+    refuse_flags,
+)
+from eventloop.cli.checkpoints.paths import JSON, content, saved, shown, size_text, words
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.text import one_line
 from eventloop.urls import Url, place_of
@@ -83,7 +87,7 @@ def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
 
 
 def _remote_rows(url: Url, *, is_quick: bool) -> Iterator[Row]:
-    from eventloop.cli.checkpoints.remote import uploaded_at
+    from eventloop.cli.checkpoints.paths import uploaded_at
 
     for found in uploaded_at(url, digests=not is_quick):
         verified = False if found.damage else None if is_quick else True

@@ -1,19 +1,28 @@
-"""What the subcommands share: which checkpoints are meant."""
+"""What the subcommands share: which checkpoints are meant, and what one tells of itself."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint.storage import checkpoint_at
+from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.storage import FOLDER, checkpoint_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
-from eventloop.errors import UsageError
+from eventloop.errors import CheckpointError, UsageError
 from eventloop.text import one_line
-from eventloop.urls import Place, place_of
+from eventloop.urls import Place, Url, place_of
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
+    from eventloop.checkpoint.store import Found
 
 JSON = CommandOption("json", "", "write JSON instead of text")
+_MOST_SHOWN = 120  # characters of a name
 
 
 def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
@@ -48,8 +57,6 @@ def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
         _tell((one.path, one.reason) for one in refused)
         yield path, path
         return
-    from eventloop.cli.checkpoints.remote import downloaded
-
     with downloaded(place) as (path, url, passed_over):
         _tell(passed_over)
         yield path, url
@@ -58,3 +65,143 @@ def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
 def _tell(refused: Iterable[tuple[Place, str]]) -> None:
     for place, reason in refused:
         sys.stderr.write(f"{place.name} isn't used: {one_line(reason)}\n")
+
+
+def uploaded_at(url: Url, *, digests: bool) -> list[Found[Url]]:
+    """Returns the checkpoints that a URL stands for, the newest first.
+
+    Args:
+        url: of a run, of its `checkpoints`, or of a checkpoint, which stands for itself.
+        digests: whether they are downloaded and verified; otherwise only their manifests are.
+
+    Raises:
+        UsageError: there is none, or it can't be the URL of any.
+        CheckpointError: the storage fails.
+    """
+    with _store_of(url) as (store, is_one):
+        found = [one for one in store.found(digests=digests) if not is_one or one.path == url]
+    if not found:
+        raise _none(url)
+    return found
+
+
+@contextmanager
+def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
+    """Downloads the checkpoint that a URL stands for: of a run the newest that verifies.
+
+    Yields:
+        A local copy, where it is from, and newer ones with why they can't be used.
+
+    Raises:
+        UsageError: there is none, or it can't be the URL of any.
+        CheckpointError: there are some, but none verifies, or the storage fails.
+    """
+    with _store_of(url) as (store, is_one):
+        place, refused = (url, []) if is_one else store.latest()
+        if place is None and not refused:
+            raise _none(url)
+        if place is None:
+            listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
+            raise CheckpointError(
+                f"none of the {len(refused)} checkpoints at {url} can be used",
+                reasons=f"\n    {listed}",
+                fix="restore one from a copy",
+            )
+        yield store.download(place), place, refused
+
+
+@contextmanager
+def _store_of(url: Url) -> Iterator[tuple[RemoteCheckpoints, bool]]:
+    """Yields the checkpoints under a URL, and whether it is that of a single one."""
+    from eventloop.checkpoint.remote_checkpoints import batch_in  # local runs need nothing of it
+    from eventloop.checkpoint.remote_storage import checkpoints_at_url
+
+    if url.problem:
+        raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
+    is_one = batch_in(url.name) is not None
+    inside = url if url.name == FOLDER else url / FOLDER
+    with TemporaryDirectory(prefix="eventloop-") as copies:
+        yield checkpoints_at_url(url.parent if is_one else inside, Path(copies)), is_one
+
+
+def _none(url: Url) -> UsageError:
+    return UsageError(
+        f"there are no checkpoints at {url}", fix="give the URL of a run that has saved"
+    )
+
+
+def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
+    """Returns what is known of a checkpoint, as JSON can hold it.
+
+    Args:
+        verified: None where it wasn't read.
+    """
+    saved_at = saved(found.path)
+    moment = _mapping(found.facts.get("moment"))
+    return {
+        "checkpoint": str(found.path),
+        "batch": found.batch,
+        "epoch": _number(moment.get("epoch")),
+        "saved": saved_at.isoformat(timespec="seconds") if saved_at else None,
+        "bytes": found.num_bytes,
+        "verified": verified,
+        "finite": finite if isinstance(finite := found.facts.get("finite"), bool) else None,
+        "reason": found.reason,
+        "metrics": dict(_metrics(found.facts)),
+        "plugins": list(_plugins(found.facts)),
+    }
+
+
+def saved(path: Place) -> datetime | None:
+    """Returns when a checkpoint was saved: its manifest is written last. None if unknown."""
+    if not isinstance(path, Path):
+        return None  # few stores tell
+    with suppress(OSError, ValueError, OverflowError):
+        return datetime.fromtimestamp((path / FILE).lstat().st_mtime).astimezone()
+    return None
+
+
+def size_text(num_bytes: int) -> str:
+    """Returns a size in words: "512 bytes", "3.4 MB"."""
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    size = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 999.95 or unit == "TB":
+            break
+    return f"{size:,.1f} {unit}"
+
+
+def shown(value: object) -> str:
+    """Returns a number or text for a cell of a table."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _metrics(facts: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
+    for name, value in _mapping(facts.get("metrics")).items():
+        number = _number(value)
+        if isinstance(name, str) and number is not None:
+            yield name, number
+
+
+def _plugins(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    plugins = _mapping(facts.get("manifest")).get("plugins")
+    for one in plugins if isinstance(plugins, list) else ():
+        told = {key: _mapping(one).get(key) for key in ("name", "version", "role")}
+        if isinstance(told["name"], str):
+            yield {key: value if isinstance(value, str) else "" for key, value in told.items()}
+
+
+def _mapping(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> int | float | None:
+    """Returns a number; None for anything else, and for ints that Python may refuse to write."""
+    if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
+        return value
+    return None

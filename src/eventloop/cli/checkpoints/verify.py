@@ -8,11 +8,10 @@ from pathlib import Path
 from eventloop.checkpoint.storage import require_checkpoints
 from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
-from eventloop.cli.arguments import Command, read_arguments, refuse_flags
+from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.checkpoints.paths import JSON, words
-from eventloop.cli.help import command_help
 from eventloop.cli.output import write_json, write_text
-from eventloop.distributed.reports import NO_CHECKPOINT
+from eventloop.distributed.exit import NO_CHECKPOINT
 from eventloop.errors import counted
 from eventloop.text import one_line
 from eventloop.urls import Place, place_of
@@ -69,7 +68,7 @@ def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
             problems = _problems_in(path)
             yield path, problems, "" if problems else look_at(path, digests=False).reason
         return
-    from eventloop.cli.checkpoints.remote import uploaded_at
+    from eventloop.cli.checkpoints.paths import uploaded_at
 
     for one in uploaded_at(place, digests=True):
         yield one.path, [one.damage] if one.damage else [], "" if one.damage else one.reason

@@ -1,5 +1,1 @@
-"""The command `eventloop plugins`."""
-
-from eventloop.cli.plugins.command import run
-
-__all__ = ["run"]
+"""The command `eventloop plugins`: a module each of its subcommands."""

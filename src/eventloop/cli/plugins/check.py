@@ -1,19 +1,21 @@
-"""`eventloop plugins check`: everything that would stop a run, without starting one."""
+"""`eventloop plugins check`: what would stop a run, and what imports cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, read_arguments
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.added import Extension, imported_extensions
-from eventloop.cli.plugins.reading import JSON, surveyed
+from eventloop.cli.plugins.reading import JSON, Extension, imported_extensions, surveyed
 from eventloop.errors import PluginError
 from eventloop.plugin.lock import check_lock, lock_path
-from eventloop.plugin.measure import Measured, measure_imports
 from eventloop.text import plain
 
 if TYPE_CHECKING:
@@ -30,6 +32,23 @@ COMMAND = Command(
     argument="",
 )
 _COLUMNS = ("name", "status", "import s", "torch", "reason")
+_LONGEST_S = 120
+_PROGRAM = """
+import json, sys, time
+path, name, file = json.loads(sys.argv[1])
+sys.path[:] = path
+import importlib, importlib.util
+import eventloop
+start = time.perf_counter()
+if file:
+    spec = importlib.util.spec_from_file_location(name, file)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+else:
+    importlib.import_module(name)
+seconds = time.perf_counter() - start
+print(json.dumps([seconds, "torch" in sys.modules]), file=sys.__stderr__)
+"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -104,3 +123,41 @@ def _cells(row: dict[str, Any]) -> list[str]:
     seconds = "" if row["import_s"] is None else f"{row['import_s']:.3f}"
     torch = {True: "yes", False: "no", None: ""}[row["imports_torch"]]
     return [row["name"], row["status"], seconds, torch, row["reason"].partition("\n")[0]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an import costs.
+
+    Args:
+        seconds: wall-clock time; None where it failed.
+        with_torch: whether torch came with it; its time is included.
+    """
+
+    seconds: float | None = None
+    with_torch: bool | None = None
+
+
+def measure_import(found: Found) -> Measured:
+    """Imports a plugin's module in a fresh interpreter, in which only `eventloop` was imported."""
+    name = f"plugin_{found.path.stem}" if found.path else found.entry_point.module
+    given = json.dumps([sys.path, name, str(found.path or "")])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, given],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+            check=True,
+        )
+        seconds, with_torch = json.loads(done.stderr.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
+        return Measured()
+    return Measured(seconds, with_torch)
+
+
+def measure_imports(found: Iterable[Found]) -> list[Measured]:
+    """Measures several, a few side by side."""
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return list(pool.map(measure_import, found))

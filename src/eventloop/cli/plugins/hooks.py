@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.actions import Actions
-from eventloop.cli.arguments import Command, read_arguments, refuse_flags
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.cli.plugins.reading import JSON
 from eventloop.errors import UsageError, closest

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, read_arguments, refuse_flags
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.added import seen_extensions
-from eventloop.cli.plugins.reading import JSON, configuration_of
+from eventloop.cli.plugins.reading import JSON, configuration_of, seen_extensions
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Command, CommandOption, read_arguments
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, CommandOption, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_text
 from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.errors import PluginError

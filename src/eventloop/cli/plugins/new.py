@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import eventloop
-from eventloop.cli.arguments import Command, CommandOption, read_arguments, refuse_flags
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import (
+    Command,
+    CommandOption,
+    command_help,
+    read_arguments,
+    refuse_flags,
+)
 from eventloop.cli.output import write_json, write_lines, write_text
 from eventloop.cli.plugins.reading import JSON
 from eventloop.cli.plugins.templates import FILES, GROUPS

@@ -1,18 +1,29 @@
-"""What the subcommands share: from a command line to a configuration."""
+"""What the subcommands share: from a command line to a configuration, and extensions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.output import stdout_to_stderr
+from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
-from eventloop.errors import UsageError, raise_all
+from eventloop.errors import EventloopError, UsageError, raise_all
+from eventloop.naming import fold
+from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.metadata import extensions
+from eventloop.plugin.records import Found
+from eventloop.plugin.static_check import static_check
 
 if TYPE_CHECKING:
     from eventloop.plugin.candidates import DryAssembly
+    from eventloop.plugin.metadata import Installed
 
 JSON = CommandOption("json", "", "write JSON instead of a table")
+# The names that the core's own have.
+_OWN = {"command": COMMANDS}
 
 
 def configuration_of(arguments: Arguments) -> Configuration:
@@ -45,3 +56,64 @@ def refuse_choice(found: DryAssembly) -> None:
     of_plugins = {id(problem) for row in found.rows for problem in row.problems}
     others = [one for one in found.problems if id(one) not in of_plugins]
     raise_all([one for one in others if isinstance(one, UsageError)])
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension that was found.
+
+    Args:
+        reason: why it can't be used, in one line; "" where it can.
+        problem: the same in full; None where only a glance was taken.
+    """
+
+    found: Found
+    reason: str = ""
+    problem: EventloopError | None = None
+
+    @property
+    def status(self) -> str:
+        """What stands in the column: it is there to be used, and takes part in no run."""
+        return "problem" if self.reason else "available"
+
+
+def seen_extensions(installed: Installed) -> Iterator[Extension]:
+    """Yields what is installed, and what metadata and files say is wrong with it."""
+    found = extensions(installed=installed)
+    problems = extension_problems(found, _OWN)
+    for one in found:
+        if one in problems:
+            yield Extension(one, problems[one].what, problems[one])
+        else:
+            yield Extension(one, static_check(one).problem)
+
+
+def imported_extensions(name: str | None = None) -> Iterator[Extension]:
+    """Yields what is installed, imported, and what is wrong with it.
+
+    Args:
+        name: of those to import; all unless given.
+    """
+    found = extensions()
+    problems: dict[Found, EventloopError] = {**extension_problems(found, _OWN)}
+    for one in found:
+        if name is not None and fold(one.name) != fold(name):
+            continue
+        if one not in problems:
+            try:
+                with stdout_to_stderr():
+                    _import(one)
+            except EventloopError as error:
+                problems[one] = error
+        problem = problems.get(one)
+        yield Extension(one, problem.what if problem else "", problem)
+
+
+def _import(found: Found) -> None:
+    if found.role == "storage":
+        # A list, which imports no extension, does without all that checkpoints need.
+        from eventloop.checkpoint.remote_storage import imported_storage
+
+        imported_storage(found)
+    else:
+        imported_callable(found)

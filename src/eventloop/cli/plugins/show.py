@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, read_arguments
-from eventloop.cli.help import command_help
+from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.added import Extension, imported_extensions
-from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
+from eventloop.cli.plugins.check import measure_import
+from eventloop.cli.plugins.reading import (
+    JSON,
+    Extension,
+    imported_extensions,
+    refuse_choice,
+    surveyed,
+)
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.measure import measure_import
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
 
