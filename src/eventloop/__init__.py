@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eventloop.data import Count
     from eventloop.diagnostics.check import Check
     from eventloop.diagnostics.trace import Trace
-    from eventloop.distributed.join import rank_zero_first
+    from eventloop.distributed.processes import rank_zero_first
     from eventloop.run.start import Allowed
     from eventloop.signals import is_interruption
     from eventloop.state import State
@@ -89,7 +89,7 @@ _LAZY = {
     "TrainerBuilder": "eventloop.trainer",
     "Url": "eventloop.urls",
     "is_interruption": "eventloop.signals",
-    "rank_zero_first": "eventloop.distributed.join",
+    "rank_zero_first": "eventloop.distributed.processes",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -133,26 +134,21 @@ def hookimpl(
     Raises:
         ValueError: `every` is not a time.
     """
-    options = ImplOptions(
-        before=(before,) if isinstance(before, str) else tuple(before),
-        after=(after,) if isinstance(after, str) else tuple(after),
-        every=None if every is None else Time(every),
-        conditional=conditional,
-        rank_zero=rank_zero,
-    )
+    time = None if every is None else Time(every)
+    options = ImplOptions(_names(before), _names(after), time, conditional, rank_zero)
+    phased = functools.partial(_mark_impl, tryfirst=tryfirst, trylast=trylast)
+    by_pluggy = phased(wrapper=wrapper, optionalhook=optionalhook, specname=specname)
 
     def mark(function: Function) -> Function:
         setattr(function, _IMPL, options)
-        return _mark_impl(
-            function,
-            tryfirst=tryfirst,
-            trylast=trylast,
-            wrapper=wrapper,
-            optionalhook=optionalhook,
-            specname=specname,
-        )
+        marked: Function = by_pluggy(function)
+        return marked
 
     return mark if function is None else mark(function)
+
+
+def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def impl_options(function: Callable[..., Any]) -> ImplOptions:

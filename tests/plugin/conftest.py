@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eventloop.config.settings import Settings
-from eventloop.distributed.join import SingleProcess
+from eventloop.distributed.processes import SingleProcess
 from eventloop.hooks import hookimpl
 from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.order import order

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 Parts = dict[str, Any]
+_PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 
 
 class Captured(NamedTuple):
@@ -287,11 +288,13 @@ class Snapshot:
         if isinstance(value, Tensor):
             return self._copy_tensor(path, value.detach())
         if isinstance(value, Mapping):
-            return {key: self._copy((*path, key), one) for key, one in value.items()}
-        if isinstance(value, list):
-            return [self._copy((*path, idx), one) for idx, one in enumerate(value)]
-        if isinstance(value, tuple):
-            return tuple(self._copy((*path, idx), one) for idx, one in enumerate(value))
+            copies: dict[Any, Any] = {}
+            for key, one in value.items():
+                copies[key] = one if type(one) in _PLAIN else self._copy((*path, key), one)
+            return copies
+        if isinstance(value, list | tuple):
+            items = [self._copy((*path, idx), one) for idx, one in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
         return value
 
     def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:

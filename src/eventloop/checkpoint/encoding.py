@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from eventloop.errors import CheckpointError, a
 from eventloop.files.disk import CorruptFileError
@@ -31,6 +31,7 @@ MAX_DEPTH = 64
 _HAS = "None, bool, int, float, str, bytes, tensors, and dicts (str or int keys), lists and tuples"
 _AS_IS = (type(None), bool, str)  # what JSON holds as it is
 _NESTED = (dict, list)  # what may have to be decoded in JSON
+_LARGE = 2**63  # an int that is written in another way
 _NAME_ALONE = "value"  # of a tensor that is the whole nest
 
 
@@ -127,25 +128,24 @@ def _encode(value: Nest, at: _At) -> Json:
         return value
     if kind is int:
         # Python refuses to read more than 4300 decimal digits.
-        return value if -(2**63) <= value < 2**63 else {"$int": hex(value)}
+        return value if -_LARGE <= value < _LARGE else {"$int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
-    if _is_tensor(value):
-        return _encode_tensor(value, at)
-    if kind is list or kind is tuple:
-        items = [_encode(one, at.below(idx, is_idx=True)) for idx, one in enumerate(value)]
-        return items if kind is list else {"$tuple": items}
     if isinstance(value, dict):
         return _encode_dict(value, at)
-    return _encode_scalar(value, at)
-
-
-def _is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Returns whether a value is a tensor; until torch is imported, none can be."""
+    if kind is list or kind is tuple:
+        items = [
+            one if type(one) in _AS_IS else _encode(one, at.below(idx, is_idx=True))
+            for idx, one in enumerate(value)
+        ]
+        return items if kind is list else {"$tuple": items}
+    # Until torch is imported, nothing can be a tensor.
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _encode_tensor(value, at)
+    return _encode_scalar(value, at)
 
 
 def _encode_tensor(tensor: Tensor, at: _At) -> Json:
@@ -161,16 +161,20 @@ def _encode_tensor(tensor: Tensor, at: _At) -> Json:
 
 
 def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
-    items = []
+    items, is_plain_json = {}, True
     for key, one in value.items():
-        if isinstance(key, bool) or type(key) not in (str, int):
-            raise at.refuse(
-                value, f"a dict with the key {str(key)[:80]!r}, {a(_full_name(type(key)))}"
-            )
-        items.append((key, one if type(one) in _AS_IS else _encode(one, at.below(key))))
-    if {type(key) for key in value} <= {str} and "$" not in {key[:1] for key in value}:
-        return dict(items)
-    return {"$dict": [[_encode(key, at), one] for key, one in items]}
+        if type(key) is not str:
+            if type(key) is not int:
+                kind = a(_full_name(type(key)))
+                raise at.refuse(value, f"a dict with the key {str(key)[:80]!r}, {kind}")
+            is_plain_json = False
+        elif key[:1] == "$":
+            is_plain_json = False
+        as_is = type(one) in _AS_IS or (type(one) is int and -_LARGE <= one < _LARGE)
+        items[key] = one if as_is else _encode(one, at.below(key))
+    if is_plain_json:
+        return items
+    return {"$dict": [[_encode(key, at), one] for key, one in items.items()]}
 
 
 def _encode_scalar(value: object, at: _At) -> Json:
@@ -196,12 +200,12 @@ def _decode(value: Json, left: dict[str, Any], depth: int) -> Nest:
     tag = next(iter(value), "")
     if len(value) == 1 and tag.startswith("$"):
         return _decode_tagged(tag, value[tag], left, depth)
-    if "$" in {key[:1] for key in value}:
-        raise CorruptFileError(f"the key {tag[:80]!r} means nothing")
-    return {
-        key: _decode(one, left, depth + 1) if type(one) in _NESTED else one
-        for key, one in value.items()
-    }
+    nest = {}
+    for key, one in value.items():
+        if key[:1] == "$":
+            raise CorruptFileError(f"the key {key[:80]!r} means nothing")
+        nest[key] = _decode(one, left, depth + 1) if type(one) in _NESTED else one
+    return nest
 
 
 def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> Nest:

@@ -29,7 +29,6 @@ from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,
     examine,
-    facts_in,
     name_of,
     opened,
     put_together,
@@ -117,7 +116,7 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
                 f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
             )
         parts = {name: _read_part(folder, files[name], manifest) for name in wanted}
-        facts = facts_in(manifest)
+        facts = manifest.known
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
 
 
@@ -128,7 +127,7 @@ def verify(folder: Path) -> dict[str, Any]:
         CheckpointError: `read` would refuse it.
     """
     with _refusing(folder):
-        return facts_in(examine(folder))
+        return examine(folder).known
 
 
 class Draft:

@@ -7,6 +7,7 @@ about who wrote it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
+from eventloop.checkpoint.encoding import restore
 from eventloop.files import bounded_json
 from eventloop.files.disk import CorruptFileError, OldFile
 
@@ -65,10 +67,25 @@ class Manifest:
             parts.setdefault(name.removesuffix(suffix), {})[suffix] = name
         return parts
 
+    @functools.cached_property
+    def known(self) -> dict[str, Any]:
+        """The facts, put together.
+
+        Raises:
+            CorruptFileError: they aren't what eventloop writes.
+        """
+        try:
+            facts = restore(self.facts, {})
+        except CorruptFileError as damage:
+            raise damage.of(f"{FILE}: facts") from damage
+        if not isinstance(facts, dict):
+            raise CorruptFileError(f"{FILE}: facts: they aren't dict")
+        return facts
+
     @property
     def num_bytes(self) -> int:
         """The size of all files, without the manifest's own."""
-        return sum(one.num_bytes for one in self.files.values())
+        return sum([one.num_bytes for one in self.files.values()])
 
 
 def is_part_name(name: str) -> bool:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
-from eventloop.checkpoint.store import Found, Store, holds
+from eventloop.checkpoint.store import Found, Store, holds, newest_after, surplus
 from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,
     examine,
-    facts_in,
     name_of,
     why_passed_over,
 )
@@ -94,7 +93,7 @@ class RemoteCheckpoints:
         refused: list[tuple[Url, str]] = []
         for name in self._remote.names():
             try:
-                why = why_passed_over(facts_in(checked_manifest(self._copied(name))))
+                why = why_passed_over(checked_manifest(self._copied(name)).known)
             except CorruptFileError as damage:
                 self._whole.discard(name)
                 why = str(damage)
@@ -119,8 +118,7 @@ class RemoteCheckpoints:
 
     def newest_after(self, batch: int) -> int | None:
         """Returns the batch of the newest usable checkpoint that has more batches, if any."""
-        newer = (one for one in self.found() if one.batch > batch and not one.reason)
-        return next((one.batch for one in newer if self._is_usable(one.path.name)), None)
+        return newest_after(batch, self.found(), lambda url: self._is_usable(url.name))
 
     def prune(self, keep: Collection[int]) -> list[Url]:
         """Removes all checkpoints but some and returns those removed; a usable one always stays.
@@ -133,12 +131,8 @@ class RemoteCheckpoints:
         """
         names = self._remote.names()
         kept = [name for name in names if batch_in(name) in keep]
-        surplus = [name for name in names if name not in kept]
-        if not surplus:
-            return []
-        # Found before anything is removed.
-        safe = next((name for name in [*kept, *surplus] if self._is_usable(name)), None)
-        removed = [name for name in reversed(surplus) if safe not in (name, None)]
+        others = [name for name in names if name not in kept]
+        removed = surplus(kept, others, self._is_usable)
         for name in removed:
             self._remove(name)
         return [self.folder / name for name in removed]
@@ -160,7 +154,7 @@ class RemoteCheckpoints:
         try:
             is_read = digests and name not in self._whole
             manifest = self._verified(name) if is_read else self._manifest(name)[0]
-            return Found(url, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
+            return Found(url, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
         except CorruptFileError as damage:
             self._whole.discard(name)
             return Found(url, batch_in(name) or 0, {}, 0, str(damage))

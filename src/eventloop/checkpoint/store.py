@@ -9,7 +9,7 @@ there, if there was one before.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from eventloop.checkpoint.leftovers import (
 from eventloop.checkpoint.verifying import (
     batch_of,
     examine,
-    facts_in,
     name_of,
     why_passed_over,
 )
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.manifest import Manifest
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,7 @@ class Store:
 
     def newest_after(self, batch: int) -> int | None:
         """Returns the batch of the newest usable checkpoint that has more batches, if any."""
-        newer = (one for one in self.found() if one.batch > batch and not one.reason)
-        return next((one.batch for one in newer if self._is_usable(one.path)), None)
+        return newest_after(batch, self.found(), self._is_usable)
 
     def prune(self, keep: Collection[int]) -> list[Path]:
         """Removes all checkpoints but some and returns those removed; a usable one always stays.
@@ -170,12 +169,8 @@ class Store:
         paths = self.paths()
         kept = [path for path in paths if batch_of(path.name) in keep]
         # What is being replaced is settled by the process that replaces it, or by `clear`.
-        surplus = [path for path in paths if path not in kept and not is_replaced(path)]
-        if not surplus:
-            return []
-        # Found before anything is removed.
-        safe = next((path for path in [*kept, *surplus] if self._is_usable(path)), None)
-        removed = [path for path in reversed(surplus) if safe not in (path, None)]
+        others = [path for path in paths if path not in kept and not is_replaced(path)]
+        removed = surplus(kept, others, self._is_usable)
         for path in removed:
             self._remove(path)
         return removed
@@ -288,7 +283,34 @@ def look_at(path: Path, *, digests: bool) -> Found[Path]:
         manifest = examine(path, digests=digests)
     except CorruptFileError as damage:
         return Found(path, batch, {}, 0, str(damage))
-    return Found(path, manifest.batch or 0, facts_in(manifest), manifest.num_bytes, "")
+    return Found(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
+
+
+def newest_after(
+    batch: int, found: Iterable[Found[AnyPlace]], is_usable: Callable[[AnyPlace], bool]
+) -> int | None:
+    """Returns the batch of the newest checkpoint that has more batches and can be used, if any.
+
+    Args:
+        found: the newest first; a look at each is all that it took.
+        is_usable: reads all of it.
+    """
+    newer = (one for one in found if one.batch > batch and not one.reason)
+    return next((one.batch for one in newer if is_usable(one.path)), None)
+
+
+def surplus(
+    kept: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
+) -> list[Item]:
+    """Returns which of the others may be removed, the oldest first: one that can be used stays.
+
+    Args:
+        kept, others: the newest first.
+    """
+    if not others:
+        return []
+    safe = next((one for one in [*kept, *others] if is_usable(one)), None)
+    return [] if safe is None else [one for one in reversed(others) if one != safe]
 
 
 @contextmanager

@@ -32,9 +32,11 @@ def examine(folder: Path, *, digests: bool = True) -> Manifest:
     """
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
-        with _about(name):
+        try:
             _check_size(disk.num_bytes_of(folder / name), wanted)
-    facts_in(manifest)
+        except CorruptFileError as unlike:
+            raise unlike.of(name) from unlike
+    manifest.known  # noqa: B018  raises where they can't be put together
     if digests:
         for files in manifest.parts.values():
             for damage in _damages_of_part(folder, files, manifest):
@@ -46,7 +48,7 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
     """Reads all of a checkpoint without keeping it, and gives what is wrong with each file of it."""
     try:
         manifest = checked_manifest(folder)
-        facts_in(manifest)
+        manifest.known  # noqa: B018
     except CorruptFileError as damage:
         yield damage
         return
@@ -82,19 +84,6 @@ def checked_manifest(folder: Path) -> Manifest:
             f"{FILE}: it is that of batch {manifest.batch}, the folder's name says {named}"
         )
     return manifest
-
-
-def facts_in(manifest: Manifest) -> dict[str, Any]:
-    """Returns the facts that a manifest holds.
-
-    Raises:
-        CorruptFileError: they aren't what eventloop writes.
-    """
-    with _about(f"{FILE}: facts"):
-        facts = restore(manifest.facts, {})
-        if not isinstance(facts, dict):
-            raise CorruptFileError("they aren't dict")
-    return facts
 
 
 def why_passed_over(facts: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from eventloop.checkpoint.storage import checkpoint_at
 from eventloop.checkpoint.tensors import read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
-    facts_in,
     opened,
     put_together,
     why_passed_over,
@@ -48,7 +47,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         manifest = checked_manifest(checkpoint)
-        if reason := why_passed_over(facts_in(manifest)):
+        if reason := why_passed_over(manifest.known):
             raise CheckpointError(
                 f"{checkpoint.name} isn't exported: {reason}",
                 fix="export an earlier checkpoint; to look at these weights, open "

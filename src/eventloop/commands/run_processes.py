@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, NamedTuple, Self
 
 from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
@@ -114,12 +114,7 @@ class RunProcesses(Generic[R]):
         self._previous = {number: signal.signal(number, self._pass_on) for number in _STOPPING}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         for one in self._under_way:

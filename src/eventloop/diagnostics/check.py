@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -222,15 +221,10 @@ class HostReads:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
             for name, method in self._kept.items():
                 if method is None:
                     delattr(Tensor, name)  # an inherited one shows again

@@ -13,10 +13,8 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 CHUNK_BYTES = 4 * 2**20  # digested while it is still in the processor's cache
@@ -142,12 +140,7 @@ class NewFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:
             if error is None:
                 sync(self._descriptor)
@@ -156,7 +149,9 @@ class NewFile:
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends bytes."""
-        for chunk in _chunks(memoryview(data)):
+        rest = memoryview(data)
+        for start in range(0, len(rest), CHUNK_BYTES):
+            chunk = rest[start : start + CHUNK_BYTES]
             write(self._descriptor, chunk)
             self._sha256.update(chunk)
             self.num_bytes += len(chunk)
@@ -200,7 +195,8 @@ class OldFile:
 
     def fill(self, buffer: memoryview) -> None:
         """Reads as many bytes as the buffer has."""
-        for chunk in _chunks(buffer):
+        for start in range(0, len(buffer), CHUNK_BYTES):
+            chunk = buffer[start : start + CHUNK_BYTES]
             self._fill(chunk)
             self._sha256.update(chunk)
 
@@ -271,11 +267,6 @@ def _check_regular(there: os.stat_result) -> None:
 @cache
 def _num_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _chunks(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), CHUNK_BYTES):
-        yield data[start : start + CHUNK_BYTES]
 
 
 class CorruptFileError(Exception):

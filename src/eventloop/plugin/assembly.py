@@ -125,12 +125,15 @@ class Assembly:
         for name, hook in self.hooks.items():
             if hook.kind != "action":
                 continue
-            claims = [one.plugin for one in self.implementations[name] if _claims(one)]
             losers = [one.plugin for one in self.losers.get(name, ())]
+            claims = [*losers]
+            for one in self.implementations[name].implementations:
+                if one.plugin.role != "core" and not one.wrapper and not one.conditional:
+                    claims.append(one.plugin)
             if not claims:
                 continue
             owner = self.owner(name)
-            others = [one for one in [*losers, *claims] if one is not owner and one.role != "core"]
+            others = [one for one in claims if one is not owner]
             if others:
                 others.sort(key=lambda one: (one.role == "task", fold(one.name)))
                 yield Decision(name, owner, tuple(others), bool(losers))
@@ -159,14 +162,17 @@ def arrange(
 
     ordered = {}
     for name, hook in hooks.items():
+        own = by_hook[name]
+        if len(own) < 2:
+            ordered[name] = order(own)
+            continue
         opener = by_hook.get(hook.closes or "", [])
         opener_edges = wishes.edges(hook.closes) if hook.closes else ()
         try:
-            ordered[name] = order(by_hook[name], wishes.edges(name), opener, opener_edges)
+            ordered[name] = order(own, wishes.edges(name), opener, opener_edges)
         except PluginError as error:
             problems.append(error)
-            ordered[name] = order([dataclasses.replace(one, before=(), after=())
-                                   for one in by_hook[name]])  # fmt: skip
+            ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
     return Assembly(tuple(plugins), tuple(off), hooks, ordered, wishes, losers), problems
 
 
@@ -284,11 +290,11 @@ def _choose_owners(
 
 def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator[PluginError]:
     for name, found in by_hook.items():
-        owners = sorted(
-            (one.plugin for one in found if _claims(one) and one.plugin.role == "algorithm"),
-            key=lambda plugin: fold(plugin.name),
-        )
+        if len(found) < 2:
+            continue
+        owners = [one.plugin for one in found if one.plugin.role == "algorithm" and _claims(one)]
         if len(owners) > 1:
+            owners.sort(key=lambda plugin: fold(plugin.name))
             yield PluginError(
                 f"{len(owners)} plugins claim the action {name}: "
                 f"{' and '.join(one.origin for one in owners)}",

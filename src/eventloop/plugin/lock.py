@@ -51,15 +51,13 @@ def order_digest(implementations: Mapping[str, Ordered]) -> str:
 
     Two environments have one digest if and only if the same plugins run in the same order.
     """
-    orders = {
-        hook: [
-            f"{one.plugin.role}:{fold(one.plugin.name)}"
-            for one in ordered.implementations
-            if one.plugin.role in ("algorithm", "callback")
-        ]
-        for hook, ordered in implementations.items()
-    }
-    listed = json.dumps({hook: names for hook, names in orders.items() if names}, sort_keys=True)
+    orders: dict[str, list[str]] = {}
+    for hook, ordered in implementations.items():
+        for one in ordered.implementations:
+            if one.plugin.role in ("algorithm", "callback"):
+                called = f"{one.plugin.role}:{fold(one.plugin.name)}"
+                orders.setdefault(hook, []).append(called)
+    listed = json.dumps(orders, sort_keys=True)
     return f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
 
 

@@ -75,24 +75,24 @@ def assemble(
     rules = configuration.rules
     candidates = candidates or Candidates(configuration)
     found = candidates.found
-    brought = [
+    given = [
         *handed_over(of_task[0], "algorithm", found, "Task"),
         *handed_over(of_task[1], "callback", found, "Task"),
-    ]
-    given = [
-        *brought,
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
     given.sort(key=lambda one: (one.role, fold(one.name)))
     names = [one.name for one in given]
     selected, problems = select_all(configuration, names, candidates)
-    left_out = {id(one) for one in brought if configuration.choice.switches_off(one.name)}
-    off = [_switched_off(one) for one in given if id(one) in left_out]
-    given = [one for one in given if id(one) not in left_out]
-    plugins = [one for one in given if not isinstance(one.target, type) and takes_part(one, HOOKS)]
-    usable = set(map(id, plugins))
-    problems += [_without_hooks(one) for one in given if id(one) not in usable]
+    off_names = [one.name for one in given if configuration.choice.switches_off(one.name)]
+    off = [_switched_off(one) for one in given if one.by == "Task" and one.name in off_names]
+    given = [one for one in given if one.by != "Task" or one.name not in off_names]
+    plugins = []
+    for one in given:
+        if isinstance(one.target, type) or not takes_part(one, HOOKS):
+            problems.append(_without_hooks(one))
+        else:
+            plugins.append(one)
     rows, failures = load_all(configuration, selected, candidates, names)
     off += [row.selected for row in rows if row.selected.status == "off"]
     everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins, *core]

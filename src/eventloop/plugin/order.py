@@ -115,10 +115,11 @@ def order(
     Raises:
         PluginError: declared edges contradict each other or the roles; names who declared each.
     """
-    given = _by_default(implementations)
-    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
-    if len(given) < 2 and not opener:
+    given = list(implementations)
+    if len(given) < 2:
         return Ordered(tuple(given))
+    given = _by_default(given)
+    opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
     tiers: dict[int, list[Implementation]] = {}
     for one in given:
         tiers.setdefault(_tier(one), []).append(one)
@@ -164,7 +165,7 @@ def _key(one: Implementation) -> tuple[int, int, str, str]:
 def _by_default(implementations: Iterable[Implementation]) -> list[Implementation]:
     """Puts implementations of one hook in the order that holds where no edge says otherwise."""
     given = sorted(implementations, key=_key)
-    if given and _is_close(given[0]):
+    if _is_close(given[0]):
         given.reverse()
         given.sort(key=lambda one: (-_tier(one), one.phase))
     return given

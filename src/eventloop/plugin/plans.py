@@ -14,12 +14,11 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventloop.actions import Actions
-from eventloop.errors import Note, PluginError, notes_of
+from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
-from eventloop.plugin import code_map
+from eventloop.plugin.blame import blame, enter, returned_nothing, swallowed
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.signals import Interrupted
 from eventloop.view import StateView, view_of
 
 if TYPE_CHECKING:
@@ -45,21 +44,23 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
         implementations: the hook's, in order, as `order` gives them.
         state: the State of the run; callbacks are given a view of it.
     """
-    ordered = [one for one in implementations if state.rank == 0 or not one.rank_zero]
-    plain = [one for one in ordered if not one.wrapper]
-    wrappers = [one for one in ordered if one.wrapper]
-    for one in ordered:
+    plain: list[Implementation] = []
+    wrappers: list[Implementation] = []
+    for one in implementations:
+        if one.rank_zero and state.rank != 0:
+            continue
+        (wrappers if one.wrapper else plain).append(one)
         if one.plugin.role != "core":
-            code_map.enter(one)
+            enter(one)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
-    if len(ordered) == 1 and _is_direct(ordered[0]):
-        return ordered[0].function
+    if not wrappers and len(plain) == 1 and _is_direct(plain[0]):
+        return plain[0].function
     if hook.kind == "action":
         plan = _enclose(_act(order_of_owners(plain), state), wrappers, state)
         has_owner = any(not one.conditional for one in plain)
         return plan if has_owner else _answered(hook, plan)
-    if not ordered:
+    if not plain and not wrappers:
         return _silence(hook)
     if hook.kind == "event" and not wrappers:
         return _tell(hook, plain, state)
@@ -90,7 +91,7 @@ def _silence(hook: Hook) -> Plan:
 
 def _is_direct(one: Implementation) -> bool:
     """Returns whether the loop may call the function itself: the core's, which takes everything."""
-    return one.plugin.role == "core" and not one.wrapper and one.argnames == one.hook.argnames
+    return one.plugin.role == "core" and one.argnames == one.hook.argnames
 
 
 def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
@@ -104,7 +105,7 @@ def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 function(*rest)
             except BaseException as error:
-                _blame(error, one, state)
+                blame(error, one, state)
                 raise
 
     return tell_each
@@ -124,7 +125,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 only_function(only_given)
             except BaseException as error:
-                _blame(error, only, state)
+                blame(error, only, state)
                 raise
 
         return _with_own_code(tell_one)
@@ -138,7 +139,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
                 asked = other
                 second(second_given)
             except BaseException as error:
-                _blame(error, asked, state)
+                blame(error, asked, state)
                 raise
 
         return _with_own_code(tell_two)
@@ -148,7 +149,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 function(given)
             except BaseException as error:
-                _blame(error, one, state)
+                blame(error, one, state)
                 raise
 
     return tell_each
@@ -173,7 +174,7 @@ def _gather(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 result = function(*rest)
             except BaseException as error:
-                _blame(error, one, state)
+                blame(error, one, state)
                 raise
             if result is not None:
                 results.append(result)
@@ -212,9 +213,9 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 result = function(*rest)
                 if result is None and not one.conditional:
-                    raise _returned_nothing(one)
+                    raise returned_nothing(one)
             except BaseException as error:
-                _blame(error, one, state)
+                blame(error, one, state)
                 raise
             if result is not None:
                 return result
@@ -232,9 +233,9 @@ def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
             try:
                 result = function(given)
                 if result is None and not one.conditional:
-                    raise _returned_nothing(one)
+                    raise returned_nothing(one)
             except BaseException as error:
-                _blame(error, one, state)
+                blame(error, one, state)
                 raise
             if result is not None:
                 return result
@@ -281,7 +282,7 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 state.enclosed = again
 
         state.enclosed = again = run if is_action else None
-        passing: BaseException | None = None
+        result, passing = None, None
         try:
             generator = start(*args[1:])
             try:
@@ -292,18 +293,15 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 result = run()
             except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
                 passing = error
-            if passing is None:
-                result = _send(generator, result, one)
-            else:
-                result = _throw(generator, passing, one)
-                if one.plugin.role == "callback":
-                    raise _swallowed(one) from passing
+            result = _resume(generator, result, passing, one)
+            if passing is not None and one.plugin.role == "callback":
+                raise swallowed(one) from passing
             if result is None and must_return:
-                raise _returned_nothing(one)
+                raise returned_nothing(one)
             return result
         except BaseException as error:
             if error is not passing:
-                _blame(error, one, state)
+                blame(error, one, state)
             raise
         finally:
             state.enclosed = outer_again
@@ -311,20 +309,22 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
     return enclosed
 
 
-def _send(generator: Generator[None, Any, Any], result: Any, one: Implementation) -> Any:
-    """Resumes a wrapper with the result of what it encloses; gives what it returns."""
-    try:
-        generator.send(result)
-    except StopIteration as stop:
-        return stop.value
-    generator.close()
-    raise PluginError("a wrapper yielded a second time", wrapper=one.origin)
+def _resume(
+    generator: Generator[None, Any, Any],
+    result: Any,
+    error: BaseException | None,
+    one: Implementation,
+) -> Any:
+    """Resumes a wrapper with the result or the exception of what it encloses.
 
-
-def _throw(generator: Generator[None, Any, Any], error: BaseException, one: Implementation) -> Any:
-    """Resumes a wrapper with the exception of what it encloses; gives what it returns."""
+    Returns:
+        What the wrapper returns.
+    """
     try:
-        generator.throw(error)
+        if error is None:
+            generator.send(result)
+        else:
+            generator.throw(error)
     except StopIteration as stop:
         return stop.value
     except RuntimeError as converted:
@@ -347,7 +347,7 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
             try:
                 function(*rest)
             except BaseException as error:  # noqa: BLE001  all are told before any is raised
-                _blame(error, one, state)
+                blame(error, one, state)
                 failures.append(error)
         return failures
 
@@ -404,40 +404,3 @@ def _sometimes(
         return (yield)
 
     return around if one.wrapper else now_and_then
-
-
-def _blame(error: BaseException, one: Implementation, state: State) -> None:
-    """Notes on an exception who raised it, once, whatever passes it on."""
-    if one.plugin.role == "core" or isinstance(error, Interrupted):
-        return
-    if notes_of(error, "origin"):
-        return
-    moment = f"{one.hook.name}, epoch {state.clock.epoch}, batch {state.clock.batch}"
-    text = f"in the task's {moment}"
-    if one.plugin.role != "task":
-        text = (
-            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.rank}\n"
-            f"  at   {one.where}\n"
-            f"  fix  {one.plugin.way_out}"
-        )
-    error.add_note(Note(text, "origin"))
-
-
-def _swallowed(one: Implementation) -> PluginError:
-    return PluginError(
-        f"a callback's wrapper of {one.hook.name} swallowed an exception; it may only watch",
-        plugin=one.plugin.origin,
-        at=one.where,
-        fix="raise it again, or make the plugin an algorithm",
-    )
-
-
-def _returned_nothing(one: Implementation) -> PluginError:
-    what = f"wrapper of the {one.hook.kind}" if one.wrapper else "owner of the action"
-    fix = "return the result of `yield`" if one.wrapper else "return the result"
-    return PluginError(
-        f"the {what} {one.hook.name} returned nothing",
-        plugin=one.plugin.origin,
-        at=one.where,
-        fix=fix if one.wrapper else f"{fix}, or pass with @hookimpl(conditional=True)",
-    )

@@ -12,7 +12,7 @@ from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
 from eventloop.data.prefetch import mover_to
-from eventloop.distributed.join import choose_device
+from eventloop.distributed.processes import choose_device
 from eventloop.errors import keep
 from eventloop.loop import Loop
 from eventloop.naming import fold
@@ -93,13 +93,16 @@ class Core:
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
         self._files = [RunFile(start)] if settings.run_dir is not None else []
-        self.capture = Capture(
+        self.capture = self._new_capture()
+
+    def _new_capture(self) -> Capture:
+        return Capture(
             self.state,
             self.hooks,
             self.loop.feeds,
             {
                 "clock": self.state.clock,
-                "precision": precision,
+                "precision": self.state.precision,
                 "bookkeeping": self.bookkeeping,
                 "loop": self.loop,
                 "feeds": self.loop.feeds,
@@ -139,9 +142,12 @@ class Core:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""
         self.assembly, state = assembly, self.state
         self._compiled = compiled_of(assembly, state)
+        observers = (*self._compiled, *self.observers)
         for name, hook in assembly.hooks.items():
-            ordered = observe(assembly.implementations[name], (*self._compiled, *self.observers))
-            plan = state.precision.enclose(name, freeze(hook, ordered, state))
+            implementations = assembly.implementations[name].implementations
+            if observers:
+                implementations = observe(implementations, observers)
+            plan = state.precision.enclose(name, freeze(hook, implementations, state))
             setattr(self.hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.loop.quiet, name, nothing if is_told else plan)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.distributed.join import rank_variables
+from eventloop.distributed.processes import rank_variables
 
 TIMEOUT_S = 120.0
 
@@ -50,13 +50,8 @@ def run_ranks(
     ranks = []
     with tempfile.TemporaryDirectory() as stacks:
         for rank in range(world_size):
-            ours, theirs = context.Pipe()
-            stack = Path(stacks, str(rank))
-            job = (theirs, stack, timeout_s, function, args, kwargs)
-            process = context.Process(target=_run, args=job, name=f"rank {rank}", daemon=True)
-            process.start()
-            theirs.close()
-            ranks.append((process, ours))
+            job = (Path(stacks, str(rank)), timeout_s, function, args, kwargs)
+            ranks.append(_started(context, rank, job))
         try:
             # After the forks: one made amid what the store's thread does, looking up a name say,
             # inherits the lock that the thread holds, and waits for it without end.
@@ -74,6 +69,15 @@ def run_ranks(
 
 class RankError(Exception):
     """A rank raised or died."""
+
+
+def _started(context: Any, rank: int, job: tuple[Any, ...]) -> tuple[Any, Connection]:
+    """Starts the process of a rank, which waits for its variables on the pipe."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, *job), name=f"rank {rank}", daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 def _run(

@@ -1,7 +1,7 @@
-"""The code map: which implementation of a hook a frame belongs to.
+"""Who did it: which implementation a frame belongs to, and what is noted on what one raises.
 
-Filled when plans are frozen, and read when a report needs it: the loop keeps no account of where
-it is.
+The map from code to implementations is filled when plans are frozen, and read when a report needs it:
+the loop keeps no account of where it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from eventloop.errors import Note, PluginError, notes_of
+from eventloop.signals import Interrupted
+
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation
+    from eventloop.state import State
 
 _GONE = object()
 # Weak: plans keep their implementations, and the map outlives every run. An entry is replaced as
@@ -72,3 +76,42 @@ def _first_argument(frame: FrameType) -> object:
         rest = values.get(code.co_varnames[code.co_kwonlyargcount], ())
         return rest[0] if rest else _GONE
     return _GONE
+
+
+def blame(error: BaseException, one: Implementation, state: State) -> None:
+    """Notes on an exception who raised it, once, whatever passes it on."""
+    if one.plugin.role == "core" or isinstance(error, Interrupted):
+        return
+    if notes_of(error, "origin"):
+        return
+    moment = f"{one.hook.name}, epoch {state.clock.epoch}, batch {state.clock.batch}"
+    text = f"in the task's {moment}"
+    if one.plugin.role != "task":
+        text = (
+            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.rank}\n"
+            f"  at   {one.where}\n"
+            f"  fix  {one.plugin.way_out}"
+        )
+    error.add_note(Note(text, "origin"))
+
+
+def swallowed(one: Implementation) -> PluginError:
+    """Returns the error of a callback's wrapper that let no exception through."""
+    return PluginError(
+        f"a callback's wrapper of {one.hook.name} swallowed an exception; it may only watch",
+        plugin=one.plugin.origin,
+        at=one.where,
+        fix="raise it again, or make the plugin an algorithm",
+    )
+
+
+def returned_nothing(one: Implementation) -> PluginError:
+    """Returns the error of an implementation that owes a result."""
+    what = f"wrapper of the {one.hook.kind}" if one.wrapper else "owner of the action"
+    fix = "return the result of `yield`" if one.wrapper else "return the result"
+    return PluginError(
+        f"the {what} {one.hook.name} returned nothing",
+        plugin=one.plugin.origin,
+        at=one.where,
+        fix=fix if one.wrapper else f"{fix}, or pass with @hookimpl(conditional=True)",
+    )

@@ -13,7 +13,7 @@ import torch
 
 from eventloop import hookimpl
 from eventloop.distributed.locate import place_of_error, place_of_thread
-from eventloop.plugin import code_map
+from eventloop.plugin import blame
 from eventloop.plugin.records import Plugin
 
 
@@ -196,7 +196,7 @@ def test_the_map_keeps_no_plugin(plan_of):
     made = with_method()(fails=False)
     code, gone = type(made).batch_end.__code__, weakref.ref(made)
     plan = plan_of("batch_end", Plugin("aa", "algorithm", made))
-    assert code in code_map._MAP
+    assert code in blame._MAP
 
     del plan, made
     gc.collect()
