@@ -229,9 +229,15 @@ def test_every_subcommand_has_help(run, clean, name):
     ran = run("plugins", name, "--help")
 
     assert ran.status == 0
-    assert ran.out.startswith(
-        "usage: eventloop plugins [SUB" if name == "list" else f"usage: eventloop plugins {name}"
-    )
+    assert ran.out.startswith(f"usage: eventloop plugins {name}")
+
+
+def test_the_help_of_all_lists_the_subcommands(run, clean):
+    """A person who knows none of them types this."""
+    ran = run("plugins", "--help")
+
+    assert ran.out.startswith("usage: eventloop plugins [SUBCOMMAND]")
+    assert "  lock   write eventloop.lock" in ran.out
 
 
 def test_the_order_of_wrappers_alone_is_shown(run, install):
