@@ -100,6 +100,13 @@ def test_the_page_on_gans_runs_from_top_to_bottom(clean):
     assert namespace["trainer"].state.clock.batch == 40
 
 
+def test_the_page_on_several_loaders_runs_from_top_to_bottom(clean):
+    """Here too."""
+    namespace = run_page("several-data-loaders.md")
+
+    assert namespace["trainer"].state.clock.batch == 20
+
+
 @pytest.mark.parametrize("name", ["Ema", "Seen"])
 def test_the_plugins_of_the_page_on_state_are_resumed(name):
     """In one process and in two ranks, with the bits of a run in one go."""

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import TaskError, hookimpl
 from eventloop.data import known_length
-from eventloop.data.batches import FirstBatches
+from eventloop.data.combine import FirstBatches
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
 from eventloop.modes import LimitBatches, Overfit, dry_run

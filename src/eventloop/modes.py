@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from eventloop.clock import Time
 from eventloop.data import known_length
-from eventloop.data.batches import FirstBatches
+from eventloop.data.combine import FirstBatches
 from eventloop.hooks import hookimpl
 from eventloop.trainer import Result, Trainer, TrainerBuilder
 

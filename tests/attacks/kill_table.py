@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop import hookimpl, schedules
+from eventloop.data import cycled, zipped
 from eventloop.task import Task
 from eventloop.testing.case import tiny_batches, tiny_task
 from eventloop_ema import Ema
@@ -96,6 +97,27 @@ class Drawing:
             yield batches[idx]
 
 
+class Pairs:
+    """A stranger's wrapper of two data loaders, each with a generator of its own."""
+
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        return zip(*self.loaders, strict=False)
+
+
+def inputs_alone(**given):
+    """Inputs in another order each epoch."""
+    return DataLoader(list(Noisy().inputs), 4, shuffle=True, drop_last=True, **given)
+
+
+def targets_alone(num, **given):
+    """Targets in an order of their own, which goes on where the inputs' epoch ends."""
+    generator = torch.Generator().manual_seed(7)
+    return DataLoader(torch.arange(num) % 3, 4, shuffle=True, generator=generator, **given)
+
+
 class Counts:
     """An algorithm with a state, which draws from every generator there is, at every event."""
 
@@ -160,6 +182,14 @@ LOADERS = {
     "iterable": lambda: DataLoader(Stream(), 4),
     "iterable, workers": lambda: DataLoader(Stream(), 4, num_workers=2),
     "plain iterable": Drawing,
+    "zipped": lambda: zipped(inputs_alone(), targets_alone(72)),
+    "cycled": lambda: zipped(inputs_alone(), cycled(targets_alone(20))),
+    "cycled, workers": lambda: zipped(
+        inputs_alone(num_workers=1), cycled(targets_alone(20, num_workers=1))
+    ),
+    "a stranger's wrapper": lambda: Pairs(
+        inputs_alone(generator=torch.Generator().manual_seed(5)), targets_alone(72)
+    ),
 }
 PLUGINS = {
     "none": list,

@@ -35,6 +35,7 @@ EVENTS = [one for one in Event if one not in (Event.CLOSE, Event.EXCEPTION)]
 EXPECTED_WARNINGS = (
     "nothing to train",
     "[0-9]+ batches were read once more",
+    ".*whether it gets the same batches isn't known",
     ".*learning rate",
     ".*set_vital",  # torchdata 0.11 with torch 2.13
 )

@@ -79,3 +79,36 @@ def test_two_ranks_go_on_as_one_process_and_as_two(tmp_path):
 
     for name, one in actual.items():
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
+
+
+class Sampling(nn.Linear):
+    """Draws in evaluation, as what evaluates samples of its own does."""
+
+    def forward(self, inputs):
+        noise = 0 if self.training else torch.rand_like(inputs) + random.random()
+        return super().forward(inputs + noise)
+
+
+def test_what_an_evaluation_draws_is_drawn_again(tmp_path):
+    """Its numbers are those of a run that was never stopped, and the training's draws are left alone."""
+
+    def evaluated(folder, *untils):
+        for until in untils:
+            task = Task(
+                model=lambda: nn.Sequential(Sampling(3, 3), nn.Dropout(0.3)),
+                loss=cross_entropy,
+                train_dataloader=lambda: DataLoader(Drawing(), 4, shuffle=True),
+                eval_dataloaders=lambda: DataLoader(Drawing(), 8, shuffle=True),
+                optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            )
+            settings = {"max_duration": "2ep", "checkpoint_interval": "1ba", "eval_interval": "1ba"}
+            with isolated_trainer(folder, task, **settings) as trainer:
+                result = trainer.fit(until=until)
+        return [{**row, "seconds": None} for row in result.history]
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+
+    expected = evaluated(whole, None)
+
+    assert evaluated(stopped, "3ba", "9ba", None)[-5:] == expected[-5:]
+    assert len({str(row) for row in expected}) == len(expected)

@@ -235,6 +235,7 @@ def run(folder, make, log):
     """Starts a run or goes on with it, to its end."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*batches were read once more")
+        warnings.filterwarnings("ignore", ".*whether it gets the same batches isn.t known")
         warnings.filterwarnings("ignore", ".*out of memory")
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         given, plugins, settings = make()

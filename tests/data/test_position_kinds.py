@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from eventloop.data.batches import FirstBatches
+from eventloop.data.combine import FirstBatches
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError
@@ -114,6 +114,9 @@ LOADERS = {
     "stream, workers": streaming(2),
     "iterable": Plain,
     "own class": lambda: Translating(Counting(), 4, shuffle=True),
+    "own generator": lambda: DataLoader(
+        Counting(), 4, shuffle=True, generator=torch.Generator().manual_seed(5)
+    ),
     "limited": lambda: FirstBatches(DataLoader(Counting(40), 4, shuffle=True), 6, 6),
     "limited stream": lambda: FirstBatches(DataLoader(Stream(), 3), 6, None),
     "stateful": stateful(Counting, shuffle=True),

@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from eventloop.data import cycled, zipped
 from eventloop.data.feed import Feed
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
@@ -65,6 +66,26 @@ LOADERS = {
 }
 
 
+COMBINED = {
+    "zipped": lambda size: zipped(
+        DataLoader(Drawing(26), size, shuffle=True), DataLoader(Drawing(26), size, shuffle=True)
+    ),
+    "cycled": lambda size: zipped(
+        DataLoader(Drawing(26), size, shuffle=True),
+        cycled(DataLoader(Drawing(20), 2 * size, shuffle=True)),
+    ),
+}
+
+
+def samples_of(batch, part=0):
+    """Yields each sample of a batch with its draw, and the number of the loader that it is of."""
+    first, second = batch
+    if isinstance(first, torch.Tensor):
+        yield from ((part, *one) for one in zip(first.tolist(), second.tolist(), strict=True))
+    else:
+        yield from (one for part, pair in enumerate(batch) for one in samples_of(pair, part))
+
+
 @pytest.fixture
 def train(tmp_path):
     """Trains up to a batch from a checkpoint; gives samples a step, with draws, and a checkpoint."""
@@ -85,8 +106,7 @@ def train(tmp_path):
                 if not feed.under_way:
                     feed.start_epoch(epoch)
                 while len(seen) < stop and feed.has_next():
-                    idxs, draws = feed.next()
-                    seen.append(list(zip(idxs.tolist(), draws.tolist(), strict=True)))
+                    seen.append(list(samples_of(feed.next())))
                     torch.rand(3)
                 if len(seen) < stop:
                     feed.end_epoch()
@@ -107,11 +127,11 @@ def train(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "uneven"), [*((kind, "pad") for kind in LOADERS), ("odd", "drop")]
+    ("kind", "uneven"), [*((kind, "pad") for kind in LOADERS | COMBINED), ("odd", "drop")]
 )
 def test_two_ranks_go_on_as_one_process_and_as_two(train, kind, uneven):
     """The same samples a step, with the same draws, also in the epochs to come."""
-    make = LOADERS[kind]
+    make = (LOADERS | COMBINED)[kind]
     expected, _ = train(make, world_size=2, uneven=uneven)
 
     seen, saved = train(make, 3, world_size=2, uneven=uneven)
@@ -139,6 +159,15 @@ def test_one_process_goes_on_as_two_ranks(train, kind):
     assert len(seen) == num_batches + 2 * 7
 
 
+def test_ranks_share_out_each_part_and_draw_its_own_order(train):
+    """Every sample of each once; two loaders over one data set aren't in step."""
+    steps, _ = train(COMBINED["zipped"], 6, world_size=2)
+
+    of_parts = [[idx for step in steps for part, idx, _ in step if part == k] for k in (0, 1)]
+    assert [len(set(one)) for one in of_parts] == [24, 24]
+    assert of_parts[0] != of_parts[1]
+
+
 @pytest.mark.parametrize("given", [{"replacement": True}, {"num_samples": 12}], ids=str)
 def test_a_random_sampler_stays_what_it_is(train, given):
     """With replacement, or of another number of samples, it is no `DistributedSampler`."""
@@ -148,7 +177,7 @@ def test_a_random_sampler_stays_what_it_is(train, given):
 
     steps, _ = train(make, 26 // 4 if "replacement" in given else 3, world_size=2)
 
-    samples = [idx for step in steps for idx, _ in step]
+    samples = [idx for step in steps for _, idx, _ in step]
     assert (len(set(samples)) < len(samples)) is ("replacement" in given)
     assert len(samples) == (24 if "replacement" in given else 12)
 

@@ -188,8 +188,16 @@ TRAINING = keys(
 )
 
 _SAMPLER = keys({"state": NAMED, "generators": NAMED, "attributes": NAMED}, kind=STR)
-STANDING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR})
+_PLACES = keys(generators=NAMED, watched=by_name(_SAMPLER))
+STANDING = keys({"samplers": each(_SAMPLER), "shared": NAMED, "loader": TENSOR, "places": _PLACES})
 _SEED = optional(between(-(2**62), 2**62))
+
+
+def _position(value: Any, path: str) -> None:
+    """Checks the position of a part, which may have parts of its own."""
+    POSITION(value, path)
+
+
 # Which of these there are depends on the kind of source.
 POSITION = keys(
     {
@@ -203,6 +211,10 @@ POSITION = keys(
         "turns": keys(seeds_once=BOOL, has_begun=BOOL),
         "num_workers": COUNT,
         "is_exhausted": BOOL,
+        "parts": by_name(_position),
+        "turn": SINCE,
+        "num_in_turn": optional(COUNT),
+        "turned": _position,
     }
 )
 FEED = keys(

@@ -4,12 +4,9 @@ from eventloop.data.batches import (
     Count,
     describe,
     describe_pair,
-    first_batch,
     inputs_of,
     is_inputs,
-    is_map_style,
     is_pair,
-    known_length,
     map_tensors,
     num_samples,
     split,
@@ -19,9 +16,11 @@ from eventloop.data.batches import (
     with_targets,
     without_samples,
 )
+from eventloop.data.combine import cycled, first_batch, is_map_style, known_length, zipped
 
 __all__ = [
     "Count",
+    "cycled",
     "describe",
     "describe_pair",
     "first_batch",
@@ -38,4 +37,5 @@ __all__ = [
     "with_inputs",
     "with_targets",
     "without_samples",
+    "zipped",
 ]

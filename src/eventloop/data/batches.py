@@ -1,14 +1,11 @@
-"""Batches: what is in them, how they are moved and split, and how they are taken from a loader."""
+"""Batches: what is in them, and how they are moved and split."""
 
 from __future__ import annotations
 
-import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.errors import TaskError, counted
 
@@ -161,43 +158,11 @@ def describe_pair(batch: Any) -> str:
     return f"a pair of inputs, {inputs}, and targets, {targets}"
 
 
-def first_batch(dataloader: Any) -> tuple[Any, Any]:
-    """Looks at the first batch; gives it and the data loader that still has it.
-
-    A loader that starts anew each time is asked for one that is dropped; an iterator, which
-    doesn't, gets it back. The batch is None where there is none.
-    """
-    # Of a copy, so that workers that stay, which `iter` would find again, go with it.
-    is_loader = isinstance(dataloader, DataLoader)
-    iterator = iter(copy.copy(dataloader) if is_loader else dataloader)
-    batch = next(iterator, None)
-    if iterator is dataloader and batch is not None:
-        return batch, itertools.chain([batch], iterator)
-    return batch, dataloader
-
-
 def without_samples(error: BaseException) -> str:
     """Returns what to do about torch's error where it shuffles a data set without samples; or ""."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
         return "give the data loader a data set with samples: it has none to shuffle"
     return ""
-
-
-def known_length(dataloader: Any) -> int | None:
-    """Returns the number of batches where it can be relied on: not that of an iterable data set."""
-    if isinstance(dataloader, FirstBatches):
-        return dataloader.num_batches
-    if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
-        return None
-    if isinstance(dataloader, (DataLoader, Sequence)):
-        return len(dataloader)
-    return None
-
-
-def is_map_style(dataloader: Any) -> bool:
-    """Returns whether a loader is torch's, or one like it, over a map-style data set."""
-    is_loader = isinstance(dataloader, DataLoader)
-    return is_loader and not isinstance(dataloader.dataset, IterableDataset)
 
 
 def _rebuild(like: Any, values: list[Any]) -> Any:
@@ -292,31 +257,3 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, (tuple, list)):
         return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
     return batch
-
-
-class FirstBatches:
-    """The first batches of a data loader, each time it is iterated over.
-
-    Args:
-        dataloader: an iterable of batches.
-        limit: how many at most.
-        num_batches: how many there are; None if unknown.
-    """
-
-    def __init__(self, dataloader: Any, limit: int, num_batches: int | None) -> None:
-        self.dataloader = dataloader
-        self.limit = limit
-        self.num_batches = None if num_batches is None else min(limit, num_batches)
-
-    @property
-    def sampler(self) -> Any:
-        """The data loader's sampler, which is told the epoch; None where it has none."""
-        return getattr(self.dataloader, "sampler", None)
-
-    @property
-    def batch_sampler(self) -> Any:
-        """The data loader's batch sampler, which is told the epoch; None where it has none."""
-        return getattr(self.dataloader, "batch_sampler", None)
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.dataloader), self.limit)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data import Count
+from eventloop.data.combine import tell_epoch
 from eventloop.data.loaders import source_of
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 NOTHING = Count(0, 0, 0)
-# Kinds of data loader whose position is the same for all ranks, however many there are.
-ANY_RANKS = ("map", "list")
 
 
 class Feed:
@@ -54,8 +53,6 @@ class Feed:
         self._processes = processes
         self._uneven = uneven
         self._source = source_of(dataloader, processes, sample_seed)
-        # A loader that says where it is counts what is held ahead as taken.
-        self._knows_itself = self._source.kind == "stateful"
         self._own_length = self._source.num_batches
         self.num_batches = self._agreed_length()
         may_pad = self.num_batches is None or self.num_batches != self._own_length
@@ -63,11 +60,15 @@ class Feed:
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._ahead: list[Any] = []
-        self._position: dict[str, Any] = {}
         self._epoch = 0
         self._taken = 0
         self._is_repeated = False
         self._is_loaded = self._may_differ = False
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why it isn't known that a resumed run gets the same batches; nothing where it does."""
+        return self._source.doubts
 
     @property
     def under_way(self) -> bool:
@@ -84,7 +85,7 @@ class Feed:
         Raises:
             TaskError: it has no batch, so that epochs would pass, or never end, untrained.
         """
-        self._tell_epoch(epoch)
+        tell_epoch(self.dataloader, epoch)
         self._iterator, self._ahead, self._taken = self._source.start(epoch), [], 0
         self._epoch, self.used = epoch, True
         if self._may_differ:
@@ -113,8 +114,8 @@ class Feed:
 
     def has_ended(self) -> bool:
         """Returns whether nothing is left of the epoch; what it finds counts as not taken."""
-        if self._knows_itself and not self._ahead:
-            self._position = self._source.state_dict(self._taken)
+        if not self._ahead:
+            self._source.look_ahead(self._taken)
         return not self.has_next()
 
     def next(self) -> Any:
@@ -152,7 +153,6 @@ class Feed:
 
         What the loader has fetched, and what is held ahead, counts as not taken.
         """
-        is_ahead = self._knows_itself and self._ahead
         num_taken = self._taken if self.under_way else None
         return {
             "kind": self._source.kind,
@@ -162,9 +162,9 @@ class Feed:
             "num_taken": self._taken,
             "num_batches": self.num_batches,
             "world_size": self._processes.world_size,
-            # It can't be read again: its source has moved on.
-            "first": self._first if self._knows_itself else None,
-            "position": self._position if is_ahead else self._source.state_dict(num_taken),
+            # It can't always be read again: its source has moved on.
+            "first": None if self._source.has_first else self._first,
+            "position": self._source.state_dict(num_taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -179,10 +179,10 @@ class Feed:
         self._require_kind(state)
         under_way = state["under_way"]
         self.used, self._epoch = state["used"], state["epoch"]
-        if self._other_ranks(state) and self._source.kind not in ANY_RANKS:
+        if self._other_ranks(state) and not self._source.suits_any_ranks:
             return  # each rank begins the next epoch with a loader of its own
         self._is_loaded, self._taken, self._first = under_way, state["num_taken"], state["first"]
-        self._tell_epoch(self._epoch)
+        tell_epoch(self.dataloader, self._epoch)
         with kept_generators():
             self._source.load(state["position"], self._epoch, self._taken if under_way else None)
         self._learn_lengths()
@@ -208,7 +208,7 @@ class Feed:
                 f"now {self._source.kind}",
                 fix="go on with the data loader that the run was begun with",
             )
-        is_free = not state["under_way"] or self._source.kind in ANY_RANKS
+        is_free = not state["under_way"] or self._source.suits_any_ranks
         if self._other_ranks(state) and not is_free:
             raise TaskError(
                 f"the run was stopped in mid-epoch with {state['world_size']} ranks, and only they "
@@ -221,16 +221,10 @@ class Feed:
         """Begins what is left of the epoch that was loaded."""
         assert self._is_loaded
         rest = self._source.rest()
-        if self._keeps_first and self._first is None:
+        if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = self._source.first()
         return rest
-
-    def _tell_epoch(self, epoch: int) -> None:
-        for name in ("sampler", "batch_sampler"):
-            set_epoch = getattr(getattr(self.dataloader, name, None), "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch)
 
     def _has_own(self) -> bool:
         if self._own_length is not None:

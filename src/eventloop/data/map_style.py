@@ -36,6 +36,8 @@ class MapStyle:
     """
 
     kind = "map"
+    suits_any_ranks = has_first = True
+    doubts: tuple[str, ...] = ()
 
     def __init__(self, dataloader: Any, processes: Processes, sample_seed: int | None) -> None:
         makes_batches = dataloader.batch_sampler is not None
@@ -71,6 +73,9 @@ class MapStyle:
         self.order.begin()
         return self._turns.begin()
 
+    def look_ahead(self, num_taken: int) -> None:
+        pass
+
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {
             "order": self._shared,
@@ -102,7 +107,8 @@ class MapStyle:
             )
         # Other ranks had other parts of the same order.
         check = saved["check"] if saved["world_size"] == self._ranks[1] else None
-        self.order.seek(saved["start"], self._own(num_taken), check)
+        reads_ahead = self._dataloader.num_workers > 0
+        self.order.seek(saved["start"], self._own(num_taken), check, reads_ahead=reads_ahead)
 
     def rest(self) -> Iterator[Any]:
         return self._turns.go_on()

@@ -74,7 +74,7 @@ class Order(Sampler[Any]):
         self.numbers = False
         self._generator = generator
         self._own = inner
-        self._samplers = [_Watched(one) for one in samplers_of(inner)]
+        self._samplers = [Watched(one) for one in samplers_of(inner)]
         self._rest: Iterator[Any] | None = None
         self._checks = array("L")
         self._before: Callable[[], None] | None = None
@@ -91,7 +91,7 @@ class Order(Sampler[Any]):
         inner = self._own if inner is None else inner
         if inner is not self.inner:
             self.inner = inner
-            self._samplers = [_Watched(one) for one in samplers_of(inner)]
+            self._samplers = [Watched(one) for one in samplers_of(inner)]
 
     def begin(self) -> None:
         """Has the next turn begin an epoch."""
@@ -109,13 +109,22 @@ class Order(Sampler[Any]):
         """Returns a number that another order wouldn't have, up to here; None where none is needed."""
         return self._checks[num_taken - 1] if 0 < num_taken <= len(self._checks) else None
 
-    def seek(self, start: Mapping[str, Any] | None, num_taken: int, check: int | None) -> None:
+    def seek(
+        self,
+        start: Mapping[str, Any] | None,
+        num_taken: int,
+        check: int | None,
+        *,
+        reads_ahead: bool = True,
+    ) -> None:
         """Has the next turn go on with an epoch; draws from the generators what is over.
 
         Args:
             start: what `start` was; None where nothing had been drawn.
             num_taken: how many are over.
             check: what `check` gave for them.
+            reads_ahead: whether the loader asks for more than it yields, and so for the end, where
+                samplers may draw once more.
 
         Raises:
             TaskError: these aren't the ones that were given.
@@ -132,7 +141,7 @@ class Order(Sampler[Any]):
         if taken < num_taken or (check is not None and self.check(num_taken) != check):
             raise _other_order(num_taken, self._samplers)
         # Drawn here, where the generators stand as they stood, whenever a batch is asked for.
-        ahead = list(itertools.islice(drawn, 1))
+        ahead = list(itertools.islice(drawn, 1)) if reads_ahead or not num_taken else []
         self.start = dict(start)
         generator = None if self._generator is None else self._generator.get_state()
         self._rest = self._going_on(itertools.chain(ahead, drawn), generator)
@@ -214,7 +223,7 @@ def samplers_of(inner: Any) -> list[Any]:
     return found
 
 
-class _Watched:
+class Watched:
     """A sampler, and what its turns change in it.
 
     One with `state_dict` and `load_state_dict` knows best. Of any other these are its generators,
@@ -228,6 +237,7 @@ class _Watched:
         self._built = {} if isinstance(sampler, Stateful) else _plain_attributes(sampler)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns where it is, with the name of its class."""
         if isinstance(self._sampler, Stateful):
             return {"kind": self.kind, "state": self._sampler.state_dict()}
         attributes = _attributes(self._sampler).items()
@@ -240,6 +250,11 @@ class _Watched:
         return {"kind": self.kind, "generators": drawn, "attributes": changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave.
+
+        Raises:
+            ValueError: an attribute isn't one that its class sets.
+        """
         if isinstance(self._sampler, Stateful):
             self._sampler.load_state_dict(state["state"])
             return
@@ -257,7 +272,7 @@ class _Watched:
             setattr(self._sampler, name, _copied(value))
 
 
-def _other_order(num_taken: int, samplers: Sequence[_Watched]) -> TaskError:
+def _other_order(num_taken: int, samplers: Sequence[Watched]) -> TaskError:
     names = ", ".join(one.kind for one in samplers)
     return TaskError(
         f"the order of the train data loader ({names}) isn't the one that the epoch began with, of "

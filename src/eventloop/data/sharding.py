@@ -13,7 +13,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from eventloop.data import is_map_style
+from eventloop.data.combine import Cycled, Zipped, innermost, is_map_style, seed_of_part
 from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
@@ -25,17 +25,27 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
-def sharded_for_training(dataloader: Any, state: State) -> Any:
-    """Returns a data loader of this rank's part of the samples.
+def sharded_for_training(dataloader: Any, state: State, seed: int | None = None) -> Any:
+    """Returns a data loader of this rank's part of the samples; of several, of each.
 
     A map-style `DataLoader` gets a `DistributedSampler`, of a list of batches each rank takes
     every `world_size`-th; a sampler that knows of ranks stays, and so does any other iterable,
     which has to split itself by `state.rank`.
 
+    Args:
+        seed: what all ranks draw an order from; the run's unless given.
+
     Raises:
         TaskError: there are fewer samples than ranks.
     """
     num, uneven = state.world_size, state.settings.uneven
+    seed = state.settings.seed if seed is None else seed
+    if isinstance(dataloader, Cycled):
+        return Cycled(sharded_for_training(dataloader.dataloader, state, seed))
+    if isinstance(dataloader, Zipped):
+        return dataloader.with_parts(
+            lambda idx, one: sharded_for_training(one, state, seed_of_part(seed, idx))
+        )
     if _is_list(dataloader):
         _require(len(dataloader), num, "batch", "batches")
         return dataloader[state.rank :: num]
@@ -43,7 +53,7 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
         return dataloader
     if not _has_plain_batches(dataloader):
         return _rebuilt(
-            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *_ranks(state))
+            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, state.rank, num, seed)
         )
     _require(len(dataloader.sampler), num, "sample")
     if uneven == "error" and len(dataloader.sampler) % num:
@@ -57,11 +67,11 @@ def sharded_for_training(dataloader: Any, state: State) -> Any:
             num,
             state.rank,
             shuffle=type(dataloader.sampler) is RandomSampler,
-            seed=state.settings.seed,
+            seed=seed,
             drop_last=uneven == "drop",
         )
     else:
-        sampler = RankPart(dataloader.sampler, *_ranks(state), even=uneven)
+        sampler = RankPart(dataloader.sampler, state.rank, num, seed, even=uneven)
     return _with_sampler(dataloader, sampler)
 
 
@@ -72,6 +82,10 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
     """
     if is_too_small(dataloader, state):
         return dataloader
+    if isinstance(dataloader, Cycled):
+        return Cycled(sharded_for_evaluation(dataloader.dataloader, state))
+    if isinstance(dataloader, Zipped):
+        return dataloader.with_parts(lambda idx, one: sharded_for_evaluation(one, state))
     if _is_list(dataloader):
         return dataloader[state.rank :: state.world_size]
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
@@ -85,16 +99,22 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
 
 def is_split_here(dataloader: Any) -> bool:
     """Whether the samples are shared out here, so that all ranks must have the same ones."""
+    if isinstance(dataloader, (Cycled, Zipped)):
+        return False  # of its parts that is asked
     return _is_list(dataloader) or (is_map_style(dataloader) and not _knows_ranks(dataloader))
 
 
 def splits_itself(dataloader: Any) -> bool:
     """Returns whether only the data itself can split it over ranks; whether it does isn't known."""
+    if isinstance(dataloader, (Cycled, Zipped)):
+        return any(map(splits_itself, innermost(dataloader)))
     return not _is_list(dataloader) and not is_map_style(dataloader)
 
 
 def is_too_small(dataloader: Any, state: State) -> bool:
     """Returns whether there is less to evaluate than there are ranks, so that each sees all of it."""
+    if isinstance(dataloader, (Cycled, Zipped)):
+        return any(is_too_small(one, state) for one in innermost(dataloader))
     if _is_list(dataloader):
         return len(dataloader) < state.world_size
     if not is_map_style(dataloader) or _knows_ranks(dataloader):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from eventloop.data.feed import ANY_RANKS
+from eventloop.data.combine import innermost, is_endless
 from eventloop.data.loaders import source_of
 from eventloop.data.prefetch import mover_to
 from eventloop.data.sample_order import samplers_of
@@ -33,14 +33,18 @@ def pass_beside(
         TaskError: the data loader's position would be lost.
     """
     source = source_of(dataloader, processes, seed)
-    if source.kind not in ANY_RANKS:
+    if not source.suits_any_ranks or is_endless(dataloader):
         raise TaskError(
             f"a {type(dataloader).__name__} can't be iterated over during training: its place "
             "would be lost",
             fix="give a list of batches, or a DataLoader over a map-style data set",
         )
-    inner = getattr(dataloader, "batch_sampler", None) or getattr(dataloader, "sampler", None)
-    kept = [(one, dict(vars(one))) for one in samplers_of(inner) if hasattr(one, "__dict__")]
+    kept = [
+        (one, dict(vars(one)))
+        for loader in innermost(dataloader)
+        for one in samplers_of(_batch_sampler(loader))
+        if hasattr(one, "__dict__")
+    ]
     standing = source.state_dict(None)
     with kept_generators():
         try:
@@ -51,3 +55,7 @@ def pass_beside(
             for sampler, attributes in kept:
                 vars(sampler).update(attributes)
             source.load(standing, epoch, None)
+
+
+def _batch_sampler(dataloader: Any) -> Any:
+    return getattr(dataloader, "batch_sampler", None) or getattr(dataloader, "sampler", None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.data import is_map_style
+from eventloop.data.combine import innermost, is_map_style
 from eventloop.data.sharding import is_split_here
 from eventloop.errors import EventloopError
 
@@ -88,6 +88,10 @@ def schedules_of(state: State) -> dict[str, Any]:
 
 def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
     """Returns the lengths of a data loader that is split here; of others each rank may have its own."""
+    parts = list(innermost(dataloader))
+    if parts[0] is not dataloader:
+        named = ((f"{name}.{idx}", one) for idx, one in enumerate(parts))
+        return {key: value for one in named for key, value in lengths_of(*one).items()}
     if not is_split_here(dataloader):
         return {}
     if not is_map_style(dataloader):

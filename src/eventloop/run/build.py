@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.capture import described
 from eventloop.data import first_batch
+from eventloop.data.places import kept_places
 from eventloop.plugin.manager import unsuitable_reasons, without
 from eventloop.rng import kept_generators, seed_everything, seed_rank
-from eventloop.run.checks import check_eval_dataloaders, check_model, check_optimizers
+from eventloop.run.checks import (
+    check_eval_dataloaders,
+    check_model,
+    check_optimizers,
+    warn_of_doubts,
+)
 
 if TYPE_CHECKING:
     from eventloop.config.choice import Reason
@@ -52,6 +58,8 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], Reason | None
     known = {"optimizers": optimizers, "absent": list(start.absent)}
     state.manifest = {**state.manifest, **known}
     seed_rank(state.settings.seed, state.rank)
+    if start.resumed is None:
+        warn_of_doubts(state, core.loop.feeds.current.doubts)
     start.load(core)
     hooks.after_load(state)
 
@@ -63,7 +71,7 @@ def _drop_unsuitable(core: Core, who_insists: Callable[[Found], Reason | None]) 
     if not asked:
         return
     state = core.state
-    with kept_generators():
+    with kept_generators(), kept_places(state.train_dataloader):
         first, state.train_dataloader = first_batch(state.train_dataloader)
     mine: dict[str, str] = {}
     if first is not None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
 
+from eventloop.checkpoint.saver import interval_of
 from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
-from eventloop.schedules import Schedule
 from eventloop.text import as_set
 
 if TYPE_CHECKING:
@@ -89,6 +90,18 @@ def check_eval_dataloaders(state: State) -> None:
                 f"the eval data loader {name!r} has no batch",
                 fix="give it data, or leave it out of Task(eval_dataloaders=...); drop_last=True "
                 "drops a set that is smaller than a batch",
+            )
+
+
+def warn_of_doubts(state: State, doubts: Iterable[str]) -> None:
+    """Warns at the start of a run that keeps checkpoints of data that may not resume exactly."""
+    if state.rank == 0 and interval_of(state.settings) is not None:
+        for doubt in doubts:
+            warnings.warn(
+                f"the train data loader is {doubt}: a resumed run reads its epoch once more, and "
+                "whether it gets the same batches isn't known; it does where the loader has state_dict and "
+                "load_state_dict, or is made of others by eventloop.data.zipped and cycled",
+                stacklevel=2,
             )
 
 

@@ -7,7 +7,6 @@ from eventloop.data.batches import (
     describe_pair,
     inputs_of,
     is_pair,
-    known_length,
     map_tensors,
     num_samples,
     split,
@@ -15,6 +14,7 @@ from eventloop.data.batches import (
     with_inputs,
     with_targets,
 )
+from eventloop.data.combine import known_length
 
 __all__ = [
     "describe",
