@@ -90,7 +90,7 @@ def test_the_page_on_schedules_runs_from_top_to_bottom(clean):
     """Here too."""
     namespace = run_page("schedule-learning-rates.md")
 
-    assert len(namespace["rising_and_falling"]) == 3
+    assert len(namespace["rising_and_falling"]) == 6
 
 
 def test_the_page_on_gans_runs_from_top_to_bottom(clean):

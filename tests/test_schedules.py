@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 from hypothesis import given, strategies
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop import schedules
 from eventloop.clock import Clock
 from eventloop.diagnostics.check import HostReads
 from eventloop.errors import SettingError, TaskError
-from eventloop.schedules import Course, Schedule
+from eventloop.run.start import Allowed
+from eventloop.task.courses import Course, Schedule
+from eventloop.testing import isolated_trainer, tiny_task
 
 STEPS_PER_EPOCH = 5
 NUM_STEPS = 20
@@ -71,9 +74,33 @@ def constant(step, warmup=0, cooldown=0):
     return 0.1 * min(1.0, rise, fall)
 
 
+def one_cycle(step, rise=6, start=0.04, final=4e-6):
+    """Half a cosine up, half a cosine down."""
+    if step < rise:
+        return 0.1 * (1 - (1 - start) * (1 + math.cos(math.pi * step / rise)) / 2)
+    done = (step - rise) / (NUM_STEPS - rise)
+    return 0.1 * (final + (1 - final) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def wsd(step, warmup, decay, left, final=0.0):
+    if step < NUM_STEPS - decay:
+        return constant(step, warmup)
+    done = (step - (NUM_STEPS - decay)) / decay
+    return 0.1 * (final + (1 - final) * left(done))
+
+
 @pytest.mark.parametrize(
     ("scheduler", "expected"),
     [
+        (schedules.inverse_sqrt(warmup="4ba"), lambda n: 0.1 * min(n / 4, math.sqrt(4 / max(n, 1)))),
+        (schedules.one_cycle(), one_cycle),
+        (schedules.one_cycle(warmup="10ba", start_frac=0.5, final_frac=0.1),
+         lambda n: one_cycle(n, 10, 0.5, 0.1)),
+        (schedules.wsd(), lambda n: wsd(n, 0, 4, lambda done: 1 - done)),
+        (schedules.wsd(warmup="2ba", decay="0.5dur", curve="sqrt", final_frac=0.1),
+         lambda n: wsd(n, 2, 10, lambda done: 1 - math.sqrt(done), 0.1)),
+        (schedules.wsd(warmup="2ba", decay="5ba", curve="cosine"),
+         lambda n: wsd(n, 2, 5, lambda done: (1 + math.cos(math.pi * done)) / 2)),
         (schedules.cosine(), cosine),
         (schedules.cosine(warmup="4ba"), lambda n: cosine(n, 4)),
         (schedules.cosine(warmup="0.2dur", final_frac=0.1), lambda n: cosine(n, 4, final=0.1)),
@@ -346,7 +373,17 @@ def test_times_that_do_not_fit_are_refused_when_the_trainer_is_built(scheduler, 
         build(scheduler)
 
 
-@pytest.mark.parametrize("make", [schedules.cosine, schedules.linear, schedules.constant])
+@pytest.mark.parametrize(
+    "make",
+    [
+        schedules.cosine,
+        schedules.linear,
+        schedules.constant,
+        schedules.wsd,
+        schedules.one_cycle,
+        schedules.inverse_sqrt,
+    ],
+)
 @pytest.mark.parametrize("warmup", ["5 epochs", "0ba", "2dur"])
 def test_what_is_no_time_is_refused_where_it_is_written(make, warmup):
     """With what was meant, as everywhere."""
@@ -367,6 +404,62 @@ def test_a_schedule_of_the_run_needs_its_length(build):
     """`fit(until=...)` says how far to go, not how long the run is."""
     with pytest.raises(SettingError, match="max_duration isn't set"):
         build(schedules.cosine(), max_duration=None)
+
+
+def test_an_inverse_square_root_needs_no_length(rates_of):
+    """It goes on falling, however long the run is."""
+    rates = rates_of(schedules.inverse_sqrt(warmup="1ba"), max_duration=None, until="9ba")
+
+    assert rates == pytest.approx([0.0, *(0.1 / math.sqrt(step) for step in range(1, 9))])
+
+
+def test_a_decay_has_a_curve_that_is_known():
+    """A misspelt one would train for hours before it falls."""
+    with pytest.raises(ValueError, match="curve='exp' is none of 'linear', 'cosine', 'sqrt'"):
+        schedules.wsd(curve="exp")
+    with pytest.raises(ValueError, match="start_frac=2 is outside 0 to 1"):
+        schedules.one_cycle(start_frac=2)
+
+
+DOWN_TO_0 = {
+    "LambdaLR": lambda one: lr_scheduler.LambdaLR(one, lambda step: max(0.0, 1 - step / 3)),
+    "PolynomialLR": lambda one: lr_scheduler.PolynomialLR(one, total_iters=3),
+    "CosineAnnealingLR": lambda one: lr_scheduler.CosineAnnealingLR(one, T_max=3),
+}
+
+
+@pytest.mark.parametrize("kind", DOWN_TO_0)
+def test_a_longer_run_at_rates_of_0_is_warned_of_whatever_made_them(kind, tmp_path):
+    """It would train for nothing; in another process, and in the same one."""
+    said = f"goes on from batch 3 at learning rates of 0 by {kind}: what is trained changes no"
+
+    def build(duration):
+        task = tiny_task(scheduler=DOWN_TO_0[kind])
+        given = {"max_duration": duration, "checkpoint_interval": "1ba"}
+        return isolated_trainer(tmp_path, task, allowed=Allowed(config_change=True), **given)
+
+    with build("3ba") as trainer:
+        trainer.fit()
+        with pytest.warns(UserWarning, match=said):
+            trainer.fit(until="4ba")
+    shutil.rmtree(tmp_path / "run")
+    with build("3ba") as trainer:
+        trainer.fit()
+    with build("6ba") as trainer, pytest.warns(UserWarning, match=said):
+        trainer.fit()
+
+
+def test_a_longer_run_at_other_rates_is_not_warned_of(tmp_path):
+    """Control, with every warning an error: one group of two that is frozen at 0, too."""
+    task = tiny_task(
+        optimizer=lambda model: SGD(
+            [{"params": [one], "lr": 0.1 * (idx > 0)} for idx, one in enumerate(model.parameters())]
+        ),
+        scheduler=lambda one: lr_scheduler.StepLR(one, 2),
+    )
+    with isolated_trainer(tmp_path, task, max_duration="3ba") as trainer:
+        trainer.fit()
+        trainer.fit(until="6ba")
 
 
 def test_a_schedule_that_never_ends_needs_no_length(rates_of):

@@ -9,19 +9,17 @@ the run ends, whatever was skipped.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.clock import Clock, Time
-from eventloop.errors import SettingError, TaskError
-from eventloop.task.lengths import in_unit, length_in, position, unit_of
+from eventloop.clock import Time
+from eventloop.errors import SettingError
+from eventloop.task.courses import Course, Schedule
+from eventloop.task.lengths import in_unit, length_in, unit_of
+from eventloop.task.plateau import Plateau, Rule
 from eventloop.task.schedulers import steps_per_epoch
 
 if TYPE_CHECKING:
@@ -80,6 +78,140 @@ def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = 
     return Factory(curve="linear", warmup=_time(warmup), end=end, cooldown=_time(cooldown))
 
 
+def wsd(
+    *,
+    warmup: str | Time | None = None,
+    decay: str | Time = "0.2dur",
+    curve: Literal["linear", "cosine", "sqrt"] = "linear",
+    final_frac: float = 0.0,
+) -> Factory:
+    """Returns what makes a schedule of warm-up, a stable rate, and a decay at the end of the run.
+
+    Args:
+        warmup: as in `cosine`.
+        decay: how long before the end of the run the rate begins to fall.
+        curve: how it falls; "sqrt" is 1 minus the square root of the share that is done.
+        final_frac: share of the optimizer's rate at the end.
+
+    Raises:
+        ValueError: a time or a share makes no sense.
+
+    Source: Hu et al. 2024, arXiv:2404.06395, section 4; "sqrt" is Hägele et al. 2024,
+    arXiv:2405.18392, section 3.
+    """
+    if curve not in ("linear", "cosine", "sqrt"):
+        raise ValueError(f"curve={curve!r} is none of 'linear', 'cosine', 'sqrt'")
+    return Factory(
+        curve=curve,
+        warmup=_time(warmup),
+        end=Time("1dur"),
+        cooldown=Time(decay),
+        final_frac=final_frac,
+        fall_name="decay",
+    )
+
+
+def inverse_sqrt(*, warmup: str | Time) -> Factory:
+    """Returns what makes a schedule that falls as 1 over the square root of what is done.
+
+    The run needs no `max_duration`, and may be extended: nothing depends on its end.
+
+    Args:
+        warmup: how long the rate rises from 0 to the optimizer's own, in a straight line; after
+            four times as long it has fallen to half.
+
+    Raises:
+        ValueError: the time makes no sense.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, equation 3.
+    """
+    return Factory(curve="inverse_sqrt", warmup=Time(warmup), end=None)
+
+
+def one_cycle(
+    *,
+    warmup: str | Time = "0.3dur",
+    duration: str | Time | None = None,
+    start_frac: float = 0.04,
+    final_frac: float = 4e-6,
+) -> Factory:
+    """Returns what makes a schedule that rises and falls along half cosines.
+
+    The optimizer's rate is the highest, in the middle. Momentum stays; torch's `OneCycleLR`
+    moves that, too.
+
+    Args:
+        warmup: how long the rate rises.
+        duration: as in `cosine`.
+        start_frac: share of the optimizer's rate at the start.
+        final_frac: share of it at the end; the defaults are those of `OneCycleLR`.
+
+    Raises:
+        ValueError: a time or a share makes no sense.
+
+    Source: Smith & Topin 2018, arXiv:1708.07120, section 2.
+    """
+    return Factory(
+        curve="cosine",
+        warmup=Time(warmup),
+        end=_time(duration or "1dur"),
+        final_frac=final_frac,
+        start_frac=start_frac,
+        rise="cosine",
+    )
+
+
+def plateau(
+    *,
+    metric: str,
+    factor: float = 0.1,
+    patience: int = 10,
+    threshold: float = 1e-4,
+    final_frac: float = 0.0,
+    warmup: str | Time | None = None,
+) -> PlateauFactory:
+    """Returns what makes a schedule that falls whenever a metric has stopped to improve.
+
+    All ranks go by the value of rank 0. Evaluations during the warm-up count as others do.
+
+    Args:
+        metric: which one, as `checkpoint_best` takes it: "test/accuracy", "min test/error".
+        factor: what the rate is multiplied by, in (0, 1).
+        patience: how many evaluations without a better value are put up with.
+        threshold: what better means: by this share of the best value so far.
+        final_frac: share of the optimizer's rate below which it doesn't fall.
+        warmup: as in `cosine`.
+
+    Raises:
+        ValueError: a value makes no sense.
+    """
+    rule = Rule(
+        metric=metric, factor=factor, patience=patience, threshold=threshold, final_frac=final_frac
+    )
+    return PlateauFactory(rule, Factory(curve="linear", warmup=_time(warmup), end=None))
+
+
+@dataclass(frozen=True)
+class PlateauFactory:
+    """Makes a schedule that follows a metric, for an optimizer.
+
+    Args:
+        rule: when the rate falls.
+        warmup: how it rises before.
+    """
+
+    rule: Rule
+    warmup: Factory
+
+    def __call__(self, optimizer: Optimizer, state: State) -> Plateau:
+        """Makes the schedule of one optimizer.
+
+        Raises:
+            SettingError: the warm-up doesn't fit into the run.
+        """
+        return Plateau(optimizer, self.rule, self.warmup.course(state), state)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Factory:
     """Makes a schedule for an optimizer, once the length of the run is known.
@@ -90,9 +222,12 @@ class Factory:
         end: when the fall ends; None: it never begins.
         cooldown: how long the fall takes; None: from the warm-up to the end.
         final_frac: share of the optimizer's rate at the end.
+        start_frac: share of it at the start of the warm-up.
+        rise: how it rises, a name in `CURVES`.
+        fall_name: what `cooldown` is called in messages.
 
     Raises:
-        ValueError: `final_frac` is outside 0 to 1.
+        ValueError: a share is outside 0 to 1.
     """
 
     curve: str
@@ -100,10 +235,14 @@ class Factory:
     end: Time | None
     cooldown: Time | None = None
     final_frac: float = 0.0
+    start_frac: float = 0.0
+    rise: str = "linear"
+    fall_name: str = "cooldown"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.final_frac <= 1.0:
-            raise ValueError(f"final_frac={self.final_frac} is outside 0 to 1")
+        for name in ("start_frac", "final_frac"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} is outside 0 to 1")
 
     def __call__(self, optimizer: Optimizer, state: State) -> Schedule:
         """Makes the schedule of one optimizer.
@@ -112,153 +251,41 @@ class Factory:
             SettingError: its times can't be compared, don't fit into each other, or are fractions
                 of a length that isn't known.
         """
+        return Schedule(
+            optimizer,
+            self.course(state),
+            state.clock,
+            lambda: state.num_batches,
+            warns=state.rank == 0,
+        )
+
+    def course(self, state: State) -> Course:
+        """Returns the schedule in numbers, for a run of this length.
+
+        Raises:
+            SettingError: as above.
+        """
         unit = unit_of(self.end or self.warmup or Time("1ba"), state)
         if unit == "ep":
             steps_per_epoch(state)  # within an epoch the position is counted in batches
-        course = self._course(unit, state)
-        return Schedule(
-            optimizer, course, state.clock, lambda: state.num_batches, warns=state.rank == 0
-        )
-
-    def _course(self, unit: str, state: State) -> Course:
         rise = length_in("warmup", self.warmup, unit, state) if self.warmup else 0.0
         end = length_in("duration", self.end, unit, state) if self.end else math.inf
         fall = rise if self.end else math.inf
         if self.cooldown:
-            fall = end - length_in("cooldown", self.cooldown, unit, state)
+            fall = end - length_in(self.fall_name, self.cooldown, unit, state)
         run = state.duration
         last = min(end, (run and in_unit(run, unit, state)) or math.inf)
         if rise >= last or fall < rise:
-            times = {"warmup": self.warmup, "cooldown": self.cooldown}
+            times = {"warmup": self.warmup, self.fall_name: self.cooldown}
             given = [f"{name}={time}" for name, time in times.items() if time]
             raise SettingError(
                 f"{' and '.join(given)} {'leave' if len(given) > 1 else 'leaves'} nothing of a "
                 f"schedule that ends at {last:g}{unit}",
                 fix='shorten it, to a fraction of the run for example: "0.05dur"',
             )
-        return Course(self.curve, unit, rise, fall, end, self.final_frac)
-
-
-@dataclass(frozen=True)
-class Course:
-    """A schedule in numbers, all lengths in one unit and counted from the start of the run.
-
-    Args:
-        curve: how the rate falls, a name in `CURVES`.
-        unit: what the lengths are counted in.
-        warmup: when the rate has risen to the optimizer's own; 0: it starts there.
-        fall: when it begins to fall; infinite: never.
-        end: when it has fallen.
-        final_frac: share of the optimizer's rate at the end.
-    """
-
-    curve: str
-    unit: str
-    warmup: float = 0.0
-    fall: float = math.inf
-    end: float = math.inf
-    final_frac: float = 0.0
-
-    def factor(self, position: float) -> float:
-        """Returns the share of the optimizer's rate at a position of the run."""
-        if position < self.warmup:
-            return position / self.warmup
-        if position < self.fall:
-            return 1.0
-        if position >= self.end:
-            return self.final_frac
-        left = CURVES[self.curve]((position - self.fall) / (self.end - self.fall))
-        return self.final_frac + (1.0 - self.final_frac) * left
-
-
-# What is left of the way down, 1 to 0, after a share of the time.
-CURVES: Mapping[str, Callable[[float], float]] = {
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "linear": lambda done: 1.0 - done,
-}
-
-
-class Schedule:
-    """Sets an optimizer's learning rates by the clock; steps, saves and loads as torch's do.
-
-    Each group of parameters keeps a rate of its own, that with which it came, as `initial_lr`.
-
-    Args:
-        optimizer: whose rates to set; a rate that is a tensor is written in place.
-        course: the schedule in numbers.
-        clock: where the run is.
-        num_batches: returns how many batches the epoch under way has, None if unknown; only
-            called for a course in epochs.
-        warns: whether to warn where training goes on at a rate that has fallen to 0.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        course: Course,
-        clock: Clock,
-        num_batches: Callable[[], int | None],
-        *,
-        warns: bool = True,
-    ) -> None:
-        self.optimizer = optimizer
-        self.course = course
-        self._clock = clock
-        self._num_batches = num_batches
-        self._warns = warns
-        self._has_ended = False
-        self.step()
-
-    def step(self) -> None:
-        """Sets the rates for the batch that comes next."""
-        done = position(self._clock, self.course.unit, self._num_batches())
-        factor = self.course.factor(done)
-        if factor == 0.0 and done >= self.course.end:
-            self._warn_of_end()
-        for group in self.optimizer.param_groups:
-            rate = group["lr"]
-            if "initial_lr" not in group:  # here for the first time; a tensor is read this once
-                group["initial_lr"] = float(rate)
-            if isinstance(rate, Tensor):
-                rate.fill_(group["initial_lr"] * factor)
-            else:
-                group["lr"] = group["initial_lr"] * factor
-
-    def get_last_lr(self) -> list[Any]:
-        """Returns the rate of each group of parameters, a number or a tensor."""
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the schedule as it was fixed at the start of the run: names and numbers."""
-        course = dataclasses.asdict(self.course)
-        return {name: value for name, value in course.items() if value != math.inf}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over the schedule of another run; the rates come with the optimizer's state.
-
-        Raises:
-            TaskError: it is none of these schedules.
-        """
-        known = state_dict.keys() <= {field.name for field in dataclasses.fields(Course)}
-        if not known or state_dict.get("curve") not in CURVES or "unit" not in state_dict:
-            raise TaskError(
-                f"the saved state of a scheduler, {', '.join(map(str, state_dict))}, is none of "
-                "eventloop.schedules",
-                fix="resume with the scheduler that the run began with",
-            )
-        self.course = Course(**state_dict)
-
-    def _warn_of_end(self) -> None:
-        """Warns once, when a batch has been trained at a rate that has fallen to 0."""
-        if self._has_ended and self._warns:
-            self._warns = False
-            warnings.warn(
-                f"the learning rate has been 0 since {self.course.end:g}{self.course.unit}, where "
-                "the schedule ends: what is trained beyond changes no weight; give it "
-                "final_frac=0.1, or a duration as long as the run",
-                stacklevel=2,
-            )
-        self._has_ended = True
+        return Course(
+            self.curve, unit, rise, fall, end, self.final_frac, self.start_frac, self.rise
+        )
 
 
 def _time(given: str | Time | None) -> Time | None:

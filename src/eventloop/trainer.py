@@ -34,6 +34,7 @@ from eventloop.run.build import build
 from eventloop.run.checks import (
     check_trainable,
     require_usable,
+    warn_of_zero_rates,
 )
 from eventloop.run.find import find_start
 from eventloop.run.runtime import Core, close_all
@@ -211,6 +212,7 @@ class Trainer:
                 if state.rank == 0:  # all ranks know it
                     warnings.warn(f"nothing to train: {reason}", stacklevel=2)
             else:
+                warn_of_zero_rates(state)
                 state.stop_reason = None
                 self._processes.exchange.start_fit()
                 # What a signal asks for from here on isn't forgotten.

@@ -45,25 +45,7 @@ class Best:
         Raises:
             SettingError: no metric has this name, or whether higher is better isn't known.
         """
-        direction, _, name = wanted.rpartition(" ")
-        known = {
-            f"{dataset.removeprefix('eval/')}/{metric}": one
-            for dataset, several in metrics.items()
-            if dataset.startswith("eval/")
-            for metric, one in several.items()
-        }
-        if name not in known or direction not in ("", "min", "max"):
-            raise SettingError(
-                f"checkpoint_best: no metric is named {wanted!r}{closest(name, known)}",
-                fix=f"one of {', '.join(known)}" if known else "give Task(eval_dataloaders=...)",
-            )
-        is_higher = {"min": False, "max": True}.get(direction, known[name].higher_is_better)
-        if is_higher is None:
-            raise SettingError(
-                f"checkpoint_best: the metric {name!r} doesn't say whether higher is better",
-                fix=f'write "max {name}" or "min {name}"',
-            )
-        dataset, _, metric = name.partition("/")
+        dataset, metric, is_higher = followed(metrics, wanted, "checkpoint_best")
         return cls(dataset, metric, is_higher=is_higher)
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
@@ -96,3 +78,37 @@ class Best:
         """Goes on from what `state_dict` gave; what is known of another metric is of no use."""
         if state.get("metric") == self._name:
             self._value, self.batch = state["value"], state["batch"]
+
+
+def followed(
+    metrics: Mapping[str, Mapping[str, Metric]], wanted: str, by: str
+) -> tuple[str, str, bool]:
+    """Returns data set and name of the metric that a person named, and whether higher is better.
+
+    Args:
+        metrics: by data set, "eval/test".
+        by: what follows it, for messages.
+
+    Raises:
+        SettingError: no metric has this name, or whether higher is better isn't known.
+    """
+    direction, _, name = wanted.rpartition(" ")
+    known = {
+        f"{dataset.removeprefix('eval/')}/{metric}": one
+        for dataset, several in metrics.items()
+        if dataset.startswith("eval/")
+        for metric, one in several.items()
+    }
+    if name not in known or direction not in ("", "min", "max"):
+        raise SettingError(
+            f"{by}: no metric is named {wanted!r}{closest(name, known)}",
+            fix=f"one of {', '.join(known)}" if known else "give Task(eval_dataloaders=...)",
+        )
+    is_higher = {"min": False, "max": True}.get(direction, known[name].higher_is_better)
+    if is_higher is None:
+        raise SettingError(
+            f"{by}: the metric {name!r} doesn't say whether higher is better",
+            fix=f'write "max {name}" or "min {name}"',
+        )
+    dataset, _, metric = name.partition("/")
+    return dataset, metric, is_higher

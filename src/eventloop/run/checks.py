@@ -14,12 +14,18 @@ from eventloop.checkpoint.saver import interval_of
 from eventloop.data import known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
+from eventloop.task.courses import Schedule
+from eventloop.task.plateau import Plateau
 from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.plugin.assembly import Assembly
     from eventloop.state import State
+
+
+# What is left of a rate where a schedule has counted down to 0 in floating point.
+_NOTHING = 1e-10
 
 
 def require_usable(path: Path) -> None:
@@ -105,6 +111,31 @@ def warn_of_doubts(state: State, doubts: Iterable[str]) -> None:
             )
 
 
+def warn_of_zero_rates(state: State) -> None:
+    """Warns where a run would go on at learning rates of 0, whatever has brought them there.
+
+    A schedule of `eventloop.schedules` warns by itself, when a batch has been trained at 0.
+    """
+    schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
+    if (
+        not state.clock.batch
+        or state.rank != 0
+        or any(isinstance(one, Schedule) for one in schedulers)
+    ):
+        return
+    groups = [group for one in state.optimizers.values() for group in one.param_groups]
+    rates = [(float(group["lr"]), float(group.get("initial_lr", 1.0))) for group in groups]
+    if rates and all(abs(rate) <= _NOTHING * abs(initial) for rate, initial in rates):
+        kinds = ", ".join(sorted({type(one).__name__ for one in schedulers}))
+        by = f" by {kinds}" if kinds else ""
+        warnings.warn(
+            f"the run goes on from batch {state.clock.batch} at learning rates of 0{by}: what is "
+            "trained changes no weight until they rise; give the schedule a length as long as "
+            "the run, or an end above 0",
+            stacklevel=3,
+        )
+
+
 def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_tokens: bool) -> None:
     """Checks that everything is there that a fit needs.
 
@@ -142,7 +173,7 @@ def _waiting_for_tokens(state: State, end: Time) -> list[str]:
     return [f"{what} {length}" for what, length in lengths if length and length.unit == "tok"] + [
         f"the schedule of {name!r} is counted in tokens"
         for name, scheduler in schedulers
-        if isinstance(scheduler, Schedule) and scheduler.course.unit == "tok"
+        if isinstance(scheduler, (Schedule, Plateau)) and scheduler.course.unit == "tok"
     ]
 
 

@@ -22,7 +22,7 @@ from eventloop.hooks import hookimpl
 from eventloop.training.finite import first_not_finite, trained_names
 from eventloop.training.metrics import predictions
 from eventloop.training.optimizer_states import require_optimizer
-from eventloop.training.optimizers import drop_gradients, wants_closure
+from eventloop.training.optimizers import FollowsMetric, drop_gradients, wants_closure
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -40,18 +40,28 @@ class Defaults:
         wrap: puts the model into what several processes need.
     """
 
-    __slots__ = ("_count", "_plans", "_with_closure", "_wrap")
+    __slots__ = ("_count", "_following", "_plans", "_with_closure", "_wrap")
 
     def __init__(self, plans: Plans, wrap: Callable[[State], nn.Module]) -> None:
         self._plans = plans
         self._wrap = wrap
         self._with_closure: frozenset[str] = frozenset()
+        self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0, 0)
 
     @hookimpl
     def after_load(self, state: State) -> None:
         named = state.optimizers.items()
         self._with_closure = frozenset(name for name, one in named if wants_closure(one))
+        schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
+        self._following = tuple(one for one in schedulers if isinstance(one, FollowsMetric))
+        for scheduler in self._following:
+            scheduler.begin(state)
+
+    @hookimpl
+    def eval_after_all(self, state: State) -> None:
+        for scheduler in self._following:
+            scheduler.observe(state)
 
     @hookimpl
     def build_model(self, state: State) -> nn.Module:

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+if TYPE_CHECKING:
+    from eventloop.state import State
+
 # They have a fused implementation on CUDA (torch 2.13; Adagrad's is for the CPU alone).
 _FUSED = (SGD, Adam, AdamW)
+
+
+@runtime_checkable
+class FollowsMetric(Protocol):
+    """A scheduler that is told of evaluations."""
+
+    def begin(self, state: State) -> None:
+        """Called when all is built and loaded."""
+
+    def observe(self, state: State) -> None:
+        """Called when all data sets have been evaluated, on every rank."""
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
