@@ -4,7 +4,7 @@ from importlib.util import module_from_spec
 
 import pytest
 
-from eventloop.plugin.load import spec_of_file
+from eventloop.plugin.local import spec_of_file
 
 
 def value_of(path):

@@ -233,7 +233,7 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
     """
     of_plugins = [
         ("-p NAME, -p no:NAME", "insist on a plugin, or switch it off"),
-        ("-p FILE.py:CLASS", "add a plugin that isn't packaged"),
+        ("-p FILE.py:CLASS", "add a plugin that isn't packaged; or MODULE:CLASS"),
     ]
     about = of_plugins if command.takes_plugins else []
     for option in command.all_options().values():

@@ -143,8 +143,8 @@ def _choice(arguments: Arguments, gone: Collection[Loaded]) -> Iterator[str]:
     choice = arguments.choice
     found = [one.found for one in gone]
     names = {fold(one.name) for one in found}
-    files = {one.entry_point.value for one in found if one.path is not None}
+    files = {one.entry_point.value for one in found if one.by_flag}
     yield from (f"-p{name}" for name in choice.insist if fold(name) not in names)
     yield from (f"-p{file}" for file in choice.files if file not in files)
     yield from (f"-pno:{name}" for name in choice.off)
-    yield from (f"-pno:{one.name}" for one in found if one.path is None)
+    yield from (f"-pno:{one.name}" for one in found if not one.by_flag)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from eventloop.errors import UsageError
 from eventloop.naming import fold
-from eventloop.text import take_in
+from eventloop.text import shell, take_in
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -33,6 +34,31 @@ class Reason(NamedTuple):
     fix: str = ""
 
 
+class Local(NamedTuple):
+    """A plugin that isn't installed, as a person names it.
+
+    Args:
+        label: `./watch.py:Watch`, `./watch.py` or `package.module:Class`.
+        source: the file with `plugins = [...]` that names it; "" for a flag.
+        folder: where its path starts, and where its module is looked for, too.
+    """
+
+    label: str
+    source: str = ""
+    folder: Path = Path()
+
+    def __str__(self) -> str:
+        """The plugin as messages name it."""
+        return f"{self.label}, named in {self.source}" if self.source else f"-p {self.label}"
+
+    @property
+    def way_out(self) -> str:
+        """How to go on without it."""
+        if self.source:
+            return f"take {self.label!r} out of `plugins = [...]` in {self.source}"
+        return f"leave {shell('-p', self.label)} out"
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which plugins a person wants.
@@ -40,7 +66,7 @@ class Choice:
     Args:
         insist: names given with `-p NAME`.
         off: names given with `-p no:NAME`.
-        files: what was given with `-p FILE.py:NAME`, as written.
+        files: what was given with `-p FILE.py:NAME` or `-p MODULE:NAME`, as written.
         autoload: whether plugins take part because they are installed.
         autoload_reason: what said so, as the reason why a plugin is off.
         begun_with: the algorithms, by folded name, that a run in progress was begun with; None for
@@ -74,7 +100,7 @@ class Choice:
 
     @classmethod
     def parse(cls, values: Iterable[str]) -> Choice:
-        """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME` or `FILE.py`.
+        """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME`, `FILE.py`, `MODULE:NAME`.
 
         Raises:
             UsageError: a value has no name, or one name is both wanted and not.
@@ -84,10 +110,11 @@ class Choice:
         files: dict[str, None] = {}
         for value in values:
             name = value.removeprefix("no:")
-            if value.endswith(".py") or ".py:" in value:
+            if is_local(name):
                 if value != name:
                     raise UsageError(
-                        f"-p {value} switches a file off", fix="leave it out, or name a plugin"
+                        f"-p {value} switches off what isn't installed",
+                        fix="leave it out, or name a plugin",
                     )
                 files[value] = None
                 continue
@@ -102,3 +129,8 @@ class Choice:
                 fix="leave one of them out",
             )
         return cls(tuple(insist.values()), tuple(off.values()), tuple(files))
+
+
+def is_local(label: str) -> bool:
+    """Returns whether a label names a file or a module, and not an installed plugin."""
+    return label.endswith(".py") or ":" in label

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop.config.choice import Choice, Reason
+from eventloop.config.choice import Choice, Local, Reason
 from eventloop.config.layers import (
     SITE_VARIABLE,
     Kind,
@@ -93,14 +93,21 @@ class Configuration:
             layers.append(pyproject_layer(*found))
         return cls(tuple(layers), _choice(choice, layers), _rules(layers, environ))
 
+    @property
+    def local(self) -> tuple[Local, ...]:
+        """The plugins that aren't installed; one that a flag and a file name is the flag's."""
+        flagged = [Local(label) for label in self.choice.files]
+        labels = set(self.choice.files)
+        return (*flagged, *(one for one in self.rules.local if one.label not in labels))
+
     def insists_on(self, found: Found) -> bool:
         """Returns whether a plugin was asked for by name, and so may not stand aside in silence."""
         return self.who_insists(found) is not None
 
     def who_insists(self, found: Found) -> Reason | None:
         """Returns what asked for a plugin by name: a flag, or `required`; None if nothing did."""
-        named = found.name if found.path is None else found.entry_point.value
-        if found.path is not None or fold(named) in map(fold, self.choice.insist):
+        named = found.entry_point.value if found.by_flag else found.name
+        if found.by_flag or fold(named) in map(fold, self.choice.insist):
             return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")
         return self.rules.requires(found.name)
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from eventloop.config.choice import Local, is_local
 from eventloop.config.options import Value, flag
 from eventloop.config.plugin_rules import KEYS
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
 from eventloop.text import one_line
@@ -106,7 +108,7 @@ def yaml_layer(path: Path) -> Layer:
         content = yaml_text.load(text)
     except yaml_text.YamlTextError as error:
         raise _unreadable(path, "YAML", error) from error
-    return _file_layer({} if content is None else content, str(path))
+    return _file_layer({} if content is None else content, str(path), path)
 
 
 def pyproject_layer(path: Path, source: str) -> Layer:
@@ -116,7 +118,7 @@ def pyproject_layer(path: Path, source: str) -> Layer:
         SettingError: it isn't TOML, or the table isn't as it should be.
     """
     content = _read_toml(path)
-    return _file_layer(content.get("tool", {}).get("eventloop", {}), source)
+    return _file_layer(content.get("tool", {}).get("eventloop", {}), source, path)
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
@@ -128,7 +130,7 @@ def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
     name = environ.get(SITE_VARIABLE, "")
     if not name:
         return {}
-    layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name)
+    layer = _file_layer(_read_toml(Path(name), SITE_VARIABLE), name, Path(name))
     for key, value in layer.values.items():
         raise SettingError(
             f"{SITE_VARIABLE} names a file with {key!r}, but it may hold rules alone"
@@ -149,19 +151,39 @@ def find_pyproject(directory: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _file_layer(content: object, source: str) -> Layer:
+def _file_layer(content: object, source: str, path: Path) -> Layer:
     top = _mapping(content, "the file", source)
-    rules = {key: Value(top[key], source) for key in KEYS if key in top}
-    values = _flatten({key: value for key, value in top.items() if key not in KEYS}, source)
+    rules = {key: Value(top[key], source) for key in KEYS if key in top and key != "plugins"}
+    if isinstance(listed := top.get("plugins"), list):
+        folder = path.resolve().parent
+        rules["plugins"] = Value(
+            [Local(_label(one, source), source, folder) for one in listed], source
+        )
+    values = _flatten({key: value for key, value in top.items() if key not in rules}, source)
     return Layer("file", values, rules)
 
 
+def _label(value: object, source: str) -> str:
+    if isinstance(value, str) and is_local(value):
+        return value
+    raise SettingError(
+        f"plugins should hold sections of options, or a list of files and modules, but has {value!r}",
+        source=source,
+        fix='write plugins = ["./watch.py:Watch", "package.module:Class"]; what is installed takes '
+        "part by itself",
+    )
+
+
 def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
-    plugins = _mapping(top.get("plugins"), "plugins", source)
-    sections = {"task": top.get("task"), **plugins}
+    """Returns values by dotted key; the section of a plugin may stand in `plugins` or by itself."""
+    sections = {"task": top.get("task"), **_mapping(top.get("plugins"), "plugins", source)}
     values: dict[str, Value] = {}
     for key, value in top.items():
-        if key not in ("task", "plugins"):
+        if key in ("task", "plugins"):
+            continue
+        if isinstance(value, Mapping) and fold(key) not in SETTING_NAMES:
+            sections[key] = {**_mapping(sections.get(key), key, source), **value}
+        else:
             _add(values, key, value, source)
     for section, options in sections.items():
         for key, value in _mapping(options, section, source).items():

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eventloop.config.choice import Cause, Reason
+from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
@@ -18,7 +18,7 @@ from eventloop.naming import fold
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin
 
-KEYS = ("disable", "allow", "required", "order", "owners")
+KEYS = ("plugins", "disable", "allow", "required", "order", "owners")
 EVERY_HOOK = "all"
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
 
@@ -60,6 +60,7 @@ class Rules:
     says is added to either, and nothing overrules it.
 
     Args:
+        local: plugins from files and modules.
         disable: by folded name: the name as written, and where.
         allow: lists outside of which nothing may be active, and where each stands.
         required: what must take part.
@@ -68,6 +69,7 @@ class Rules:
         site: the site's file, as messages name it; "" without one.
     """
 
+    local: tuple[Local, ...] = ()
     disable: Mapping[str, Value] = field(default_factory=dict)
     allow: tuple[Value, ...] = ()
     required: tuple[Requirement, ...] = ()
@@ -107,6 +109,9 @@ class Rules:
             for text in one.value
         ]
         return cls(
+            local=tuple(
+                one for level in levels for value in level["plugins"][:1] for one in value.value
+            ),
             disable={fold(value.value): value for value in reversed(disable)},
             allow=tuple(lists["allow"]),
             required=tuple(required),

@@ -64,7 +64,7 @@ class Candidates:
     """
 
     def __init__(self, configuration: Configuration, installed: Installed | None = None) -> None:
-        self.found, self.unreadable = discover_all(configuration.choice.files, installed)
+        self.found, self.unreadable = discover_all(configuration.local, installed)
         self._asked: tuple[Choice, Rules] | None = None
         self._selected: tuple[Selected, ...] = ()
         self._outcomes: dict[object, Loaded | PluginError] = {}

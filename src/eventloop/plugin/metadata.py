@@ -17,11 +17,12 @@ from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError
 from eventloop.naming import fold
-from eventloop.plugin.load import found_in_file
+from eventloop.plugin.local import found_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 from eventloop.text import pip
 
 if TYPE_CHECKING:
+    from eventloop.config.choice import Local
     from eventloop.plugin.records import Selected
 
 _FIELD = re.compile(r"^(Name|Version|Summary):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
@@ -135,30 +136,30 @@ def _unreadable(
 
 
 def discover(
-    entry_points: Iterable[EntryPoint] | None = None, files: Iterable[str] = ()
+    entry_points: Iterable[EntryPoint] | None = None, local: Iterable[Local] = ()
 ) -> tuple[Found, ...]:
     """Finds the plugins of all installed distributions; imports none of them.
 
     Args:
         entry_points: where to look; all that are installed unless given.
-        files: what was given with `-p FILE.py:NAME`; read, not run.
+        local: files and modules; read, not run.
 
     Returns:
         Sorted by what is found, so that the order in which the file system lists it is not a matter.
 
     Raises:
-        UsageError: a file isn't there, or hasn't what is named.
+        UsageError: a file or module isn't there, or hasn't what is named.
     """
     if entry_points is None:
         entry_points, _ = installed_entry_points()
     found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
-    return tuple(sorted([*found, *map(found_in_file, files)], key=_key))
+    return tuple(sorted([*found, *map(found_local, local)], key=_key))
 
 
 def discover_all(
-    files: Iterable[str], installed: Installed | None = None
+    local: Iterable[Local], installed: Installed | None = None
 ) -> tuple[tuple[Found, ...], list[EventloopError]]:
-    """Finds what is installed and what files hold, as far as it can be read.
+    """Finds what is installed and what is local, as far as it can be read.
 
     Args:
         installed: what `installed_entry_points` returned, where it was asked already.
@@ -169,13 +170,13 @@ def discover_all(
     points, unreadable = installed or installed_entry_points()
     problems = [*unreadable]
     readable = []
-    for file in files:
+    for one in local:
         try:
-            found_in_file(file)
+            found_local(one)
         except EventloopError as error:
             problems.append(error)
         else:
-            readable.append(file)
+            readable.append(one)
     return discover(points, readable), problems
 
 

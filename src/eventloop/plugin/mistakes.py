@@ -105,8 +105,8 @@ def without_hooks(plugin: Plugin) -> PluginError:
         if classes := list(_classes_with_hooks(target)):
             label = plugin.source if plugin.found and plugin.found.path else target.__name__
             named = [f"{label}:{name}" for name in classes]
-            is_file = plugin.found is not None and plugin.found.path is not None
-            meant = [f"`-p {name}`" if is_file else f'"{name}"' for name in named]
+            by_flag = plugin.found is not None and plugin.found.by_flag
+            meant = [f"`-p {name}`" if by_flag else f'"{name}"' for name in named]
             fix = f"name a class in it: {' or '.join(meant)}"
     elif inspect.isroutine(target):
         what = f"the function {getattr(target, '__name__', target)!r}"

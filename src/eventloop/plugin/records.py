@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from importlib_metadata import EntryPoint
 
-from eventloop.config.choice import Cause
-from eventloop.text import is_command, shell, switch_off
+from eventloop.config.choice import Cause, Local
+from eventloop.text import is_command, switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
 Status = Literal["active", "off"]
@@ -38,8 +38,9 @@ class Found:
             metadata is gone.
         version: that distribution's version.
         marks: how the distribution came in, where that is worth a look: "dependency" (not
-            asked for by name), "user site", "PYTHONPATH".
-        path: the file, of one that was named with `-p FILE:CLASS`.
+            asked for by name), "user site", "PYTHONPATH"; of a local one the file that names it.
+        path: the file that defines it, of one that isn't installed.
+        local: what names it, of one that isn't installed.
     """
 
     name: str
@@ -49,6 +50,19 @@ class Found:
     version: str
     marks: tuple[str, ...] = ()
     path: Path | None = None
+    local: Local | None = None
+
+    @property
+    def by_flag(self) -> bool:
+        """Whether a flag `-p` names its file or module."""
+        return self.local is not None and not self.local.source
+
+    @property
+    def way_out(self) -> str:
+        """How to go on without it, as messages say it."""
+        if self.local is None:
+            return f"switch the plugin off with {switch_off(self.name)}"
+        return self.local.way_out
 
     @property
     def origin(self) -> str:
@@ -139,8 +153,8 @@ class Plugin:
             return ""
         if self.source == FROM_ENTRY_POINT:
             return f"switch the plugin off with {switch_off(self.name)}"
-        if self.found is not None and self.found.path is not None:
-            return f"leave {shell('-p', self.source)} out"
+        if self.found is not None:
+            return self.found.way_out
         if self.by == "flag":
             return f"leave `{self.source}` out"
         if self.by == "Task":

@@ -26,7 +26,8 @@ def select(
         rules: what the configuration says; nothing unless given.
     """
     rules = rules or Rules()
-    files = {fold(one.name): one for one in found if one.path is not None}
+    local = sorted((one for one in found if one.local), key=lambda one: one.by_flag)
+    files = {fold(one.name): one for one in local}  # what a flag names is stronger
     return tuple(_decide(one, choice, rules, files.get(fold(one.name))) for one in found)
 
 
@@ -65,7 +66,7 @@ def _unknown_choices(
             )
     off = {fold(name): name for name in choice.off}
     for one in selected:
-        if one.found.path is not None and fold(one.found.name) in off:
+        if one.found.by_flag and fold(one.found.name) in off:
             yield UsageError(
                 f"-p {one.found.entry_point.value} and -p no:{off[fold(one.found.name)]} "
                 "contradict each other",
@@ -93,14 +94,14 @@ def rule_problems(
                 yield _wrong_version(required, one.found)
     for one in selected:
         name = one.found.name
-        asked = fold(name) in map(fold, choice.insist) or one.found.path is not None
+        asked = fold(name) in map(fold, choice.insist) or one.found.by_flag
         if one.status == "off" and asked and one.kind == "site":
+            way_out = one.found.way_out if one.found.by_flag else f"leave {shell('-p', name)} out"
             yield PluginError(
                 f"{name} was asked for, but the site switches it off: {one.reason}",
                 subjects=[one.found],
                 plugin=one.found.origin,
-                fix=f"leave {shell('-p', one.found.entry_point.value if one.found.path else name)} out; "
-                "what the site says can't be overruled",
+                fix=f"{way_out}; what the site says can't be overruled",
             )
 
 
@@ -133,14 +134,13 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
     """Decides for one plugin; the strongest word comes first."""
     if reason := rules.ban(found.name, by_site=True):
         return Selected(found, "off", *reason)
-    if found.path is not None:
+    if found.by_flag:
         return Selected(found, "active", f"-p {found.entry_point.value}", "flag")
     if choice.switches_off(found.name):
         return Selected(found, "off", *_by_flag(f"-p no:{found.name}"))
-    if from_file is not None:
-        return Selected(
-            found, "off", *_by_flag(f"-p {from_file.entry_point.value}", " takes its place")
-        )
+    if from_file is not None and from_file is not found and from_file.local is not None:
+        taken = f"{from_file.local} takes its place"
+        return Selected(found, "off", taken, "flag", from_file.way_out)
     banned = rules.ban(found.name)
     if fold(found.name) in map(fold, choice.insist):
         reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")

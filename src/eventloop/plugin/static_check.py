@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import functools
-import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest
 from eventloop.events import HOOKS as EVENTS
-from eventloop.plugin.load import bound_names
+from eventloop.plugin.local import split_label
+from eventloop.plugin.sources import bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -44,12 +41,14 @@ def static_check(found: Found) -> StaticReport:
     shows itself only when the code runs, `eventloop plugins check` finds.
     """
     if found.path is not None:
-        return _look(str(found.path), found.path, found.entry_point.value.partition(".py:")[2])
+        file, attribute = split_label(found.entry_point.value)
+        if file.endswith(".py"):
+            return _look(str(found.path), found.path, attribute)
     try:
         module, attribute = found.entry_point.module, found.entry_point.attr or ""
     except (ValueError, AttributeError):
         return StaticReport(f"the entry point {found.entry_point.value!r} is no `module:name`")
-    path, problem = _locate(module)
+    path, problem = locate(module)
     if problem or path is None:
         return StaticReport(problem)
     return _look(module, path, attribute.partition(".")[0])
@@ -74,11 +73,11 @@ def _look(module: str, path: Path, attribute: str) -> StaticReport:
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
             return StaticReport(_hook_problem(node), tuple(_needs(node)))
-        following = _origin(node, attribute, module, path)
+        following = origin_of(node, attribute, module, path)
         if following is None:
             return StaticReport()
         module, attribute = following
-        found, problem = _locate(module)
+        found, problem = locate(module)
         if problem or found is None:
             return StaticReport(problem)
         path = found
@@ -97,7 +96,7 @@ def _import_problem(body: list[ast.stmt], path: Path) -> str:
             names = [node.module]
         for name in names:
             top = name.partition(".")[0]
-            if _spec(top) is None:
+            if top_level_spec(top) is None:
                 return f"can't be imported: no module named {top!r}, {path}:{node.lineno}"
     return ""
 
@@ -126,51 +125,3 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
             yield from (one.arg for one in positional[: max(num_needed, 0)])
             pairs = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
             yield from (one.arg for one, default in pairs if default is None)
-
-
-def _origin(node: ast.stmt, attribute: str, module: str, path: Path) -> tuple[str, str] | None:
-    """Returns module and name from which `from ... import` takes a name, within the package."""
-    if not isinstance(node, ast.ImportFrom):
-        return None
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for _ in range(node.level - 1):
-        package = package.rpartition(".")[0]
-    origin = f"{package}.{node.module or ''}".strip(".") if node.level else node.module or ""
-    if origin.partition(".")[0] != module.partition(".")[0]:
-        return None
-    for alias in node.names:
-        if (alias.asname or alias.name) == attribute:
-            return origin, alias.name
-    return None
-
-
-def _locate(module: str) -> tuple[Path | None, str]:
-    """Finds a module's file without importing its parents.
-
-    Returns:
-        The file, None where it is not a Python source; and what is wrong, or "".
-    """
-    parts = module.split(".")
-    spec = _spec(parts[0])
-    for idx in range(2, len(parts) + 1):
-        if spec is None or spec.submodule_search_locations is None:
-            break
-        name = ".".join(parts[:idx])
-        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
-    if spec is None:
-        return None, f"can't be imported: no module named {module!r}"
-    is_source = spec.origin is not None and spec.origin.endswith(".py")
-    return (Path(spec.origin) if is_source and spec.origin else None), ""
-
-
-def _spec(name: str) -> ModuleSpec | None:
-    """Finds a module that isn't inside another."""
-    return _spec_on(tuple(sys.path), name)
-
-
-@functools.lru_cache(maxsize=1024)
-def _spec_on(path: tuple[str, ...], name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # of something in sys.modules that has no spec
-        return None

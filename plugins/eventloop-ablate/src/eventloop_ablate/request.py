@@ -125,7 +125,7 @@ def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Loaded, ...], ...
         )
     rest = [one for one in there if fold(one.found.name) not in kept]
     insisted = set(map(fold, arguments.choice.insist))
-    named = [one for one in rest if one.found.path or fold(one.found.name) in insisted]
+    named = [one for one in rest if one.found.by_flag or fold(one.found.name) in insisted]
     ablated = named or rest
     return (
         tuple(one for one in there if fold(one.found.name) in kept),

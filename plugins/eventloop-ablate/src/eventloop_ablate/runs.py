@@ -76,7 +76,7 @@ def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
     kept = [
         one.found.name
         for one in ablation.kept
-        if one.found.path is None and fold(one.found.name) not in insisted
+        if not one.found.by_flag and fold(one.found.name) not in insisted
     ]
     without = (*off, *ablation.others)
     return [*fit_argv(ablation.arguments, without=without), *(f"-p{name}" for name in kept)]

@@ -96,7 +96,7 @@ def _row(found: Found, status: str, reason: str) -> dict[str, Any]:
         "name": found.name,
         "role": found.role,
         "version": found.version,
-        "distribution": found.distribution,
+        "distribution": found.local.label if found.local else found.distribution,
         "status": status,
         "reason": reason,
         "marks": list(found.marks),
