@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from eventloop.diagnostics.trace import Trace
     from eventloop.distributed.processes import rank_zero_first
     from eventloop.run.start import Allowed
+    from eventloop.short_form import fit
     from eventloop.signals import is_interruption
     from eventloop.state import State
     from eventloop.task import Task
@@ -66,6 +67,7 @@ __all__ = [
     "TrainerBuilder",
     "Url",
     "UsageError",
+    "fit",
     "hookimpl",
     "hookspec",
     "is_interruption",
@@ -87,6 +89,7 @@ _LAZY = {
     "Trace": "eventloop.diagnostics.trace",
     "Trainer": "eventloop.trainer",
     "TrainerBuilder": "eventloop.trainer",
+    "fit": "eventloop.short_form",
     "Url": "eventloop.urls",
     "is_interruption": "eventloop.signals",
     "rank_zero_first": "eventloop.distributed.processes",

@@ -102,6 +102,9 @@ class Clock:
         self._now: Counts = (0, 0, 0, 0, 0.0)
         self._previous = self._epoch_start = self._now
 
+    def __repr__(self) -> str:
+        return repr(self.moment()).replace("Moment", "Clock", 1)
+
     def moment(self) -> Moment:
         """Returns where the run is now."""
         return moment_of(self._now)

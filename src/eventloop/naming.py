@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,3 +45,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     return str(value)
+
+
+def brief(value: Any) -> str:
+    """Returns a value in a few words: functions and classes by name, objects by their class."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, functools.partial):
+        return brief(value.func)
+    if inspect.isroutine(value) or inspect.isclass(value):
+        return value.__qualname__.rpartition("<locals>.")[2]
+    if isinstance(value, Mapping):
+        listed = ", ".join(f"{name!r}: {brief(one)}" for name, one in value.items())
+        return f"{{{listed}}}"
+    if type(value) in (list, tuple) and len(value) <= 8:
+        return f"[{', '.join(map(brief, value))}]"
+    return type(value).__name__

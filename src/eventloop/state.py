@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # The actions that a plugin may have done for a batch of its own choice.
 CALLABLE = ("forward", "loss")
+# Ends the name of a generator that draws the same on all ranks.
+ALIKE = "/alike"
 Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], Any]
 
 
@@ -337,14 +339,20 @@ class State:
         assert self._owner is not None
         return self._owner(action).name
 
-    def generator(self, name: str) -> torch.Generator:
+    def generator(self, name: str, *, alike: bool = False) -> torch.Generator:
         """Returns the random generator of this name, on `device`; the same one each time.
 
         Its seed comes from the run's seed, the name and the rank, so that a plugin's draws don't
         affect any other's.
+
+        Args:
+            alike: whether it draws the same on all ranks, which have to draw equally often: for
+                noise on weights, say.
         """
+        name = f"{name}{ALIKE}" if alike else name
         if name not in self._generators:
-            text = f"{self.settings.seed}/{name}/{self.rank}"
+            is_alike = name.endswith(ALIKE)
+            text = f"{self.settings.seed}/{name}{'' if is_alike else f'/{self.rank}'}"
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]

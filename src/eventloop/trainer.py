@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from eventloop.checkpoint.storage import storage_of
 from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states
@@ -22,7 +22,16 @@ from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.processes import join_processes
-from eventloop.errors import EventloopError, SettingError, TaskError, a, closest, failures_of, keep
+from eventloop.errors import (
+    EventloopError,
+    SettingError,
+    TaskError,
+    a,
+    closest,
+    counted,
+    failures_of,
+    keep,
+)
 from eventloop.naming import listed
 from eventloop.plugin.assembly import HOOKS, Assembly
 from eventloop.plugin.manager import assemble
@@ -42,7 +51,9 @@ from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
 from eventloop.task.task_defaults import refuse_task_values, task_defaults_of, task_plugin
+from eventloop.text import allowing, as_set, is_command
 from eventloop.training.evaluation import try_evaluation
+from eventloop.training.shapes import shapes_must_match
 from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
@@ -60,11 +71,23 @@ class Result:
         history: a row for each evaluation and for the end of each fit: epoch, batch, seconds, and
             the numbers by name, as they are logged.
         run_dir: where the run's files are.
+        model: the one that was trained.
     """
 
     metrics: dict[str, dict[str, Tensor]]
     history: list[dict[str, float]]
     run_dir: Path
+    model: nn.Module
+
+    def __repr__(self) -> str:
+        numbers = {
+            f"{dataset}/{name}": round(value.item(), 4)
+            for dataset, found in self.metrics.items()
+            for name, value in found.items()
+            if value.numel() == 1
+        }
+        rows = counted(len(self.history), "row")
+        return f"Result({numbers}, {rows} of history, run_dir={str(self.run_dir)!r})"
 
 
 class Trainer:
@@ -136,7 +159,18 @@ class Trainer:
         with self._told_of_failure(closing=True):
             require_same_run(processes, self.state.manifest)
             self._start.check(self.state.manifest)
-            build(core, self._start, configuration.who_insists)
+            build(core, self._start, configuration.who_insists, brought.described)
+
+    def __repr__(self) -> str:
+        state = self.state
+        done = f"{counted(state.clock.epoch, 'epoch')}, {counted(state.clock.batch, 'batch', 'batches')}"
+        end = state.settings.max_duration or "no end"
+        names = ", ".join(one.name for one in self.plugins if one.role != "task") or "none"
+        is_open = "" if self._finalizer.alive else ", closed"
+        return (
+            f"<Trainer: {done} of {end}; {state.device}, {state.precision.name}; "
+            f"plugins: {names}; run_dir={str(state.run_dir)!r}{is_open}>"
+        )
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
@@ -225,6 +259,7 @@ class Trainer:
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
             history=list(self._core.bookkeeping.history),
             run_dir=state.run_dir,
+            model=state.model,
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:
@@ -326,7 +361,9 @@ class Trainer:
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):
-            return f"{state.until} is done ({done})"
+            return (
+                f"{state.until} is done ({done}); {_further(state.until, is_named=until is None)}"
+            )
         if self._loop.entry.is_ahead and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"
         return ""
@@ -372,7 +409,7 @@ class Trainer:
     def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
         """Calls `exception` on every plugin when one passes; notes on it what they raise."""
         try:
-            with self._processes.watched(), self.state.precision.in_force():
+            with self._processes.watched(), self.state.precision.in_force(), shapes_must_match():
                 yield
         except BaseException as error:
             late = failures_of(lambda: self._loop.deliver_everything(self.state, alone=True))
@@ -382,6 +419,14 @@ class Trainer:
             for failure in failures:
                 keep(error, failure)
             raise
+
+
+def _further(end: Time, *, is_named: bool) -> str:
+    """Returns how to train longer than to an end, as the caller writes it."""
+    longer = str(Time(end.value * 2, end.unit))
+    if is_command():
+        return f"{as_set(max_duration=longer)} with {allowing('config_change')} goes further"
+    return f"`fit(until={longer!r})` goes further"
 
 
 @dataclass(frozen=True)

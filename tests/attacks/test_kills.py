@@ -58,6 +58,7 @@ class Dies:
     """A callback that counts events, and kills its process before one of them."""
 
     name = "dies"
+    free_options = ("kill",)
 
     def __init__(self, kill):
         self.kill = kill

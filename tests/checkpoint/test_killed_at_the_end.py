@@ -22,6 +22,7 @@ class Draws:
     """
 
     name = "draws"
+    free_options = ("fails_at",)
 
     def __init__(self, fails_at=None):
         self.fails_at = fails_at

@@ -20,6 +20,10 @@ class Dies:
     """An algorithm that kills its process in the middle of a batch, or ends the run there."""
 
     name = "dies"
+    free_options = (
+        "batch",
+        "by_kill",
+    )
 
     def __init__(self, batch=None, *, by_kill=True):
         self.batch = batch

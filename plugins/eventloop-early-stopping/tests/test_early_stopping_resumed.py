@@ -22,6 +22,10 @@ class Dies:
     """An algorithm that kills its process at an event of a batch."""
 
     name = "dies"
+    free_options = (
+        "batch",
+        "event",
+    )
 
     def __init__(self, batch=None, event="after_train_batch"):
         self.at = batch, event

@@ -23,6 +23,7 @@ class Ends:
     """An algorithm that ends a run before a batch, on all ranks."""
 
     name = "ends"
+    free_options = ("batch",)
 
     def __init__(self, batch=None):
         self.batch = batch

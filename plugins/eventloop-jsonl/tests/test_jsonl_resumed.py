@@ -16,6 +16,10 @@ class Dies:
     """An algorithm that ends its process, or the run, after a batch."""
 
     name = "dies"
+    free_options = (
+        "batch",
+        "by_kill",
+    )
 
     def __init__(self, batch=None, *, by_kill=False):
         self.batch = batch

@@ -218,6 +218,7 @@ class Ends:
     """An algorithm that ends a run in the middle of a batch."""
 
     name = "ends"
+    free_options = ("batch",)
 
     def __init__(self, batch=-1):
         self.batch = batch

@@ -22,6 +22,7 @@ class Dies:
     """An algorithm that ends the run, or its process, after a batch."""
 
     name = "dies"
+    free_options = ("batch", "error")
 
     def __init__(self, batch=None, error=EOFError):
         self.batch, self.error = batch, error

@@ -51,6 +51,7 @@ class Fails:
     """An algorithm that ends the run after a batch."""
 
     name = "fails"
+    free_options = ("batch",)
 
     def __init__(self, batch=-1):
         self.batch = batch

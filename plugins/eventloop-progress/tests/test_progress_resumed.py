@@ -15,6 +15,7 @@ class Ends:
     """An algorithm that ends a run before a batch."""
 
     name = "ends"
+    free_options = ("batch",)
 
     def __init__(self, batch=-1):
         self.batch = batch

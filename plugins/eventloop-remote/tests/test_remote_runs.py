@@ -47,6 +47,7 @@ class Stops:
     """A callback that fails after a batch."""
 
     name = "stops"
+    free_options = ("batch",)
 
     def __init__(self, batch):
         self.batch = batch

@@ -13,6 +13,10 @@ class Ends:
     """An algorithm that ends a run after a batch: by an error, or by a stop."""
 
     name = "ends"
+    free_options = (
+        "batch",
+        "by_stop",
+    )
 
     def __init__(self, batch=-1, *, by_stop=False):
         self.batch, self.by_stop = batch, by_stop

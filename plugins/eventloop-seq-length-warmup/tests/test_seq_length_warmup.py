@@ -222,6 +222,7 @@ class Stops(Exception):
 
 class StopsAt:
     name = "stops-at"
+    free_options = ("batch",)
 
     def __init__(self, batch=-1):
         self.batch = batch

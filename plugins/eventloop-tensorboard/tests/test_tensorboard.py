@@ -22,6 +22,10 @@ class Dies:
     """An algorithm that ends the run, or its process, after a batch."""
 
     name = "dies"
+    free_options = (
+        "batch",
+        "by_kill",
+    )
 
     def __init__(self, batch=None, *, by_kill=False):
         self.batch, self.by_kill = batch, by_kill

@@ -160,6 +160,8 @@ class Capture:
                 put_counts(self._state.metrics["train"], own["metrics"])
             self.plugins.put(own["plugins"], f"{part}.plugins")
             self.generators.load_state_dict(own["generators"])
+        else:
+            self.generators.join(parts["rank0"]["generators"])
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:

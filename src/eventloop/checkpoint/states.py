@@ -16,6 +16,7 @@ from eventloop.naming import fold
 from eventloop.plugin.mistakes import is_per_rank, keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
+from eventloop.state import ALIKE
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -175,6 +176,13 @@ class Generators:
     def load_state_dict(self, standing: Mapping[str, Any]) -> None:
         """Takes what `state_dict` returned, for `go_on`."""
         self._loaded = standing
+
+    def join(self, standing: Mapping[str, Any]) -> None:
+        """Takes what is alike on all ranks from another rank's `state_dict`, for a new rank."""
+        named = standing["named"].items()
+        if alike := {name: one for name, one in named if name.endswith(ALIKE)}:
+            own = _standing(self._state)
+            self._loaded = {**own, "named": {**own["named"], **alike}}
 
     def go_on(self) -> None:
         """Puts them where the checkpoint that was loaded had them, once.

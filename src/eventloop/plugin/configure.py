@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest
+from eventloop.naming import brief
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import shell, switch_off
 
@@ -42,6 +45,41 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
         options={name: value for name, value in options.items() if value != defaults[name]},
         found=found,
     )
+
+
+def options_kept(target: object) -> dict[str, Any]:
+    """Returns the options of an instance that was built in Python, defaults left out.
+
+    Those that it keeps under the name of the constructor's parameter, `alpha` or `_alpha`, and that
+    are values: numbers, text, times, functions by their names, and lists and mappings of these.
+    """
+    if not inspect.isfunction(type(target).__init__) or not hasattr(target, "__dict__"):
+        return {}
+    held, kept = vars(target), {}
+    for name, parameter in inspect.signature(type(target)).parameters.items():
+        value = held.get(name, held.get(f"_{name}", _Opaque))
+        known = _value(value)
+        if known is not _Opaque and known != _value(parameter.default):
+            kept[name] = known
+    return kept
+
+
+class _Opaque:
+    """Stands for what can't be compared."""
+
+
+def _value(value: object) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str, Path, Time)):
+        return value
+    if inspect.isroutine(value):
+        return brief(value)
+    if isinstance(value, list | tuple):
+        entries = [_value(one) for one in value]
+        return _Opaque if _Opaque in entries else entries
+    if isinstance(value, dict):
+        named = {str(key): _value(one) for key, one in value.items()}
+        return _Opaque if _Opaque in named.values() else named
+    return _Opaque
 
 
 def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:

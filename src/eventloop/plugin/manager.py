@@ -19,6 +19,7 @@ from eventloop.hooks import PROJECT
 from eventloop.naming import fold, kebab
 from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
 from eventloop.plugin.candidates import Candidates, load_all, select_all
+from eventloop.plugin.configure import options_kept
 from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
@@ -48,7 +49,10 @@ def handed_over(
         name, distribution, version = _name_of(plugin.target), "", ""
         if known is not None:
             name, distribution, version = known.name, known.distribution, known.version
-        plugins.append(replace(plugin, name=name, distribution=distribution, version=version))
+        options = options_kept(plugin.target)
+        plugins.append(
+            replace(plugin, name=name, distribution=distribution, version=version, options=options)
+        )
     return plugins
 
 

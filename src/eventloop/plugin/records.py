@@ -147,6 +147,11 @@ class Plugin:
         return f"{self.name} ({self.source})" if self.source else self.name
 
     @property
+    def free_options(self) -> tuple[str, ...]:
+        """The options that may differ when a run is resumed, as its class declares them."""
+        return tuple(getattr(self.target, "free_options", ()))
+
+    @property
     def way_out(self) -> str:
         """How to go on without it, as messages say it; "" for the task and the core."""
         if self.role in ("task", "core"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.capture import described
@@ -16,6 +16,7 @@ from eventloop.run.checks import (
     check_optimizers,
     warn_of_doubts,
 )
+from eventloop.run.run_manifest import parameters_of
 
 if TYPE_CHECKING:
     from eventloop.config.choice import Reason
@@ -24,13 +25,19 @@ if TYPE_CHECKING:
     from eventloop.run.start import Start
 
 
-def build(core: Core, start: Start, who_insists: Callable[[Found], Reason | None]) -> None:
+def build(
+    core: Core,
+    start: Start,
+    who_insists: Callable[[Found], Reason | None],
+    described_task: Mapping[str, str],
+) -> None:
     """Asks for everything that a run needs, from the model to the metrics.
 
     Args:
         core: of the run; its plans are frozen.
         start: what the run goes on from.
         who_insists: returns what asked for a plugin by name.
+        described_task: the values of the task, each in a few words.
 
     Raises:
         EventloopError: something can't be trained, or isn't what the run was begun with.
@@ -55,7 +62,8 @@ def build(core: Core, start: Start, who_insists: Callable[[Found], Reason | None
     state.schedulers = hooks.build_schedulers(state)
     datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
     state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
-    known = {"optimizers": optimizers, "absent": list(start.absent)}
+    trained = {**described_task, "parameters": parameters_of(state.model)}
+    known = {"optimizers": optimizers, "absent": list(start.absent), "trained": trained}
     state.manifest = {**state.manifest, **known}
     seed_rank(state.settings.seed, state.rank)
     if start.resumed is None:

@@ -77,9 +77,11 @@ def plugin_differences(
             continue
         if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
             versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"
-        options += config_differences(
-            {one["name"]: old["options"]}, {one["name"]: one["options"]}, one["name"]
-        )
+        held = [
+            {key: value for key, value in kept["options"].items() if key not in one["free"]}
+            for kept in (old, one)
+        ]
+        options += config_differences({one["name"]: held[0]}, {one["name"]: held[1]}, one["name"])
     return versions, options
 
 

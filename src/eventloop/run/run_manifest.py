@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import platform
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 import eventloop
 from eventloop.errors import EventloopError
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 FILE = "manifest.json"
+_MOST_OF_A_SCRIPT = 100_000
 _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device")
 
 
@@ -51,6 +54,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "version": one.version,
                 "source": one.source,
                 "options": {name: plain(value) for name, value in one.options.items()},
+                "free": sorted(one.free_options),
             }
             for one in assembly.plugins
             if one.role in ("algorithm", "callback")
@@ -148,34 +152,92 @@ def _git(folder: Path, *arguments: str) -> str:
     return result.stdout
 
 
-class RunFile:
-    """Writes `manifest.json` when a trainer's first fit begins; a plugin of the core.
+def parameters_of(model: nn.Module) -> dict[str, Any]:
+    """Returns the model's class, and how many entries its parameters have, the frozen ones too."""
+    sizes = [(param.numel(), param.requires_grad) for param in model.parameters()]
+    return {
+        "model": type(model).__qualname__,
+        "total": sum(size for size, _ in sizes),
+        "trained": sum(size for size, is_trained in sizes if is_trained),
+    }
 
-    It stands after what takes the run's lock.
+
+def _script() -> dict[str, str]:
+    """Returns the script that Python runs, with its text; {} where there is none."""
+    name = getattr(sys.modules["__main__"], "__file__", None)
+    if name is None:
+        return {}
+    try:
+        data = Path(name).read_bytes()
+    except OSError:
+        return {}
+    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    is_short = len(data) <= _MOST_OF_A_SCRIPT
+    digest = hashlib.sha256(data).hexdigest()
+    return {"path": name, "digest": f"sha256:{digest}", "source": text if is_short else ""}
+
+
+class RunFile:
+    """Writes `manifest.json` into the folder of a run; a plugin of the core.
+
+    Into one that was asked for when the first fit begins, after its lock is taken; into one of our
+    own as soon as it is there, since what leaves no file makes no folder.
 
     Args:
         start: of the run.
+        is_named: whether the folder was asked for.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, *, is_named: bool) -> None:
         self._start = start
+        self._is_named = is_named
         self._is_written = False
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """Writes it, once."""
+        """Writes it, once, and has all ranks know of a failure."""
         if self._is_written:
             return
         problem = None
-        if state.rank == 0:
-            start = self._start
-            try:
-                write_manifest(
-                    state.manifest, state.run_dir, resumed=start.resumed, changes=start.changes
-                )
-            except EventloopError as error:
-                problem = error
+        try:
+            self._write(state)
+        except EventloopError as error:
+            problem = error
         (problem, *_) = state.all_gather(problem)
         if problem is not None:
             raise problem
+
+    @hookimpl
+    def epoch_start(self, state: State) -> None:
+        """Writes it, if there is a folder by now."""
+        self._write(state)
+
+    @hookimpl
+    def fit_end(self, state: State) -> None:
+        """Likewise."""
+        self._write(state)
+
+    @hookimpl
+    def exception(self, state: State) -> None:
+        """Likewise."""
+        if not self._is_named:
+            self._write(state)
+
+    def _write(self, state: State) -> None:
+        if self._is_written or state.rank != 0:
+            return
+        if not self._is_named:
+            if not state.run_dir.is_dir():
+                return
+            # A command has written it into a folder that is new and has one writer.
+            if (state.run_dir / FILE).exists():
+                self._is_written = True
+                return
+        start, script = self._start, {} if state.manifest["task"] else {"script": _script()}
+        write_manifest(
+            {**state.manifest, **script},
+            state.run_dir,
+            resumed=start.resumed,
+            changes=start.changes,
+        )
         self._is_written = True

@@ -92,7 +92,7 @@ class Core:
         self.assembly = Assembly((), (), {}, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
-        self._files = [RunFile(start)] if settings.run_dir is not None else []
+        self._files = [RunFile(start, is_named=settings.run_dir is not None)]
         self.capture = self._new_capture()
 
     def _new_capture(self) -> Capture:

@@ -17,7 +17,7 @@ from eventloop import data
 from eventloop.data import Count
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
-from eventloop.naming import listed
+from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import argument_meant, check_values, named_optimizers
 from eventloop.vocabulary import names_unknown
@@ -110,6 +110,20 @@ class Task:
         self.algorithms = listed(algorithms, "algorithms")
         self.callbacks = listed(callbacks, "callbacks")
         self.name = name
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in self.described().items())
+        return f"Task({given})"
+
+    def described(self) -> dict[str, str]:
+        """Returns the values that were given, each in a few words."""
+        parameters = inspect.signature(Task).parameters.values()
+        values = ((one, getattr(self, one.name)) for one in parameters)
+        return {
+            one.name: brief(value)
+            for one, value in values
+            if value != one.default and value not in ({}, ())
+        }
 
     def hooks(self) -> SimpleNamespace:
         """Returns a plugin that implements exactly the hooks for which the task has a value."""

@@ -26,6 +26,7 @@ class TaskDefaults:
     name: str = ""
     criterion: Callable[[Any, Any], Tensor] | None = None
     counts_tokens: bool = True
+    described: Mapping[str, str] = field(default_factory=dict)
 
 
 def task_defaults_of(task: object) -> TaskDefaults:
@@ -38,6 +39,7 @@ def task_defaults_of(task: object) -> TaskDefaults:
             name=task.name,
             criterion=task.loss,
             counts_tokens=task.num_tokens is not None,
+            described=task.described(),
         )
     return TaskDefaults()
 

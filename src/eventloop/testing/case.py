@@ -119,6 +119,7 @@ class Fails:
     """An algorithm that ends a run after a batch."""
 
     name = "fails"
+    free_options = ("batch",)
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
