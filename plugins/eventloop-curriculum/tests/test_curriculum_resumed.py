@@ -1,105 +1,60 @@
 """A run with a curriculum that was killed and resumed is one run."""
 
 import contextlib
-import os
-import shutil
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import TaskError, hookimpl
-from eventloop.checkpoint.format import read, write
-from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop import TaskError
+from eventloop.testing import (
+    Dies,
+    KilledRuns,
+    differences,
+    edited_checkpoint,
+    fit_and_die,
+    isolated_trainer,
+    last_checkpoint,
+    run_ranks,
+    shuffled_batches,
+    tiny_task,
+)
 from eventloop_curriculum import Curriculum
 
 LAST = 16  # 8 batches of 2 samples, then 4 of 4, with a time in their middle, then 2 of 8, twice
 
 
-class Dies:
-    """An algorithm that kills its process in the middle of a batch, or ends the run there."""
-
-    name = "dies"
-    free_options = (
-        "batch",
-        "by_kill",
-    )
-
-    def __init__(self, batch=None, *, by_kill=True):
-        self.batch = batch
-        self.by_kill = by_kill
-
-    @hookimpl
-    def after_train_batch(self, state):
-        if state.clock.batch == self.batch:
-            if self.by_kill:
-                os._exit(9)
-            raise EOFError
-
-
-def fit(folder, dies, num_workers=0, sizes=None, **given):
-    """Trains 4 epochs, saving after each batch; may die."""
-    inputs, targets = map(torch.cat, zip(*tiny_batches(4), strict=True))
+def fit(folder, batch=None, num_workers=0, sizes=None, raises=None):
+    """Trains 4 epochs, saving after each batch; may die, or raise."""
     workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     task = tiny_task(
-        train_dataloader=lambda: DataLoader(
-            TensorDataset(inputs, targets), 2, shuffle=True, **workers
-        ),
-        eval_dataloaders=None,
+        train_dataloader=lambda: shuffled_batches(4, 2, **workers), eval_dataloaders=None
     )
-    given = {"max_duration": "4ep", "checkpoint_interval": "1ba"} | given
-    plugins = [Curriculum(batch_size=sizes or {"8ba": 4, "10ba": 8}), dies]
+    given = {"max_duration": "4ep", "checkpoint_interval": "1ba"}
+    plugins = [Curriculum(batch_size=sizes or {"8ba": 4, "10ba": 8}), Dies(batch, raises=raises)]
     with isolated_trainer(folder, task, algorithms=plugins, **given) as trainer:
         trainer.fit()
 
 
-def fit_and_die(folder, batch, num_workers=0):
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(1)  # a fork has none of the threads of the pool
-        try:
-            fit(folder, Dies(batch), num_workers)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def last(folder):
-    return max((folder / "run" / "checkpoints").glob("ba*"))
-
-
 @pytest.fixture(scope="module", params=[0, 2])
-def in_one_go(request, tmp_path_factory):
-    """Returns the number of workers, and what a run with them ends with."""
-    folder = tmp_path_factory.mktemp("one-go")
-    fit(folder, Dies(), request.param)
-    assert last(folder).name == f"ba{LAST:08}"
-    return request.param, read(last(folder)).parts
+def runs(request, tmp_path_factory):
+    """Runs with a number of workers."""
+    return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 
 
 @pytest.mark.parametrize("batches", [[8], [3, 9, 11, 13]])
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go, batches):
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Before and after a change, in the middle of an epoch and between two, with workers, too."""
-    num_workers, expected = in_one_go
-    for batch in batches:
-        fit_and_die(tmp_path, batch, num_workers)
-    fit(tmp_path, Dies(), num_workers)
-
-    assert last(tmp_path).name == f"ba{LAST:08}"
-    assert list(differences(expected, read(last(tmp_path)).parts)) == []
+    assert runs.whole.batch == LAST
+    assert runs.differing(tmp_path, *batches) == []
 
 
 def test_a_plugin_that_has_forgotten_has_other_batches(tmp_path):
     """Control: without its state the epoch under way would have another batch size."""
-    fit_and_die(tmp_path, 10)
-    folder = last(tmp_path)
-    checkpoint = read(folder)
-    del checkpoint.parts["plugins"]["curriculum"]
-    shutil.rmtree(folder)
-    write(folder, checkpoint.parts, checkpoint.facts, batch=int(folder.name[2:]))
+    fit_and_die(fit, tmp_path, 10)
+    with edited_checkpoint(tmp_path) as checkpoint:
+        del checkpoint.parts["plugins"]["curriculum"]
 
     with pytest.raises(TaskError, match="stopped in mid-epoch with 4 samples a step"):
-        fit(tmp_path, Dies())
+        fit(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -109,20 +64,20 @@ def test_a_plugin_that_has_forgotten_has_other_batches(tmp_path):
 def test_resumed_with_other_times_it_goes_by_these(tmp_path, batch, sizes):
     """How many of the old ones had come says nothing about the new ones."""
     with contextlib.suppress(EOFError):
-        fit(tmp_path, Dies(batch, by_kill=False))
+        fit(tmp_path, batch, raises=EOFError)
 
-    fit(tmp_path, Dies(), sizes=sizes)
+    fit(tmp_path, sizes=sizes)
 
-    assert last(tmp_path).name == f"ba{LAST:08}"
+    assert last_checkpoint(tmp_path).batch == LAST
 
 
 def test_times_that_would_cut_the_epoch_under_way_are_refused(tmp_path):
     """Which samples are left of it, nobody could say."""
     with contextlib.suppress(EOFError):
-        fit(tmp_path, Dies(9, by_kill=False))
+        fit(tmp_path, 9, raises=EOFError)
 
     with pytest.raises(TaskError, match="stopped in mid-epoch with 4 samples a step"):
-        fit(tmp_path, Dies(), sizes={"10ba": 4})
+        fit(tmp_path, sizes={"10ba": 4})
 
 
 def test_two_ranks_go_on_in_the_middle_of_a_later_epoch(tmp_path):
@@ -130,12 +85,12 @@ def test_two_ranks_go_on_in_the_middle_of_a_later_epoch(tmp_path):
 
     def run(folder, batch=None):
         with contextlib.suppress(EOFError):
-            fit(folder, Dies(batch, by_kill=False))
+            fit(folder, batch, raises=EOFError)
 
     run_ranks(run, tmp_path / "one-go")
     run_ranks(run, tmp_path, 9)
     run_ranks(run, tmp_path)
 
-    expected, actual = read(last(tmp_path / "one-go")), read(last(tmp_path))
-    assert actual.facts["moment"]["batch"] == expected.facts["moment"]["batch"]
+    expected, actual = last_checkpoint(tmp_path / "one-go"), last_checkpoint(tmp_path)
+    assert actual.batch == expected.batch
     assert list(differences(expected.parts, actual.parts)) == []

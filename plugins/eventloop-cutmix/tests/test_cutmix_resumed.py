@@ -7,14 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
-from eventloop.testing import (
-    Dies,
-    differences,
-    edited_checkpoint,
-    fit_and_die,
-    isolated_trainer,
-    last_checkpoint,
-)
+from eventloop.testing import Dies, KilledRuns, isolated_trainer
 from eventloop_cutmix import Cutmix
 from eventloop_mixup import Mixup
 
@@ -37,29 +30,21 @@ def fit(folder, batch=None):
 
 
 @pytest.fixture(scope="module")
-def in_one_go(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-go")
-    fit(folder)
-    return last_checkpoint(folder).parts
+def runs(tmp_path_factory):
+    return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
 @pytest.mark.parametrize("batches", [[3], [8], [1, 5, 5, 7]])
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go, batches):
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Permutations are drawn on, rectangles and turns for the same batches."""
-    for batch in batches:
-        fit_and_die(fit, tmp_path, batch)
-    fit(tmp_path)
-
-    assert last_checkpoint(tmp_path).batch == 10
-    assert list(differences(in_one_go, last_checkpoint(tmp_path).parts)) == []
+    assert runs.whole.batch == 10
+    assert runs.differing(tmp_path, *batches) == []
 
 
-def test_permutations_that_begin_anew_end_elsewhere(tmp_path, in_one_go):
+def test_permutations_that_begin_anew_end_elsewhere(tmp_path, runs):
     """Control: without the plugin's generator the comparison fails."""
-    fit_and_die(fit, tmp_path, 9)
-    with edited_checkpoint(tmp_path) as checkpoint:
-        del checkpoint.parts["rank0"]["generators"]["named"]["cutmix"]
 
-    fit(tmp_path)
+    def forget(parts):
+        del parts["rank0"]["generators"]["named"]["cutmix"]
 
-    assert list(differences(in_one_go, last_checkpoint(tmp_path).parts)) != []
+    assert runs.differing(tmp_path, 9, forget=forget) != []

@@ -1,14 +1,16 @@
 """A run that was killed and resumed stops where it would have stopped."""
 
-import os
-import shutil
-
 import pytest
-import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.format import read, write
-from eventloop.testing import differences, isolated_trainer, tiny_task
+from eventloop.testing import (
+    Dies,
+    KilledRuns,
+    fit_and_die,
+    isolated_trainer,
+    last_checkpoint,
+    tiny_task,
+)
 from eventloop_early_stopping import EarlyStopping
 
 # Both stop the run in the middle of its length: by a metric in mid-epoch, by the loss after one.
@@ -18,112 +20,66 @@ WATCHED = {
 }
 
 
-class Dies:
-    """An algorithm that kills its process at an event of a batch."""
-
-    name = "dies"
-    free_options = (
-        "batch",
-        "event",
-    )
-
-    def __init__(self, batch=None, event="after_train_batch"):
-        self.at = batch, event
+class DiesLater(Dies):
+    """Ends its process at the end of an epoch."""
 
     @hookimpl
     def after_train_batch(self, state):
-        self.at == (state.clock.batch, "after_train_batch") and os._exit(9)
+        pass
 
     @hookimpl
     def epoch_end(self, state):
-        self.at == (state.clock.batch, "epoch_end") and os._exit(9)
+        super().after_train_batch(state)
 
 
-def fit(folder, watched, *dies):
+def fit(folder, batch, watched, dies=Dies):
     """Trains until it is stopped, saving every second batch; may die."""
     options, settings = WATCHED[watched]
     given = {"max_duration": "20ep", "checkpoint_interval": "2ba"} | settings
-    with isolated_trainer(
-        folder,
-        tiny_task(),
-        algorithms=[Dies(*dies)],
-        callbacks=[EarlyStopping(**options)],
-        **given,
-    ) as trainer:
+    given |= {"algorithms": [dies(batch)], "callbacks": [EarlyStopping(**options)]}
+    with isolated_trainer(folder, tiny_task(), **given) as trainer:
         trainer.fit()
     return trainer
 
 
-def fit_and_die(folder, watched, *dies):
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(1)  # a fork has none of the threads of the pool
-        try:
-            fit(folder, watched, *dies)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def last(folder):
-    return max((folder / "run" / "checkpoints").glob("ba*"))
-
-
 @pytest.fixture(scope="module", params=WATCHED)
-def in_one_go(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-go")
-    trainer = fit(folder, request.param)
-    assert 12 < trainer.state.clock.batch < 40
-    assert trainer.state.stop_reason.startswith("early-stopping")
-    return request.param, last(folder)
+def runs(request, tmp_path_factory):
+    found = KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
+    assert 12 < found.whole.batch < 40
+    assert found.whole.facts["stop_reason"].startswith("early-stopping")
+    return found
 
 
 @pytest.mark.parametrize("batches", [[11], [1, 4, 5, 9]])
-def test_killed_and_resumed_it_stops_at_the_same_batch(tmp_path, in_one_go, batches):
+def test_killed_and_resumed_it_stops_at_the_same_batch(tmp_path, runs, batches):
     """With the bits of one in one go: best value, patience and half an epoch's loss go on."""
-    watched, expected = in_one_go
-    for batch in batches:
-        fit_and_die(tmp_path, watched, batch)
-
-    fit(tmp_path, watched)
-
-    assert last(tmp_path).name == expected.name
-    assert list(differences(read(expected).parts, read(last(tmp_path)).parts)) == []
+    assert runs.differing(tmp_path, *batches) == []
 
 
-def test_a_plugin_that_has_forgotten_stops_elsewhere(tmp_path, in_one_go):
+def test_a_plugin_that_has_forgotten_stops_elsewhere(tmp_path, runs):
     """Control: without its state the comparison fails."""
-    watched, expected = in_one_go
-    fit_and_die(tmp_path, watched, int(expected.name[2:]) - 1)
-    folder = last(tmp_path)
-    checkpoint = read(folder)
-    del checkpoint.parts["rank0"]["plugins"]["early_stopping"]
-    shutil.rmtree(folder)
-    write(folder, checkpoint.parts, checkpoint.facts, batch=int(folder.name[2:]))
 
-    fit(tmp_path, watched)
+    def forget(parts):
+        del parts["rank0"]["plugins"]["early_stopping"]
 
-    assert last(tmp_path).name > expected.name
+    assert runs.differing(tmp_path, runs.whole.batch - 1, forget=forget) != []
+    assert last_checkpoint(tmp_path).batch > runs.whole.batch
 
 
-def test_killed_between_the_decision_and_the_end_it_stops_at_once(tmp_path, in_one_go):
+def test_killed_between_the_decision_and_the_end_it_stops_at_once(tmp_path, runs):
     """The checkpoint of that batch is there; trained on, the run would be another one."""
-    watched, expected = in_one_go
-    fit_and_die(tmp_path, watched, int(expected.name[2:]), "epoch_end")
+    fit_and_die(fit, tmp_path, runs.whole.batch, *runs.args, DiesLater)
 
-    trainer = fit(tmp_path, watched)
+    trainer = fit(tmp_path, None, *runs.args)
 
     assert trainer.state.stop_reason.startswith("early-stopping")
-    assert last(tmp_path).name == expected.name
+    assert last_checkpoint(tmp_path).batch == runs.whole.batch
 
 
-def test_started_again_a_run_that_was_stopped_does_nothing_and_says_so(in_one_go):
+def test_started_again_a_run_that_was_stopped_does_nothing_and_says_so(runs):
     """A line in a shell's history mustn't train on what was found to be done."""
-    watched, expected = in_one_go
-    folder = expected.parents[2]
-
     with pytest.warns(UserWarning, match="nothing to train: the run was stopped .*early-stopping"):
-        trainer = fit(folder, watched)
+        trainer = fit(runs.folder, None, *runs.args)
 
-    assert trainer.state.clock.batch == int(expected.name[2:])
-    assert last(folder) == expected
+    assert trainer.state.clock.batch == runs.whole.batch
+    assert last_checkpoint(runs.folder).path == runs.whole.path

@@ -1,32 +1,25 @@
 """A run with averages that was killed and resumed is one run."""
 
 import pytest
-import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import hookimpl
 from eventloop.testing import (
     Dies,
-    differences,
-    edited_checkpoint,
-    fit_and_die,
+    KilledRuns,
     isolated_trainer,
-    last_checkpoint,
+    shuffled_batches,
     tiny_batches,
     tiny_task,
 )
 from eventloop_ema import Ema
 
-NUM_BATCHES = 10  # in two epochs
-
 
 def fit(folder, batch=None, precision="fp32"):
     """Trains with batch norm and microbatches, saving every second batch; may die."""
-    inputs, targets = map(torch.cat, zip(*tiny_batches(5), strict=True))
     task = tiny_task(
         model=lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
-        train_dataloader=lambda: DataLoader(TensorDataset(inputs, targets), 4, shuffle=True),
+        train_dataloader=shuffled_batches,
     )
     given = {"max_duration": "2ep", "microbatch_size": 2, "checkpoint_interval": "2ba"}
     given |= {"algorithms": [Ema(half_life="8sp", rampup=0.5), Dies(batch)], "precision": precision}
@@ -36,22 +29,15 @@ def fit(folder, batch=None, precision="fp32"):
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])
-def in_one_go(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    fit(folder, precision=request.param)
-    return request.param, folder
+def runs(request, tmp_path_factory):
+    return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go):
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs):
     """Weights, averages, and what is exported."""
-    precision, folder = in_one_go
-    for batch in (1, 5, 8):
-        fit_and_die(fit, tmp_path, batch, precision)
-    fit(tmp_path, precision=precision)
-
-    assert last_checkpoint(tmp_path).batch == NUM_BATCHES
-    assert list(differences(last_checkpoint(folder).parts, last_checkpoint(tmp_path).parts)) == []
-    files = [(one / "model.safetensors").read_bytes() for one in (folder, tmp_path)]
+    assert runs.whole.batch == 10
+    assert runs.differing(tmp_path, 1, 5, 8) == []
+    files = [(one / "model.safetensors").read_bytes() for one in (runs.folder, tmp_path)]
     assert files[0] == files[1]
 
 
@@ -84,15 +70,13 @@ def test_an_epoch_of_a_half_life_is_the_first(tmp_path):
     assert averages[0] == averages[1]
 
 
-def test_averages_that_begin_anew_end_elsewhere(tmp_path, in_one_go):
+def test_averages_that_begin_anew_end_elsewhere(tmp_path, runs):
     """Control: without the plugin's state the comparison fails."""
-    precision, folder = in_one_go
-    fit_and_die(fit, tmp_path, 5, precision)
-    with edited_checkpoint(tmp_path) as checkpoint:
-        assert len(checkpoint.parts["plugins"]["ema"]["state"]["averages"]) == 8
-        checkpoint.parts["plugins"]["ema"]["state"]["averages"] = {}
 
-    fit(tmp_path, precision=precision)
+    def forget(parts):
+        state = parts["plugins"]["ema"]["state"]
+        assert len(state["averages"]) == 8
+        state["averages"] = {}
 
-    found = list(differences(last_checkpoint(folder).parts, last_checkpoint(tmp_path).parts))
+    found = runs.differing(tmp_path, 5, forget=forget)
     assert any(one.path.startswith("plugins/ema/") for one in found)

@@ -1,30 +1,14 @@
 """A run with mixup that was killed and resumed is one run."""
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.testing import (
-    Dies,
-    differences,
-    edited_checkpoint,
-    fit_and_die,
-    isolated_trainer,
-    last_checkpoint,
-    tiny_batches,
-    tiny_task,
-)
+from eventloop.testing import Dies, KilledRuns, isolated_trainer, shuffled_batches, tiny_task
 from eventloop_mixup import Mixup
-
-NUM_BATCHES = 10  # in two epochs
 
 
 def fit(folder, batch=None):
     """Trains with shuffling and microbatches, saving every second batch; may die."""
-    inputs, targets = map(torch.cat, zip(*tiny_batches(5), strict=True))
-    task = tiny_task(
-        train_dataloader=lambda: DataLoader(TensorDataset(inputs, targets), 4, shuffle=True)
-    )
+    task = tiny_task(train_dataloader=shuffled_batches)
     given = {"max_duration": "2ep", "microbatch_size": 3, "checkpoint_interval": "2ba"}
     given["algorithms"] = [Mixup(alpha=0.4), Dies(batch)]
     with isolated_trainer(folder, task, **given) as trainer:
@@ -32,30 +16,22 @@ def fit(folder, batch=None):
 
 
 @pytest.fixture(scope="module")
-def in_one_go(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-go")
-    fit(folder)
-    return last_checkpoint(folder).parts
+def runs(tmp_path_factory):
+    return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
 @pytest.mark.parametrize("batches", [[1], [3], [5], [8], [9], [1, 2, 5, 5, 7]])
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go, batches):
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Weights, momenta, generators: permutations and shares are drawn on, not again."""
-    for batch in batches:
-        fit_and_die(fit, tmp_path, batch)
-    fit(tmp_path)
-
-    assert last_checkpoint(tmp_path).batch == NUM_BATCHES
-    assert list(differences(in_one_go, last_checkpoint(tmp_path).parts)) == []
+    assert runs.whole.batch == 10
+    assert runs.differing(tmp_path, *batches) == []
 
 
-def test_permutations_that_begin_anew_end_elsewhere(tmp_path, in_one_go):
+def test_permutations_that_begin_anew_end_elsewhere(tmp_path, runs):
     """Control: without the plugin's generator the comparison fails."""
-    fit_and_die(fit, tmp_path, 5)
-    with edited_checkpoint(tmp_path) as checkpoint:
-        assert checkpoint.parts["rank0"]["generators"]["named"].keys() == {"mixup"}
-        checkpoint.parts["rank0"]["generators"]["named"] = {}
 
-    fit(tmp_path)
+    def forget(parts):
+        assert parts["rank0"]["generators"]["named"].keys() == {"mixup"}
+        parts["rank0"]["generators"]["named"] = {}
 
-    assert list(differences(in_one_go, last_checkpoint(tmp_path).parts)) != []
+    assert runs.differing(tmp_path, 5, forget=forget) != []

@@ -1,34 +1,27 @@
 """A run with averaging that was killed and resumed is one run."""
 
 import pytest
-import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import hookimpl
 from eventloop.testing import (
     Dies,
-    differences,
-    edited_checkpoint,
-    fit_and_die,
+    KilledRuns,
     isolated_trainer,
-    last_checkpoint,
+    shuffled_batches,
     tiny_batches,
     tiny_task,
 )
 from eventloop_swa import Swa
 
-NUM_BATCHES = 15  # in three epochs
-
 
 def fit(folder, batch=None):
     """Trains with batch norm, dropout, shuffling and its own rate, saving often; may die."""
-    inputs, targets = map(torch.cat, zip(*tiny_batches(5), strict=True))
     task = tiny_task(
         model=lambda: nn.Sequential(
             nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 3)
         ),
-        train_dataloader=lambda: DataLoader(TensorDataset(inputs, targets), 4, shuffle=True),
+        train_dataloader=shuffled_batches,
     )
     given = {"max_duration": "3ep", "checkpoint_interval": "2ba", "eval_interval": "3ba"}
     given["algorithms"] = [Swa(start="3ba", interval="2ba", lr=0.05), Dies(batch)]
@@ -38,22 +31,15 @@ def fit(folder, batch=None):
 
 
 @pytest.fixture(scope="module")
-def in_one_go(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-go")
-    fit(folder)
-    return folder
+def runs(tmp_path_factory):
+    return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go):
+def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs):
     """Weights, mean, statistics, generators, and what is exported."""
-    for batch in (1, 5, 9, 14):
-        fit_and_die(fit, tmp_path, batch)
-    fit(tmp_path)
-
-    assert last_checkpoint(tmp_path).batch == NUM_BATCHES
-    found = differences(last_checkpoint(in_one_go).parts, last_checkpoint(tmp_path).parts)
-    assert list(found) == []
-    files = [(one / "model.safetensors").read_bytes() for one in (in_one_go, tmp_path)]
+    assert runs.whole.batch == 15
+    assert runs.differing(tmp_path, 1, 5, 9, 14) == []
+    files = [(one / "model.safetensors").read_bytes() for one in (runs.folder, tmp_path)]
     assert files[0] == files[1]
 
 
@@ -86,15 +72,13 @@ def test_parts_of_an_epoch_are_those_of_the_first(tmp_path):
     assert means[0] == means[1]
 
 
-def test_a_mean_that_begins_anew_ends_elsewhere(tmp_path, in_one_go):
+def test_a_mean_that_begins_anew_ends_elsewhere(tmp_path, runs):
     """Control: without the plugin's state the comparison fails."""
-    fit_and_die(fit, tmp_path, 9)
-    with edited_checkpoint(tmp_path) as checkpoint:
-        kept = checkpoint.parts["plugins"]["swa"]["state"]
+
+    def forget(parts):
+        kept = parts["plugins"]["swa"]["state"]
         assert kept["num_averaged"] > 0
         kept.update(averaged={}, num_averaged=0)
 
-    fit(tmp_path)
-
-    found = list(differences(last_checkpoint(in_one_go).parts, last_checkpoint(tmp_path).parts))
+    found = runs.differing(tmp_path, 9, forget=forget)
     assert any(one.path.startswith("plugins/swa/") for one in found)

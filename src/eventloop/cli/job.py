@@ -284,7 +284,8 @@ def _plugin_names(trainer: Trainer, role: Role) -> str:
 def _plugin(plugin: Plugin) -> str:
     named = f"{plugin.name} {plugin.version or plugin.source}".strip()
     marks = plugin.found.marks if plugin.found else ()
-    return named + _listed(plugin.options) + (f" [{', '.join(marks)}]" if marks else "")
+    options = {} if plugin.by == "flag" else plugin.options
+    return named + _listed(options) + (f" [{', '.join(marks)}]" if marks else "")
 
 
 def _listed(options: Mapping[str, Any]) -> str:

@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.diff import differences
-    from eventloop.testing.case import isolated_trainer, recorder, tiny_batches, tiny_task
+    from eventloop.testing.case import (
+        isolated_trainer,
+        recorder,
+        shuffled_batches,
+        tiny_batches,
+        tiny_task,
+    )
     from eventloop.testing.contract import check_plugin
     from eventloop.testing.ranks import run_ranks
-    from eventloop.testing.resuming import Dies, edited_checkpoint, fit_and_die, last_checkpoint
+    from eventloop.testing.resuming import (
+        Dies,
+        KilledRuns,
+        edited_checkpoint,
+        fit_and_die,
+        last_checkpoint,
+    )
     from eventloop.testing.storages import check_storage
 
 __all__ = [
     "Dies",
+    "KilledRuns",
     "check_plugin",
     "check_storage",
     "differences",
@@ -24,6 +37,7 @@ __all__ = [
     "last_checkpoint",
     "recorder",
     "run_ranks",
+    "shuffled_batches",
     "tiny_batches",
     "tiny_task",
 ]
@@ -35,7 +49,8 @@ _LAZY["check_storage"] = "eventloop.testing.storages"
 _LAZY["differences"] = "eventloop.checkpoint.diff"
 _LAZY["run_ranks"] = "eventloop.testing.ranks"
 _LAZY |= dict.fromkeys(
-    ("Dies", "edited_checkpoint", "fit_and_die", "last_checkpoint"), "eventloop.testing.resuming"
+    ("Dies", "KilledRuns", "edited_checkpoint", "fit_and_die", "last_checkpoint"),
+    "eventloop.testing.resuming",
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop.config.configuration import Configuration
@@ -161,6 +162,18 @@ def tiny_batches(num_batches: int = 3, batch_size: int = 4) -> list[tuple[Tensor
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(num_batches, batch_size, 3, generator=generator)
     return [(batch, batch.argmax(1)) for batch in inputs]
+
+
+def shuffled_batches(
+    num_batches: int = 5, batch_size: int = 4, **given: Any
+) -> DataLoader[tuple[Tensor, ...]]:
+    """Makes a data loader of the samples of `tiny_batches`, which it shuffles.
+
+    Args:
+        given: what else `DataLoader` takes.
+    """
+    inputs, targets = map(torch.cat, zip(*tiny_batches(num_batches), strict=True))
+    return DataLoader(TensorDataset(inputs, targets), batch_size, shuffle=True, **given)
 
 
 def tiny_task(**given: Any) -> Task:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eventloop.checkpoint.diff import differences
+from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.format import Checkpoint, name_of, read, write
 from eventloop.errors import CheckpointError
@@ -213,17 +213,24 @@ class Dies:
 
     Args:
         batch: how many are done by then; None: never, for the run that is resumed.
+        raises: what is raised instead, for a run that ends in order.
     """
 
     name = "dies"
+    free_options = ("batch", "raises")
 
-    def __init__(self, batch: int | None = None) -> None:
+    def __init__(
+        self, batch: int | None = None, *, raises: type[BaseException] | None = None
+    ) -> None:
         self.batch = batch
+        self.raises = raises
 
     @hookimpl
     def after_train_batch(self, state: State) -> None:
-        """Ends the process, when it is time."""
+        """Ends the process, or the run, when it is time."""
         if state.clock.batch == self.batch:
+            if self.raises is not None:
+                raise self.raises
             os._exit(_STATUS)
 
 
@@ -254,6 +261,46 @@ def fit_and_die(fit: Callable[..., Any], *args: Any) -> None:
 def last_checkpoint(folder: Path) -> Checkpoint:
     """Reads the newest checkpoint of the run that an `isolated_trainer` has in a folder."""
     return read(max((folder / "run" / "checkpoints").glob("ba*")))
+
+
+class KilledRuns:
+    """Runs of one kind: one in one go, and others that are killed, resumed and compared with it.
+
+    Args:
+        fit: trains in a folder with `Dies(batch)` among the algorithms: `fit(folder, batch, *args)`.
+        folder: of the run in one go, which is trained at once.
+        args: what `fit` is called with beside.
+
+    Attributes:
+        folder, args: as given.
+        whole: the last checkpoint of the run in one go.
+    """
+
+    def __init__(self, fit: Callable[..., object], folder: Path, *args: Any) -> None:
+        self._fit = fit
+        self.folder, self.args = folder, args
+        fit(folder, None, *args)
+        self.whole = last_checkpoint(folder)
+
+    def differing(
+        self, folder: Path, *batches: int, forget: Callable[[dict[str, Any]], object] | None = None
+    ) -> list[Difference]:
+        """Kills a run at batches, resumes it each time, and in the end without a kill.
+
+        Args:
+            folder: of that run.
+            forget: takes something out of the parts of its last checkpoint before the end.
+
+        Returns:
+            What differs between its last checkpoint and that of the run in one go.
+        """
+        for batch in batches:
+            fit_and_die(self._fit, folder, batch, *self.args)
+        if forget is not None:
+            with edited_checkpoint(folder) as checkpoint:
+                forget(checkpoint.parts)
+        self._fit(folder, None, *self.args)
+        return list(differences(self.whole.parts, last_checkpoint(folder).parts))
 
 
 @contextmanager
