@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import eventloop
 from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
 from eventloop.distributed.failure_store import wait_until
-from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.join import rank_variables
 
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]

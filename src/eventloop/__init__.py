@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eventloop.data import Count
     from eventloop.diagnostics.check import Check
     from eventloop.diagnostics.trace import Trace
-    from eventloop.distributed.processes import rank_zero_first
+    from eventloop.distributed.join import rank_zero_first
     from eventloop.run.start import Allowed
     from eventloop.short_form import fit
     from eventloop.signals import is_interruption

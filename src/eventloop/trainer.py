@@ -21,7 +21,7 @@ from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.processes import join_processes
+from eventloop.distributed.join import join_processes
 from eventloop.errors import (
     EventloopError,
     SettingError,

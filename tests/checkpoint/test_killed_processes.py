@@ -19,7 +19,7 @@ from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
 from eventloop.distributed.failure_store import wait_until
-from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.join import rank_variables
 from eventloop.testing.case import isolated_trainer
 
 TASK = Path(__file__).parents[2] / "benchmarks" / "soak_task.py"

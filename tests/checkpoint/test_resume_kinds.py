@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from eventloop import hookimpl
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
-from eventloop.distributed.processes import join_processes
+from eventloop.distributed.join import join_processes
 from eventloop.files import disk
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_fsdp import Fsdp

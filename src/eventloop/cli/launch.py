@@ -86,7 +86,7 @@ def _run(num: int, arguments: list[str]) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
     from eventloop.distributed.failure_store import Bulletin
-    from eventloop.distributed.processes import rank_variables
+    from eventloop.distributed.join import rank_variables
 
     # Held by this process, so that no rank takes it away from the others.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -12,7 +12,7 @@ from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
 from eventloop.data.prefetch import mover_to
-from eventloop.distributed.processes import choose_device
+from eventloop.distributed.join import choose_device
 from eventloop.errors import keep
 from eventloop.loop import Loop
 from eventloop.naming import fold

@@ -1,0 +1,86 @@
+"""How this process joins those that it trains with, and which device is its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from eventloop.distributed.processes import Processes, SingleProcess
+from eventloop.errors import SettingError
+
+
+def join_processes() -> Processes:
+    """Returns the processes that this one trains with: those that torchrun's variables tell of.
+
+    Raises:
+        EventloopError: the others can't be reached.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return SingleProcess()
+    from eventloop.distributed.data_parallel import join  # one process needs nothing of it
+
+    return join()
+
+
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Returns the variables that torchrun would set for a rank of this machine.
+
+    Args:
+        port: where the process that starts the ranks holds a TCPStore.
+    """
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Lets the first rank of each machine run a block before the others run it.
+
+    For what one should prepare and all read: a download, a cache. To be entered on all ranks; in
+    one process it does nothing.
+    """
+    processes = join_processes()
+    if processes.local_rank:
+        processes.all_gather(None)
+    yield
+    if not processes.local_rank:
+        processes.all_gather(None)
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """Returns the device of this process.
+
+    Args:
+        name: cpu, cuda, cuda:1, or auto: this process's GPU where there is one.
+        local_rank: this process's number on its machine.
+
+    Raises:
+        SettingError: there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", local_rank)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(
+            f"device={name!r} can't be used: {reason}",
+            fix="set device to auto or cpu",
+        ) from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
