@@ -92,6 +92,26 @@ def test_a_plugin_gets_what_it_requires_or_stops_the_run(plugin, problems_of):
     assert problems_of(needy, plugin("EMA", batch_end=acts)) == []
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value", "what"),
+    [
+        ("requires", "ema>=0.2", None),
+        ("requires", "ema>=0.3", "needy requires ema>=0.3, and 0.2.1 is installed"),
+        ("requires", "swa>=0.3", "needy requires swa>=0.3, which isn't installed"),
+        ("conflicts", "ema<0.2", None),
+        ("conflicts", "ema<0.3", "needy and ema<0.3 can't work together, says needy"),
+    ],
+)
+def test_relations_may_have_versions(plugin, problems_of, attribute, value, what):
+    """What one offers to another comes and goes with its versions."""
+    needy = plugin("needy", batch_end=acts)
+    setattr(needy.target, attribute, (value,))
+
+    problems = problems_of(needy, plugin("ema", distribution="eventloop-ema", batch_end=acts))
+
+    assert problems == ([] if what is None else [what])
+
+
 def test_plugins_that_conflict_are_refused(plugin, problems_of):
     """One of them knows that the result would be wrong."""
     cut = plugin("cut", batch_end=acts)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 
-Cause = Literal["", "site", "rule", "flag", "run", "option", "task"]
+Cause = Literal["", "site", "rule", "flag", "run", "option", "task", "version"]
 _NOT_IN_RUN = "not part of this run"
 
 
@@ -25,7 +25,7 @@ class Reason(NamedTuple):
     Args:
         text: as commands and headers print it.
         kind: what decided: the site's file, a rule of the configuration, a flag, the run that goes
-            on, an option that isn't set, the task.
+            on, an option that isn't set, the task, the version of eventloop.
         fix: how to take that back.
     """
 

@@ -23,6 +23,40 @@ EVERY_HOOK = "all"
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
 
 
+def is_in_range(version: str, specifier: str) -> bool:
+    """Returns whether a version will do; pre-releases will, where they are in range.
+
+    Args:
+        version: what there is; one that isn't a version is in no range.
+        specifier: as pip writes it, ">=0.2,<1"; "" for any.
+    """
+    if not specifier:
+        return True
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # not all commands need it
+    from packaging.version import InvalidVersion
+
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except (InvalidVersion, InvalidSpecifier):
+        return False
+
+
+def split_requirement(text: str) -> tuple[str, str] | None:
+    """Returns a plugin's name and the versions that are asked for, "" for any; None for neither."""
+    match = _REQUIREMENT.fullmatch(text)
+    if match is None:
+        return None
+    name, specifier = match.groups()
+    if specifier:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier:
+            return None
+    return name, specifier
+
+
 @dataclass(frozen=True)
 class Requirement:
     """A plugin that has to take part.
@@ -41,15 +75,7 @@ class Requirement:
 
     def accepts(self, version: str) -> bool:
         """Returns whether a version will do; pre-releases will, where they are in range."""
-        if not self.specifier:
-            return True
-        from packaging.specifiers import SpecifierSet  # kept out of commands that don't need it
-        from packaging.version import InvalidVersion
-
-        try:
-            return SpecifierSet(self.specifier).contains(version, prereleases=True)
-        except InvalidVersion:
-            return False
+        return is_in_range(version, self.specifier)
 
 
 @dataclass(frozen=True)
@@ -249,22 +275,13 @@ def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
 
 
 def _requirement(text: str, source: str, *, by_site: bool) -> Requirement:
-    match = _REQUIREMENT.fullmatch(text)
-    name, specifier = match.groups() if match else ("", "")
-    if name and specifier:
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-        try:
-            SpecifierSet(specifier)
-        except InvalidSpecifier:
-            name = ""
-    if not name:
+    if (parts := split_requirement(text)) is None:
         raise SettingError(
             f"required has {text!r}, which is no plugin's name with versions",
             source=source,
             fix='write required = ["ema", "mixup>=0.2,<1"]',
         )
-    return Requirement(name, specifier, source, by_site)
+    return Requirement(*parts, source, by_site)
 
 
 def _orders(values: Sequence[Value]) -> dict[str, Value]:

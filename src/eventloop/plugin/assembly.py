@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from eventloop.actions import Actions
+from eventloop.config.plugin_rules import is_in_range, split_requirement
 from eventloop.errors import PluginError, closest
 from eventloop.events import Events
 from eventloop.hooks import Edge, Hook, declared_hooks
@@ -223,31 +224,44 @@ def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[P
     active = {fold(one.name): one for one in plugins if one.role != "core"}
     reasons = {fold(one.found.name): one.reason for one in off}
     for plugin in plugins:
-        for name in _names(plugin, "requires"):
-            if fold(name) not in active:
+        for name, versions in _named(plugin, "requires"):
+            other = active.get(fold(name))
+            if other is None:
                 reason = reasons.get(fold(name))
-                fix = pip("install", f"eventloop-{fold(name).replace('_', '-')}")
+                distribution = f"eventloop-{fold(name).replace('_', '-')}"
+                fix = pip("install", f"{distribution}{versions}")
                 yield PluginError(
-                    f"{plugin.name} requires {name}, which "
+                    f"{plugin.name} requires {name}{versions}, which "
                     + (f"is off: {reason}" if reason is not None else "isn't installed"),
                     subjects=[plugin],
                     plugin=plugin.origin,
                     fix=f"{'switch it on' if reason is not None else fix}, or switch "
                     f"{plugin.name} off with {switch_off(plugin.name)}",
                 )
-        for name in _names(plugin, "conflicts"):
-            if other := active.get(fold(name)):
+            elif other.version and not is_in_range(other.version, versions):
+                fix = pip("install", f"{other.distribution}{versions}")
                 yield PluginError(
-                    f"{plugin.name} and {other.name} can't work together, says {plugin.name}",
+                    f"{plugin.name} requires {name}{versions}, and {other.version} is installed",
+                    subjects=[plugin, other],
+                    plugin=plugin.origin,
+                    fix=f"{fix}, or switch {plugin.name} off with {switch_off(plugin.name)}",
+                )
+        for name, versions in _named(plugin, "conflicts"):
+            other = active.get(fold(name))
+            if other and (not versions or is_in_range(other.version, versions)):
+                yield PluginError(
+                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
                     subjects=[plugin, other],
                     plugins=f"{plugin.origin}, {other.origin}",
                     fix=f"switch one off: {switch_off(plugin.name)} or {switch_off(other.name)}",
                 )
 
 
-def _names(plugin: Plugin, attribute: str) -> tuple[str, ...]:
+def _named(plugin: Plugin, attribute: str) -> Iterator[tuple[str, str]]:
+    """Yields names of plugins with the versions that are meant, as `"ema>=0.2"` has them."""
     names = getattr(plugin.target, attribute, ())
-    return (names,) if isinstance(names, str) else tuple(names)
+    for text in (names,) if isinstance(names, str) else names:
+        yield split_requirement(text) or (text, "")
 
 
 def _choose_owners(

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from eventloop.config.choice import Local
     from eventloop.plugin.records import Selected
 
+_NEEDS = re.compile(
+    r"^Requires-Dist:[ \t]*torch[-_.]eventloop(?![-\w.])(?:\[[^\]]*\])?[ \t]*\(?([^;)\n]*)\)?[ \t]*(;.*)?$",
+    re.MULTILINE | re.IGNORECASE,
+)
 _FIELD = re.compile(r"^(Name|Version|Summary):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 # Entry points that can be read, and a problem for each distribution whose can't.
 Installed = tuple[list[EntryPoint], list[EventloopError]]
@@ -70,11 +74,16 @@ def summary(distribution: Distribution) -> str:
 
 
 def _fields(distribution: Distribution) -> dict[str, str]:
-    """Reads three fields; to have all of them parsed imports Python's email package, in 11 ms."""
+    """Reads three fields, and as `needs` which versions of eventloop it was built for.
+
+    To have all of them parsed imports Python's email package, in 11 ms.
+    """
     text = _read(distribution, "METADATA") or _read(distribution, "PKG-INFO")
     text = text or _read(distribution, "")  # an egg-info that is a file, no folder
     header = (text or "").partition("\n\n")[0]
-    return {match[1].lower(): match[2] for match in reversed([*_FIELD.finditer(header)])}
+    fields = {match[1].lower(): match[2] for match in reversed([*_FIELD.finditer(header)])}
+    needs = (match[1].strip() for match in _NEEDS.finditer(header) if not match[2])
+    return {**fields, "needs": next(needs, "")}
 
 
 def canonical(name: str) -> str:
@@ -196,10 +205,12 @@ def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found,
 def _found(point: EntryPoint, role: Role) -> Found:
     if point.dist is None:
         return Found(point.name, role, point, "", "")
-    name, version = name_and_version(point.dist)
+    fields = _fields(point.dist)
+    name, version = fields.get("name", ""), fields.get("version", "")
     if not (name and version):  # is told of by name_problems
         return Found(point.name, role, point, "", "")
-    return Found(point.name, role, point, name, version, tuple(marks(point.dist)))
+    needs = fields.get("needs", "")
+    return Found(point.name, role, point, name, version, tuple(marks(point.dist)), needs=needs)
 
 
 def _key(found: Found) -> tuple[str, ...]:

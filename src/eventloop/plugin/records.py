@@ -41,6 +41,8 @@ class Found:
             asked for by name), "user site", "PYTHONPATH"; of a local one the file that names it.
         path: the file that defines it, of one that isn't installed.
         local: what names it, of one that isn't installed.
+        needs: the versions of torch-eventloop that its distribution asks for: ">=0.1,<0.2"; "" for
+            any.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Found:
     marks: tuple[str, ...] = ()
     path: Path | None = None
     local: Local | None = None
+    needs: str = ""
 
     @property
     def by_flag(self) -> bool:

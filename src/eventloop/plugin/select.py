@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from eventloop import __version__
 from eventloop.config.choice import Choice, Reason
-from eventloop.config.plugin_rules import Requirement, Rules
+from eventloop.config.plugin_rules import Requirement, Rules, is_in_range
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import place_of
@@ -95,6 +96,13 @@ def rule_problems(
     for one in selected:
         name = one.found.name
         asked = fold(name) in map(fold, choice.insist) or one.found.by_flag
+        if one.status == "off" and asked and one.kind == "version":
+            yield PluginError(
+                f"{name} was asked for, but {one.reason}",
+                subjects=[one.found],
+                plugin=one.found.origin,
+                fix=one.fix,
+            )
         if one.status == "off" and asked and one.kind == "site":
             way_out = one.found.way_out if one.found.by_flag else f"leave {shell('-p', name)} out"
             yield PluginError(
@@ -142,6 +150,8 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
         taken = f"{from_file.local} takes its place"
         return Selected(found, "off", taken, "flag", from_file.way_out)
     banned = rules.ban(found.name)
+    if not is_in_range(__version__, found.needs):
+        return Selected(found, "off", *_by_version(found))
     if fold(found.name) in map(fold, choice.insist):
         reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")
         return Selected(found, "active", *reason)
@@ -152,6 +162,12 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
     if reason := rules.requires(found.name):
         return Selected(found, "active", *reason)
     return Selected(found, "off", *_by_flag(choice.autoload_reason))
+
+
+def _by_version(found: Found) -> Reason:
+    core = f"torch-eventloop{found.needs}"
+    fix = f"{pip('install', core)}, or {pip('install -U', found.distribution)}"
+    return Reason(f"needs {core}, and {__version__} is installed", "version", fix)
 
 
 def _by_flag(flag: str, does: str = "") -> Reason:

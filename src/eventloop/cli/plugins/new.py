@@ -101,6 +101,7 @@ def _class_name(name: str) -> str:
 
 def _write(folder: Path, name: str, role: str) -> list[Path]:
     words = {
+        "@RANGE@": _range(eventloop.__version__),
         "@NAME@": name,
         "@PACKAGE@": f"eventloop_{fold(name)}",
         "@CLASS@": _class_name(name),
@@ -116,3 +117,10 @@ def _write(folder: Path, name: str, role: str) -> list[Path]:
         target.write_text(text, encoding="utf-8")
         written.append(target)
     return written
+
+
+def _range(version: str) -> str:
+    """Returns the versions that a plugin written now works with: before 1.0, those of one minor."""
+    major, minor, *_ = map(int, version.split(".")[:2])
+    following = f"0.{minor + 1}" if major == 0 else str(major + 1)
+    return f">={major}.{minor},<{following}"

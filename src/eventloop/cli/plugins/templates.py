@@ -15,7 +15,7 @@ version = "0.1.0"
 description = "@CLASS@, as a plugin of eventloop."
 readme = "README.md"
 requires-python = ">=3.11"
-dependencies = ["torch-eventloop"]
+dependencies = ["torch-eventloop@RANGE@"]
 
 [project.optional-dependencies]
 test = ["pytest>=8"]
