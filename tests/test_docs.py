@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from eventloop import Event, PluginError
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.testing import check_plugin
 from eventloop.testing.case import isolated_trainer
 

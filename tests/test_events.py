@@ -8,7 +8,7 @@ import pytest
 
 from eventloop import Event, actions, events
 from eventloop.errors import TaskError
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 
 LINES = {
     "event": ["Fires", "State", "May", "Must not"],

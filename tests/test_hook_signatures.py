@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eventloop.actions import Actions
 from eventloop.events import Events
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 
 FILE = Path(__file__).with_name("hook_signatures.txt")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eventloop.errors import SettingError
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.training.grad_scaling import Unscaled
 from eventloop.training.precision import choose_precision
 

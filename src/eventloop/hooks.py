@@ -18,7 +18,9 @@ PROJECT = "eventloop"
 TELL_ALL = ("exception", "close")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Per = Literal["run", "fit", "epoch", "batch", "microbatch", "eval", "eval batch", "predict", "any"]
-Kind = Literal["event", "question", "action"]
+Kind = Literal["event", "question", "action", "collection"]
+# Hooks that are gone, with what became of them: {"batch_done": "renamed to batch_end in 0.3"}.
+REMOVED_HOOKS: Mapping[str, str] = {}
 
 _mark_spec = pluggy.HookspecMarker(PROJECT)
 _mark_impl = pluggy.HookimplMarker(PROJECT)
@@ -31,12 +33,14 @@ class Hook:
     """What the declaration of one hook says.
 
     Args:
-        kind: an event tells, an action does, a question asks.
+        kind: an event tells, an action does, a question asks, a collection collects.
         per: how often it fires.
         closes: the event that this one ends, if it ends one.
         argnames: what is passed, in order; `state` first.
         doc: the contract.
         for_algorithms: whether callbacks can't implement it; true of every action.
+        spec: the function that declares it.
+        declared_by: the names of the plugins that declare it; none for the core's.
     """
 
     name: str
@@ -46,6 +50,19 @@ class Hook:
     argnames: tuple[str, ...]
     doc: str
     for_algorithms: bool = False
+    spec: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    declared_by: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What a call takes, `state` first."""
+        assert self.spec is not None
+        return _without_self(self.spec)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What pluggy's marker was told: `warn_on_impl`, `warn_on_impl_args`."""
+        return getattr(self.spec, f"{PROJECT}_spec", {})
 
 
 def hookspec(
@@ -53,23 +70,46 @@ def hookspec(
     per: Per,
     closes: str | None = None,
     firstresult: bool = False,
+    collection: bool = False,
     for_algorithms: bool = False,
+    warn_on_impl: Warning | None = None,
+    warn_on_impl_args: Mapping[str, Warning] | None = None,
 ) -> Callable[[Function], Function]:
     """Declares a hook, its docstring being the contract.
 
-    A name that starts with `should_` is a question; `firstresult` makes an action; anything else
-    is an event.
+    A name that starts with `should_` is a question; `firstresult` makes an action, `collection` a
+    collection; anything else is an event, and what an implementation of a plugin's event returns
+    is an error.
 
     Args:
         per: how often the hook fires.
         closes: the name of the event that this one ends; algorithms run it in reverse order.
         firstresult: one implementation owns the hook, and its result is the hook's.
-        for_algorithms: callbacks can't implement it; said of questions, since no action is theirs.
+        collection: a call returns a list of all results that aren't None, in order.
+        for_algorithms: callbacks can't implement it; true of every action.
+        warn_on_impl: the warning that each implementation causes, of a hook that is going.
+        warn_on_impl_args: by argument, the warning that each implementation that takes it causes.
+
+    Raises:
+        ValueError: the options make the hook two kinds at once.
     """
 
     def mark(function: Function) -> Function:
-        setattr(function, _SPEC, (per, closes, for_algorithms or firstresult))
-        return _mark_spec(function, firstresult=firstresult)
+        is_question = function.__name__.startswith("should_")
+        if firstresult + collection + is_question > 1:
+            raise ValueError(
+                f"{function.__name__} can't be two kinds of hook: `should_...` is a question, "
+                "firstresult=True an action, collection=True a collection"
+            )
+        kind: Kind = "question" if is_question else "action" if firstresult else "event"
+        kind = "collection" if collection else kind
+        setattr(function, _SPEC, (kind, per, closes, for_algorithms or firstresult))
+        return _mark_spec(
+            function,
+            firstresult=firstresult,
+            warn_on_impl=warn_on_impl,
+            warn_on_impl_args=warn_on_impl_args,
+        )
 
     return mark
 
@@ -157,27 +197,44 @@ def impl_options(function: Callable[..., Any]) -> ImplOptions:
     return options
 
 
-def declared_hooks(namespaces: Iterable[object]) -> dict[str, Hook]:
+def declared_hooks(namespaces: Iterable[object], *declared_by: str) -> dict[str, Hook]:
     """Reads the hooks that classes or modules declare, in the order of declaration."""
-    hooks = {}
-    for namespace in namespaces:
-        for name, function in vars(namespace).items():
-            if hasattr(function, _SPEC):
-                hooks[name] = _describe(name, function)
-    return hooks
+    return {
+        name: _describe(name, function, declared_by)
+        for namespace in namespaces
+        for name, function in _members(namespace).items()
+        if hasattr(function, _SPEC)
+    }
 
 
-def _describe(name: str, function: Callable[..., Any]) -> Hook:
-    per, closes, for_algorithms = getattr(function, _SPEC)
-    argnames = tuple(name for name in inspect.signature(function).parameters if name != "self")
-    firstresult = getattr(function, f"{PROJECT}_spec")["firstresult"]
-    kind: Kind = "event"
-    if name.startswith("should_"):
-        kind = "question"
-    elif firstresult:
-        kind = "action"
+def marked_by_pluggy(namespace: object) -> list[str]:
+    """Returns what pluggy's own marker marked, which doesn't say how often the hook fires."""
+    return [
+        name
+        for name, function in _members(namespace).items()
+        if hasattr(function, f"{PROJECT}_spec") and not hasattr(function, _SPEC)
+    ]
+
+
+def _members(namespace: object) -> dict[str, Any]:
+    """Returns what a class, its bases included, or a module has."""
+    own = namespace.__mro__ if inspect.isclass(namespace) else (namespace, *type(namespace).__mro__)
+    return {
+        name: one for each in reversed(own) for name, one in getattr(each, "__dict__", {}).items()
+    }
+
+
+def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, ...]) -> Hook:
+    kind, per, closes, for_algorithms = getattr(function, _SPEC)
+    argnames = tuple(_without_self(function).parameters)
     doc = inspect.getdoc(function) or ""
-    return Hook(name, kind, per, closes, argnames, doc, for_algorithms)
+    return Hook(name, kind, per, closes, argnames, doc, for_algorithms, function, declared_by)
+
+
+def _without_self(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    return signature.replace(parameters=parameters)
 
 
 @dataclass(frozen=True)

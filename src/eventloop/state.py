@@ -92,6 +92,7 @@ class State:
         "_callable_hooks",
         "_capture",
         "_generators",
+        "_hook_hint",
         "_numbers",
         "_owner",
         "_processes",
@@ -154,6 +155,7 @@ class State:
         self._numbers = numbers
         self.plugins: Mapping[str, Any] = {}
         self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
+        self._hook_hint: Callable[[str], str] = lambda hook: ""
         self._owner: Callable[[str], Plugin] | None = None
         self.enclosed: Callable[..., Any] | None = None
         self._update: Update | None = None
@@ -389,7 +391,11 @@ class State:
         """
         assert self._update is not None
         names = self.optimizers if optimizers is None else optimizers
-        return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
+        outer, self.enclosed = self.enclosed, None  # is the caller's, and not its events'
+        try:
+            return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
+        finally:
+            self.enclosed = outer
 
     def training_pass(self) -> AbstractContextManager[Iterator[Any]]:
         """Returns the training batches of an epoch, on the device, beside the run.
@@ -432,26 +438,31 @@ class State:
         assert self._capture is not None
         return self._capture()
 
-    def call(self, hook: str, *args: Any) -> Any:
-        """Calls a hook that a plugin added with `hookspecs`; the State itself is passed first.
+    def call(self, hook: str, *args: Any, **given: Any) -> Any:
+        """Calls a hook that a plugin declares with `hookspecs`; the State itself is passed first.
 
         The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
         for `batch`, or what was put in its place, and `outputs`. No event is told of it. Between
         microbatches alone; inside of `eventloop.toolbox.passes.evaluation_mode` it leaves no trace.
 
         Args:
-            args: what the hook takes beside the State, in the order of its declaration.
+            args, given: what the hook takes beside the State, by position or by name; what is left
+                out has the default of its declaration.
+
+        Returns:
+            A question's answer, an action's result, a collection's list; None for an event.
 
         Raises:
-            PluginError: no active plugin adds such a hook; the loop's own are the loop's to call.
+            PluginError: no active plugin declares such a hook, or it takes other arguments; the
+                loop's own are the loop's to call.
         """
         plan = self._callable_hooks.get(hook)
         if plan is None:
             raise PluginError(
-                f"no active plugin adds a hook {hook!r}{closest(hook, self._callable_hooks)}",
+                f"no active plugin declares a hook {hook!r}{self._hook_hint(hook)}",
                 fix="declare it in a module or class that is the plugin's `hookspecs`",
             )
-        return plan(self, *args)
+        return plan(self, *args, **given)
 
     def again(self, *args: Any) -> Any:
         """Runs what the wrapper that is under way encloses once more; gives its result.
@@ -476,6 +487,7 @@ def connect(
     *,
     plugins: Mapping[str, Any],
     callable_hooks: Mapping[str, Callable[..., Any]],
+    hint: Callable[[str], str],
     owner: Callable[[str], Plugin],
     update: Update,
     capture: Callable[[], Captured],
@@ -484,13 +496,15 @@ def connect(
 
     Args:
         plugins: the active ones by folded name.
-        callable_hooks: the plans of the hooks that plugins add, and of those in `CALLABLE`.
+        callable_hooks: what calls the hooks that plugins declare, and those in `CALLABLE`.
+        hint: says what is known of a name that no hook has.
         owner: returns the plugin that answers an action.
         update: makes one update of some optimizers.
         capture: returns what a checkpoint of now holds.
     """
     state.plugins = plugins
     state._callable_hooks = callable_hooks
+    state._hook_hint = hint
     state._owner = owner
     state._update = update
     state._capture = capture

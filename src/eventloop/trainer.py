@@ -27,13 +27,12 @@ from eventloop.errors import (
     SettingError,
     TaskError,
     a,
-    closest,
     counted,
     failures_of,
     keep,
 )
 from eventloop.naming import listed
-from eventloop.plugin.assembly import HOOKS, Assembly
+from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import told
@@ -211,8 +210,9 @@ class Trainer:
             ValueError: there is no such action.
             PluginError: it has no implementation.
         """
-        if action not in HOOKS or HOOKS[action].kind != "action":
-            raise ValueError(f"no action is named {action!r}{closest(action, HOOKS)}")
+        hooks = self._core.assembly.hooks
+        if action not in hooks or hooks[action].kind != "action":
+            raise ValueError(f"no action is named {action!r}{hooks.hint(action)}")
         return self._core.assembly.owner(action)
 
     def fit(self, until: str | Time | None = None) -> Result:

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
 from eventloop.errors import TaskError
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 
 # Nothing asks for these before there are checkpoints.
 # What has to do with checkpoints, of which these runs have none.

@@ -21,7 +21,7 @@ FAILING = '''
 from pathlib import Path
 
 from eventloop import Event, hookimpl
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.testing import tiny_task
 
 KINDS = {"Exception": Exception, "KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit}

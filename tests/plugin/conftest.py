@@ -13,7 +13,7 @@ import torch
 from eventloop.config.settings import Settings
 from eventloop.distributed.processes import SingleProcess
 from eventloop.hooks import hookimpl
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.plans import Plan, freeze
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin

@@ -186,7 +186,9 @@ def test_the_loops_own_hooks_are_not_for_plugins_to_call(make_trainer):
     """A second `batch_end` in a batch would be a riddle to everybody."""
     trainer = make_trainer(algorithms=[Ema()])
 
-    with pytest.raises(PluginError, match="no active plugin adds a hook 'batch_end'"):
+    with pytest.raises(
+        PluginError, match="no active plugin declares a hook 'batch_end'; it is the core's"
+    ):
         trainer.state.call("batch_end")
 
 

@@ -24,7 +24,7 @@ def three(plugin) -> list[Plugin]:
 
 
 def arranged(plugins, edges=()) -> Assembly:
-    assembly, problems = arrange(plugins, (), OrderPreferences(edges=lambda hook: edges))
+    assembly, problems = arrange(plugins, (), OrderPreferences(edges=lambda hook, closes: edges))
     assert problems == []
     return assembly
 

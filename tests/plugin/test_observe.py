@@ -9,7 +9,7 @@ import pytest
 from eventloop import hookimpl
 from eventloop.diagnostics.check import Check
 from eventloop.diagnostics.trace import Trace
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.plans import freeze

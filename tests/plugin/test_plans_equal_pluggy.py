@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from eventloop.diagnostics.trace import Trace
 from eventloop.errors import PluginError
 from eventloop.hooks import Hook
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.observe import observe, watched
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.plans import Plan, freeze

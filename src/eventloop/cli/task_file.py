@@ -20,7 +20,7 @@ from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.data import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
 from eventloop.naming import plain
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.local import spec_of_file
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations

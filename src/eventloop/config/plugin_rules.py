@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
@@ -76,6 +76,18 @@ class Requirement:
     def accepts(self, version: str) -> bool:
         """Returns whether a version will do; pre-releases will, where they are in range."""
         return is_in_range(version, self.specifier)
+
+
+class KnownHooks(Protocol):
+    """The hooks of a run, and those of plugins that are off."""
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a hook has this name."""
+        ...
+
+    def hint(self, name: str) -> str:
+        """Returns what to say of a name that no hook has, "; ..." or ""."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -168,15 +180,19 @@ class Rules:
         fix = f"take {name!r} out of `required = [...]`"
         return next((Reason(f"required, {source}", "rule", fix) for source in wanted), None)
 
-    def edges(self, hook: str) -> tuple[Edge, ...]:
+    def edges(self, hook: str, closes: str | None = None) -> tuple[Edge, ...]:
         """Returns what was asked for on one hook; each name runs before all that follow it.
 
         An entry for the hook is stronger than one for every hook, and the site's than both: what
         contradicts the stronger is left out. A closing event has its order from the event that it
         closes; an entry for every hook isn't one for it. `close` reverses such an entry.
+
+        Args:
+            closes: the event that a plugin's own hook closes; those of the core's are known.
         """
         edges: list[Edge] = []
-        keys = (hook,) if hook in HOOKS and HOOKS[hook].closes else (hook, EVERY_HOOK)
+        closes = HOOKS[hook].closes if hook in HOOKS else closes
+        keys = (hook,) if closes else (hook, EVERY_HOOK)
         for order in self.orders:
             for key in keys:
                 if value := order.get(key):
@@ -219,21 +235,19 @@ class Rules:
                     fix="leave it out; what the site says can't be overruled",
                 )
 
-    def order_problems(
-        self, hooks: Collection[str], plugins: Collection[str]
-    ) -> Iterator[PluginError]:
+    def order_problems(self, hooks: KnownHooks, plugins: Collection[str]) -> Iterator[PluginError]:
         """Finds hooks and plugins in `order` that don't exist.
 
         Args:
-            hooks: all there are, those that plugins add included.
+            hooks: all there are, those that plugins declare included.
             plugins: the names of all that are installed or were handed over.
         """
         known = {fold(name) for name in plugins}
         for order in self.orders:
             for hook, value in order.items():
-                if hook not in hooks and hook != EVERY_HOOK:
+                if hook != EVERY_HOOK and not hooks.knows(hook):
                     yield PluginError(
-                        f"order names {hook!r}, but no hook has this name{closest(hook, hooks)}",
+                        f"order names {hook!r}, but no hook has this name{hooks.hint(hook)}",
                         source=value.source,
                         fix="fix the name; list the hooks with `eventloop plugins hooks`",
                     )

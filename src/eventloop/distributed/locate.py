@@ -15,8 +15,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-from eventloop.plugin.assembly import HOOKS
 from eventloop.plugin.blame import implementations_of
+from eventloop.plugin.declared import HOOKS
 
 _PACKAGE = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)

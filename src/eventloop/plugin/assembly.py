@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from eventloop.actions import Actions
+import pluggy
+
 from eventloop.config.plugin_rules import is_in_range, split_requirement
-from eventloop.errors import PluginError, closest
-from eventloop.events import Events
-from eventloop.hooks import Edge, Hook, declared_hooks
+from eventloop.errors import EventloopError, PluginError, closest
+from eventloop.hooks import PROJECT, Edge
 from eventloop.naming import fold
+from eventloop.plugin.declared import HookTable, hooks_of
 from eventloop.plugin.order import Implementation, Ordered, order, order_of_owners
 from eventloop.plugin.records import Plugin, Selected
 from eventloop.plugin.select import RESERVED
@@ -23,20 +24,18 @@ from eventloop.plugin.validate import (
 )
 from eventloop.text import pip, switch_off
 
-HOOKS: dict[str, Hook] = declared_hooks([Events, Actions])
-
 
 @dataclass(frozen=True)
 class OrderPreferences:
     """What a person asks for, beyond what the plugins say.
 
     Args:
-        edges: gives what is asked for on one hook.
+        edges: returns what is asked for on one hook, which may close another.
         owners: by action: a plugin's name, or "task".
         installed: the names of everything that is installed, active or not.
     """
 
-    edges: Callable[[str], Sequence[Edge]] = lambda hook: ()
+    edges: Callable[[str, str | None], Sequence[Edge]] = lambda hook, closes: ()
     owners: Mapping[str, str] = field(default_factory=dict)
     installed: tuple[str, ...] = ()
 
@@ -78,7 +77,7 @@ class Assembly:
 
     plugins: tuple[Plugin, ...]
     off: tuple[Selected, ...]
-    hooks: Mapping[str, Hook]
+    hooks: HookTable
     implementations: Mapping[str, Ordered]
     wishes: OrderPreferences
     losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
@@ -151,14 +150,14 @@ def arrange(
     place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
     plugins = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
     problems = [*_name_problems(plugins), *equal_plugins(plugins), *_relations(plugins, off)]
-    hooks, clashes = _hooks_of(plugins)
+    hooks, clashes = hooks_of(plugins, off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:
         found, misfits = implementations(plugin, hooks)
         problems += [*misfits, *unknown_names(found, wishes.installed)]
         for one in found:
             by_hook[one.hook.name].append(one)
-    losers, misfits = _choose_owners(by_hook, wishes)
+    losers, misfits = _choose_owners(by_hook, wishes, hooks)
     problems += [*clashes, *misfits, *_several_owners(by_hook)]
 
     ordered = {}
@@ -168,32 +167,46 @@ def arrange(
             ordered[name] = order(own)
             continue
         opener = by_hook.get(hook.closes or "", [])
-        opener_edges = wishes.edges(hook.closes) if hook.closes else ()
+        opener_edges = wishes.edges(hook.closes, None) if hook.closes else ()
+        edges = wishes.edges(name, hook.closes)
         try:
-            ordered[name] = order(own, wishes.edges(name), opener, opener_edges)
+            ordered[name] = order(own, edges, opener, opener_edges)
         except PluginError as error:
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
     return Assembly(tuple(plugins), tuple(off), hooks, ordered, wishes, losers), problems
 
 
-def _hooks_of(plugins: Iterable[Plugin]) -> tuple[dict[str, Hook], list[PluginError]]:
-    """Gathers all hooks: the core's, and those that plugins add with `hookspecs`."""
-    hooks, problems = dict(HOOKS), []
-    for plugin in plugins:
-        namespace = getattr(plugin.target, "hookspecs", None)
-        for name, hook in declared_hooks([] if namespace is None else [namespace]).items():
-            if name in hooks:
-                problems.append(
-                    PluginError(
-                        f"the hook {name!r} is declared twice",
-                        subjects=[plugin],
-                        plugin=plugin.origin,
-                        fix=plugin.fix(f"give it the plugin's name: {fold(plugin.name)}_{name}"),
-                    )
+def refused_by_pluggy(
+    assembly: Assembly, problems: Iterable[EventloopError] = ()
+) -> list[PluginError]:
+    """Lets pluggy check every plugin against every hook, as the last word on what fits.
+
+    Implementations of hooks that are going cause their warnings here.
+
+    Args:
+        problems: what is known already; the plugins that it is about are left out.
+    """
+    wrong = [subject for problem in problems for subject in problem.subjects]
+    refused = []
+    manager = pluggy.PluginManager(PROJECT)
+    specs = {name: hook.spec for name, hook in assembly.hooks.items()}
+    manager.add_hookspecs(type("Hooks", (), specs))
+    for plugin in assembly.plugins:
+        if any(one is plugin or one is plugin.found for one in wrong):
+            continue
+        try:
+            manager.register(plugin.target, None if plugin.role == "core" else plugin.name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            refused.append(
+                PluginError(
+                    f"pluggy refuses {plugin.name!r}: {error}",
+                    subjects=[plugin],
+                    plugin=plugin.origin,
+                    fix=plugin.fix("fix it"),
                 )
-            hooks.setdefault(name, hook)
-    return hooks, problems
+            )
+    return refused
 
 
 def _name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
@@ -265,7 +278,7 @@ def _named(plugin: Plugin, attribute: str) -> Iterator[tuple[str, str]]:
 
 
 def _choose_owners(
-    by_hook: Mapping[str, list[Implementation]], wishes: OrderPreferences
+    by_hook: Mapping[str, list[Implementation]], wishes: OrderPreferences, hooks: HookTable
 ) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
     """Takes out those who would own an action for which a person chose another.
 
@@ -277,10 +290,12 @@ def _choose_owners(
     for action, name in wishes.owners.items():
         claims = [one for one in by_hook.get(action, ()) if _claims(one)]
         chosen = [one for one in claims if fold(one.plugin.name) == fold(name)]
-        if action not in HOOKS or HOOKS[action].kind != "action":
+        if action not in hooks and hooks.knows(action):
+            continue  # the plugin that declares it is off
+        if action not in hooks or hooks[action].kind != "action":
             problems.append(
                 PluginError(
-                    f"owners names {action!r}, but no action has this name{closest(action, HOOKS)}",
+                    f"owners names {action!r}, but no action has this name{hooks.hint(action)}",
                     fix="fix it in [tool.eventloop.owners]",
                 )
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from eventloop.errors import Note, PluginError, notes_of
+from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -103,6 +103,34 @@ def swallowed(one: Implementation) -> PluginError:
         at=one.where,
         fix="raise it again, or make the plugin an algorithm",
     )
+
+
+def fits(result: Any, one: Implementation) -> bool:
+    """Returns whether a wrapper may put a result in the place of what it encloses."""
+    if result is None or (one.hook.kind == "event" and not one.hook.declared_by):
+        return True
+    if not isinstance(result, list):
+        return False
+    if one.hook.kind == "question":
+        return all(answer is True or answer is False for answer in result)
+    return one.hook.kind == "collection" or not result
+
+
+def misfit(result: Any, one: Implementation) -> PluginError:
+    """Returns the error of a result that its hook has no use for."""
+    hook, what = one.hook, a(type(result).__name__)
+    if hook.kind == "event":
+        fix = (
+            "leave the result out; what other plugins shall collect is a hook with collection=True"
+        )
+        what = f"the event {hook.name} got {what} as a result, which would be lost"
+    elif hook.kind == "question" and not one.wrapper:
+        fix = "return one of these"
+        what = f"{hook.name} was answered with {result!r}; a question takes True, False or None"
+    else:
+        fix = "return the list that `yield` gives, or another one"
+        what = f"the wrapper of the {hook.kind} {hook.name} returned {what}, not a list of results"
+    return PluginError(what, plugin=one.plugin.origin, at=one.where, fix=fix)
 
 
 def returned_nothing(one: Implementation) -> PluginError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from eventloop.errors import EventloopError, PluginError, SettingError
 from eventloop.hooks import Hook, hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
+from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.load import Loaded, load
 from eventloop.plugin.metadata import discover_all, shadowed
 from eventloop.plugin.mistakes import without_hooks
@@ -248,6 +250,8 @@ def dry_assemble(
     installed = tuple(one.found.name for one in selected)
     assembly, misfits = _arranged(plugins, off, OrderPreferences(rules.edges, owners, installed))
     problems += [*failures, *misfits, *rules.order_problems(assembly.hooks, installed)]
+    with warnings.catch_warnings(action="ignore"):  # the assembly's remarks have them
+        problems += refused_by_pluggy(assembly, problems)
     by_subject: dict[Found, list[EventloopError]] = {}
     for problem in problems:
         for subject in found_subjects(problem):

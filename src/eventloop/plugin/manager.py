@@ -8,18 +8,15 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-import pluggy
 from importlib_metadata import EntryPoint
 
-from eventloop.actions import Actions
 from eventloop.config.choice import Reason
 from eventloop.errors import PluginError, a, raise_all
-from eventloop.events import Events
-from eventloop.hooks import PROJECT
 from eventloop.naming import fold, kebab
-from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences, arrange
+from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.configure import options_kept
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
@@ -105,7 +102,7 @@ def assemble(
     assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
     problems += [*failures, *rules.object_problems(given), *misfits]
     raise_all([*problems, *rules.order_problems(assembly.hooks, known)])
-    _register(assembly)
+    raise_all(refused_by_pluggy(assembly))
     return assembly
 
 
@@ -166,26 +163,6 @@ def _switched_off(plugin: Plugin) -> Selected:
     point = EntryPoint(plugin.name, plugin.source, group)
     found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
     return Selected(found, "off", f"-p no:{plugin.name}", "flag")
-
-
-def _register(assembly: Assembly) -> None:
-    """Lets pluggy check every plugin against every hook, as the last word on what fits."""
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(Events)
-    manager.add_hookspecs(Actions)
-    for plugin in assembly.plugins:
-        own_hooks = getattr(plugin.target, "hookspecs", None)
-        if own_hooks is not None:
-            manager.add_hookspecs(own_hooks)
-    for plugin in assembly.plugins:
-        try:
-            manager.register(plugin.target, None if plugin.role == "core" else plugin.name)
-        except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginError(
-                f"pluggy refuses {plugin.name!r}: {error}",
-                plugin=plugin.origin,
-                fix=plugin.fix("fix it"),
-            ) from error
 
 
 def _found_as(target: object, found: Sequence[Found]) -> Found | None:

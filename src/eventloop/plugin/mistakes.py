@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError, a
@@ -31,7 +31,9 @@ def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
             continue
         if function.__module__ != getattr(own, "__name__" if own is target else "__module__"):
             continue
-        if hasattr(function, f"{PROJECT}_impl") or (is_module and name == "forward"):
+        if hasattr(function, f"{PROJECT}_impl") or hasattr(function, f"{PROJECT}_spec"):
+            continue
+        if is_module and name == "forward":
             continue
         parameters = [one for one in inspect.signature(function).parameters if one != "self"]
         if not parameters or parameters[0] == "state":
@@ -84,7 +86,7 @@ def computed(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
     for name, value in vars(type(target)).items():
         function = getattr(value, "fget", None) or getattr(value, "func", None)
         is_computed = hasattr(type(value), "__get__") and not isinstance(
-            value, FunctionType | staticmethod | classmethod
+            value, FunctionType | staticmethod | classmethod | MemberDescriptorType
         )
         if is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl")):
             yield PluginError(

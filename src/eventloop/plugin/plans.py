@@ -2,8 +2,9 @@
 
 What a call means is pluggy's definition: results that aren't None are gathered in order, an
 action stops at the first, wrappers enclose all plain implementations and may replace result and
-exception. A plan only leaves out, before the run, what the run wouldn't need: the results of an
-event that no wrapper receives, for one.
+exception. What a hook has no use for, such as the result of an event that a plugin calls, is an error
+that names the plugin. A plan only leaves out, before the run, what the run wouldn't need: the results
+of the core's events that no wrapper receives, for one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
-from eventloop.plugin.blame import blame, enter, returned_nothing, swallowed
+from eventloop.plugin.blame import blame, enter, fits, misfit, returned_nothing, swallowed
 from eventloop.plugin.order import Implementation, order_of_owners
 from eventloop.view import StateView, view_of
 
@@ -62,10 +63,10 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
         return plan if has_owner else _answered(hook, plan)
     if not plain and not wrappers:
         return _silence(hook)
-    if hook.kind == "event" and not wrappers:
+    if hook.kind == "event" and not wrappers and not hook.declared_by:
         return _tell(hook, plain, state)
-    gather = _enclose(_gather(plain, state), wrappers, state)
-    return _ask(hook, gather, plain) if hook.kind == "question" else gather
+    gather = _enclose(_gather(hook, plain, state), wrappers, state)
+    return _ask(gather) if hook.kind == "question" else gather
 
 
 def told(plan: Plan, *args: Any) -> list[BaseException]:
@@ -84,7 +85,9 @@ def unanswered(_state: object) -> bool:
 
 
 def _silence(hook: Hook) -> Plan:
-    """Returns the plan of an event or a question without implementations."""
+    """Returns the plan of an event, a question or a collection without implementations."""
+    if hook.kind == "collection":
+        return lambda *_args: []
     silent = unanswered if hook.kind == "question" else nothing
     return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
 
@@ -164,38 +167,35 @@ def _with_own_code(plan: Any) -> Plan:
     return FunctionType(code, plan.__globals__, plan.__name__, None, plan.__closure__)
 
 
-def _gather(plain: Sequence[Implementation], state: State) -> Plan:
+def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order, and gives their results that aren't None."""
     calls = [(_adapted(one, state), one) for one in plain]
+    is_question = hook.kind == "question"
+    is_event = hook.kind == "event" and bool(hook.declared_by)
 
     def gather(_state: State, *rest: Any) -> list[Any]:
         results = []
         for function, one in calls:
             try:
                 result = function(*rest)
+                if result is None:
+                    continue
+                if is_event or (is_question and result is not True and result is not False):
+                    raise misfit(result, one)
             except BaseException as error:
                 blame(error, one, state)
                 raise
-            if result is not None:
-                results.append(result)
+            results.append(result)
         return results
 
     return gather
 
 
-def _ask(hook: Hook, gather: Plan, plain: Sequence[Implementation]) -> Plan:
+def _ask(gather: Plan) -> Plan:
     """Reduces the answers to one: any True means yes."""
 
     def ask(*args: Any) -> bool:
-        answers = gather(*args)
-        for answer in answers:
-            if answer is not True and answer is not False:
-                raise PluginError(
-                    f"{hook.name} was answered with {answer!r}; a question takes True, False "
-                    "or None",
-                    asked=", ".join(one.plugin.origin for one in plain),
-                )
-        return True in answers
+        return True in gather(*args)
 
     return ask
 
@@ -298,6 +298,8 @@ def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
                 raise swallowed(one) from passing
             if result is None and must_return:
                 raise returned_nothing(one)
+            if not is_action and not fits(result, one):
+                raise misfit(result, one)
             return result
         except BaseException as error:
             if error is not passing:
@@ -392,6 +394,8 @@ def _sometimes(
         return function
     every, clock = one.every, state.clock
     is_inside_batch = one.hook.per == "microbatch"
+    if one.hook.declared_by and one.hook.per == "any":
+        return _once_a_batch(one, function, state)
 
     def now_and_then(*rest: Any) -> Any:
         if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
@@ -402,5 +406,28 @@ def _sometimes(
         if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
             return (yield from function(*rest))
         return (yield)
+
+    return around if one.wrapper else now_and_then
+
+
+def _once_a_batch(
+    one: Implementation, function: Callable[..., Any], state: State
+) -> Callable[..., Any]:
+    """Does the same for a plugin's hook, which may be called any number of times in a batch."""
+    every, clock = one.every, state.clock
+    assert every is not None
+    last: list[int] = []
+
+    def is_due() -> bool:
+        due = clock.crossed(every) and last != [clock.batch]
+        if due:
+            last[:] = [clock.batch]
+        return due
+
+    def now_and_then(*rest: Any) -> Any:
+        return function(*rest) if is_due() else None
+
+    def around(*rest: Any) -> Generator[None, Any, Any]:
+        return (yield from function(*rest)) if is_due() else (yield)
 
     return around if one.wrapper else now_and_then

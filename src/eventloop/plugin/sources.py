@@ -7,8 +7,11 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+_MAX_REDIRECTIONS = 4
 
 
 def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
@@ -31,15 +34,21 @@ def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
                 yield from bound_names(handler.body)
 
 
-def origin_of(node: ast.stmt, attribute: str, module: str, path: Path) -> tuple[str, str] | None:
-    """Returns module and name from which `from ... import` takes a name, within the package."""
+def origin_of(
+    node: ast.stmt, attribute: str, module: str, path: Path, *, anywhere: bool = False
+) -> tuple[str, str] | None:
+    """Returns module and name from which `from ... import` takes a name, within the package.
+
+    Args:
+        anywhere: outside of the package, too.
+    """
     if not isinstance(node, ast.ImportFrom):
         return None
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for _ in range(node.level - 1):
         package = package.rpartition(".")[0]
     origin = f"{package}.{node.module or ''}".strip(".") if node.level else node.module or ""
-    if origin.partition(".")[0] != module.partition(".")[0]:
+    if not anywhere and origin.partition(".")[0] != module.partition(".")[0]:
         return None
     for alias in node.names:
         if (alias.asname or alias.name) == attribute:
@@ -77,3 +86,58 @@ def _spec_on(path: tuple[str, ...], name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # of something in sys.modules that has no spec
         return None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A module, or a class in it, as its file tells.
+
+    Args:
+        body: the class's; None for the module.
+    """
+
+    module: str
+    path: Path | None
+    body: list[ast.stmt] | None = None
+
+    def scope(self, names: list[str], depth: int = 0) -> Scope | None:
+        """Follows a dotted name, as seen in the module, to a module or a class."""
+        if self.path is None or depth > _MAX_REDIRECTIONS:
+            return None
+        if not names:
+            return self
+        first, *rest = names
+        node = dict(bound_names(_parsed(self.path))).get(first)
+        if isinstance(node, ast.ClassDef):
+            return Scope(self.module, self.path, node.body)
+        if isinstance(node, ast.Import):
+            alias = next(one for one in node.names if first in (one.asname, *one.name.split(".")))
+            module = alias.name if alias.asname else first
+            return Scope(module, locate(module)[0]).scope(rest, depth + 1)
+        if isinstance(node, ast.ImportFrom):
+            origin, name = origin_of(node, first, self.module, self.path, anywhere=True) or ("", "")
+            return Scope(origin, locate(origin)[0]).scope([name, *rest], depth + 1)
+        if node is None and self.path.name == "__init__.py":
+            module = f"{self.module}.{first}"
+            return Scope(module, locate(module)[0]).scope(rest, depth + 1)
+        return None
+
+    def assigned(self) -> Iterator[tuple[str, ast.expr]]:
+        """Yields what is assigned to each name."""
+        for name, node in bound_names(self.body if self.body is not None else _parsed(self.path)):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                yield name, node.value
+
+    def declared(self) -> Iterator[str]:
+        """Yields the names of functions under `@hookspec(...)`."""
+        for node in self.body if self.body is not None else _parsed(self.path):
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(mark, ast.Call)
+                and ast.unparse(mark.func).rpartition(".")[2] == "hookspec"
+                for mark in node.decorator_list
+            ):
+                yield node.name
+
+
+def _parsed(path: Path | None) -> list[ast.stmt]:
+    return ast.parse(path.read_bytes()).body if path is not None else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest
 from eventloop.events import HOOKS as EVENTS
 from eventloop.plugin.local import split_label
-from eventloop.plugin.sources import bound_names, locate, origin_of, top_level_spec
+from eventloop.plugin.sources import Scope, bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
@@ -52,6 +53,24 @@ def static_check(found: Found) -> StaticReport:
     if problem or path is None:
         return StaticReport(problem)
     return _look(module, path, attribute.partition(".")[0])
+
+
+@functools.lru_cache(maxsize=256)
+def static_hooks(found: Found) -> frozenset[str]:
+    """Returns the hooks that a plugin declares, by name, as far as its files tell."""
+    module, _, name = found.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
+    if found.path is not None:
+        name = split_label(found.entry_point.value)[1]
+    try:
+        path = found.path or locate(module)[0]
+        own = Scope(module, path).scope(name.split(".") if name else [])
+        value = dict(own.assigned()).get("hookspecs") if own else None
+        if own is None or value is None:
+            return frozenset()
+        specs = own.scope(ast.unparse(value).split("."))
+        return frozenset(specs.declared() if specs else ())
+    except (SyntaxError, ValueError, OSError):
+        return frozenset()
 
 
 def _look(module: str, path: Path, attribute: str) -> StaticReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pluggy
@@ -13,6 +13,7 @@ import pluggy
 from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
+from eventloop.plugin.declared import HookTable
 from eventloop.plugin.mistakes import (
     computed,
     hidden,
@@ -23,11 +24,10 @@ from eventloop.plugin.mistakes import (
 )
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
-from eventloop.vocabulary import HOOKS, known_as
 
 
 def implementations(
-    plugin: Plugin, hooks: Mapping[str, Hook]
+    plugin: Plugin, hooks: HookTable
 ) -> tuple[list[Implementation], list[PluginError]]:
     """Reads a plugin's hook implementations, and every problem with them."""
     found: list[Implementation] = []
@@ -52,7 +52,7 @@ def implementations(
     return found, [*problems, *_phases_without_effect(found)]
 
 
-def takes_part(plugin: Plugin, hooks: Mapping[str, Hook]) -> bool:
+def takes_part(plugin: Plugin, hooks: HookTable) -> bool:
     """Returns whether a plugin has a hook implementation, meant to have one, or adds hooks."""
     if any(_marked(plugin)) or getattr(plugin.target, "hookspecs", None) is not None:
         return True
@@ -198,6 +198,12 @@ def _role_misfits(
 def _option_misfits(
     plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Misfits:
+    if impl.hookwrapper:
+        yield (
+            f"this implementation of {hook.name} is marked with pluggy's hookwrapper=True, the older "
+            "kind of wrapper, which isn't called here",
+            "write @hookimpl(wrapper=True), `result = yield` and `return result`",
+        )
     if impl.wrapper and hook.name in TELL_ALL:
         yield (
             f"{hook.name} can't be wrapped: it reaches every plugin, even if another one raises",
@@ -273,7 +279,7 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
             f"{hook.name} can't be implemented by an `async def`: it would never be awaited",
             "write `def`",
         )
-    elif is_generator and not impl.wrapper:
+    elif is_generator and not impl.wrapper and not impl.hookwrapper:
         yield (
             f"this implementation of {hook.name} yields, so that its body would never run",
             "mark it with @hookimpl(wrapper=True), or take the yield out",
@@ -303,11 +309,9 @@ def _returns_something(function: Callable[..., Any]) -> bool:
     return any(returns) or not returns
 
 
-def _unknown_hook(
-    plugin: Plugin, method: str, hook_name: str, hooks: Mapping[str, Hook]
-) -> PluginError:
+def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable) -> PluginError:
     return PluginError(
-        f"no hook is named {hook_name!r}{known_as(hook_name, HOOKS, hooks)}",
+        f"no hook is named {hook_name!r}{hooks.hint(hook_name)}",
         subjects=[plugin],
         plugin=f"{plugin.origin}, {method_of(plugin, method)}",
         fix=plugin.fix("rename the method, list the hooks with `eventloop plugins hooks`"),

@@ -16,7 +16,8 @@ from eventloop.distributed.join import choose_device
 from eventloop.errors import keep
 from eventloop.loop import Loop
 from eventloop.naming import fold
-from eventloop.plugin.assembly import HOOKS, Assembly, OrderPreferences
+from eventloop.plugin.assembly import Assembly, OrderPreferences
+from eventloop.plugin.declared import HOOKS, checked
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
@@ -89,7 +90,7 @@ class Core:
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
-        self.assembly = Assembly((), (), {}, {}, OrderPreferences())
+        self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
         self._files = [RunFile(start, is_named=settings.run_dir is not None)]
@@ -161,10 +162,11 @@ class Core:
             update=self.loop.update,
             capture=self.capture.all,
             callable_hooks={
-                name: getattr(self.hooks, name)
-                for name in assembly.hooks
-                if name not in HOOKS or name in CALLABLE
+                name: checked(hook, getattr(self.hooks, name))
+                for name, hook in assembly.hooks.items()
+                if hook.declared_by or name in CALLABLE
             },
+            hint=assembly.hooks.hint,
         )
 
 

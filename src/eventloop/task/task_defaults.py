@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from eventloop.errors import SettingError, a
-from eventloop.plugin.assembly import HOOKS
+from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.task import Task

@@ -1,0 +1,165 @@
+"""The hooks of a run: the core's, and those that plugins declare with `hookspecs`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from eventloop.actions import Actions
+from eventloop.errors import PluginError
+from eventloop.events import Events
+from eventloop.hooks import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
+from eventloop.naming import fold
+from eventloop.plugin.static_check import static_hooks
+from eventloop.vocabulary import HOOKS as OF_OTHERS
+from eventloop.vocabulary import known_as
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin, Selected
+    from eventloop.state import State
+
+
+class HookTable(dict[str, Hook]):
+    """Hooks by name.
+
+    Args:
+        hooks: those that there are.
+        removed: what became of those that are gone.
+        off: the plugins that don't take part; the hooks that they declare aren't there.
+    """
+
+    def __init__(
+        self,
+        hooks: Mapping[str, Hook],
+        removed: Mapping[str, str],
+        off: Iterable[Selected] = (),
+    ) -> None:
+        super().__init__(hooks)
+        self.removed = dict(removed)
+        self.off = tuple(off)
+
+    def knows(self, name: str) -> bool:
+        """Returns whether a hook has this name, or would have it if a plugin weren't off."""
+        return name in self or self._declared_by_one_off(name) is not None
+
+    def hint(self, name: str) -> str:
+        """Returns what to say of a name that no hook has, "; ..." or ""."""
+        if name in self:
+            return "; it is the core's, which calls it" if not self[name].declared_by else ""
+        if name in self.removed:
+            return f"; it was {self.removed[name]}"
+        if one := self._declared_by_one_off(name):
+            return f"; the plugin {one.found.name} declares it, but is off: {one.reason}"
+        return known_as(name, OF_OTHERS, self)
+
+    def _declared_by_one_off(self, name: str) -> Selected | None:
+        return next((one for one in self.off if name in static_hooks(one.found)), None)
+
+
+HOOKS = HookTable(declared_hooks([Events, Actions]), REMOVED_HOOKS)
+
+
+def hooks_of(
+    plugins: Iterable[Plugin], off: Iterable[Selected]
+) -> tuple[HookTable, list[PluginError]]:
+    """Gathers the core's hooks and those that plugins declare; several may declare the same.
+
+    Returns:
+        The hooks, and every problem with a declaration.
+    """
+    hooks = HookTable(HOOKS, REMOVED_HOOKS, off)
+    problems = []
+    for plugin in plugins:
+        namespace = getattr(plugin.target, "hookspecs", None)
+        if namespace is None:
+            continue
+        own = declared_hooks([namespace], plugin.name)
+        hooks.removed |= getattr(namespace, "removed_hooks", {})
+        if not own and not marked_by_pluggy(namespace):
+            problems.append(
+                _problem(
+                    plugin,
+                    f"hookspecs of {plugin.name} declares no hooks: it is {namespace!r}",
+                    "put @hookspec(per=...) above its functions, or take hookspecs out",
+                )
+            )
+        problems += [
+            _problem(
+                plugin,
+                f"the hook {name!r} is marked with pluggy's own HookspecMarker",
+                "mark it with @hookspec(per=...) of eventloop",
+            )
+            for name in marked_by_pluggy(namespace)
+        ]
+        for name, hook in own.items():
+            known = hooks.setdefault(name, hook)
+            if known is not hook and known.spec is hook.spec:
+                hooks[name] = dataclasses.replace(
+                    known, declared_by=(*known.declared_by, plugin.name)
+                )
+            elif known is not hook:
+                by = " and ".join(known.declared_by) or "the core"
+                problems.append(
+                    _problem(
+                        plugin,
+                        f"the hook {name!r} of {plugin.name} is declared by {by} already",
+                        f"give it the plugin's name, {fold(plugin.name)}_{name}; plugins that "
+                        "mean the same hook share one class as their `hookspecs`",
+                    )
+                )
+        problems += [_problem(plugin, *misfit) for misfit in _misfits(own, hooks)]
+    return hooks, problems
+
+
+def _problem(plugin: Plugin, what: str, fix: str) -> PluginError:
+    return PluginError(what, subjects=[plugin], plugin=plugin.origin, fix=plugin.fix(fix))
+
+
+def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, str]]:
+    """Finds declarations that can't be called as they are written, and how to fix each."""
+    for name, hook in own.items():
+        parameters = list(hook.signature.parameters.values())
+        if not parameters or parameters[0].name != "state":
+            yield (
+                f"the hook {name!r} doesn't take `state` first, which every call passes",
+                f"write `def {name}(self, state, ...)`",
+            )
+        for one in parameters:
+            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY):
+                yield (
+                    f"the hook {name!r} takes {one}, which no implementation would get",
+                    "write plain arguments, with or without a default",
+                )
+        if hook.closes and (hook.closes not in hooks or hooks[hook.closes].kind != "event"):
+            yield (
+                f"the hook {name!r} closes {hook.closes!r}, but no event has this name",
+                "name the event that it ends in closes=..., or leave that out",
+            )
+
+
+def checked(hook: Hook, plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a plan as `state.call` calls it: arguments by position or name, the spec's defaults.
+
+    Inside of it no wrapper is under way whose `state.again()` it could take for its own.
+    """
+    signature = hook.signature
+
+    def call(state: State, *args: Any, **given: Any) -> Any:
+        try:
+            bound = signature.bind(state, *args, **given)
+        except TypeError as error:
+            raise PluginError(
+                f"state.call({hook.name!r}, ...): {error}",
+                hook=f"{hook.name}{signature}".replace("'", ""),
+                fix="pass what the hook takes beside the State, by position or by name",
+            ) from None
+        bound.apply_defaults()
+        outer, state.enclosed = state.enclosed, None
+        try:
+            result = plan(*bound.args)
+        finally:
+            state.enclosed = outer
+        return None if hook.kind == "event" else result
+
+    return call

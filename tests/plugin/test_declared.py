@@ -1,0 +1,469 @@
+"""Hooks that plugins declare are hooks like the core's: called, owned, ordered, named in errors."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pluggy
+import pytest
+
+from eventloop import PluginError, hookimpl, hookspec
+from eventloop.config.choice import Choice
+from eventloop.config.configuration import Configuration
+from eventloop.diagnostics.trace import Trace
+from eventloop.errors import notes_of
+from eventloop.hooks import Edge
+from eventloop.plugin.assembly import OrderPreferences, arrange
+from eventloop.plugin.candidates import dry_assemble
+from eventloop.plugin.records import Plugin
+
+
+class Specs:
+    """A hook of each kind."""
+
+    @hookspec(per="any")
+    def ema_moved(self, state, decay, num_steps=1):
+        """Called after the averages have moved."""
+
+    @hookspec(per="any")
+    def should_move(self, state):
+        """Asks whether the averages should move."""
+
+    @hookspec(per="any", firstresult=True)
+    def next_decay(self, state):
+        """Returns the decay."""
+
+    @hookspec(per="any", collection=True)
+    def extra_terms(self, state, scale=2.0):
+        """Returns a term, or None."""
+
+
+class Ema:
+    """Declares them."""
+
+    name = "ema"
+    hookspecs = Specs
+
+
+@pytest.fixture
+def call(make_trainer, make_plugin):
+    """Calls a hook of `Ema`, with functions that implement it, as an algorithm would."""
+
+    def call(hook, *functions, args=(), given=None, **trainer):
+        plugins = [
+            make_plugin(f"p{idx}", **{hook: function}) for idx, function in enumerate(functions)
+        ]
+        state = make_trainer(algorithms=[Ema(), *plugins], **trainer).state
+        return state.call(hook, *args, **(given or {}))
+
+    return call
+
+
+# What a call means
+
+
+def test_a_collection_returns_the_results_that_are_not_none(call):
+    """Pluggy's default, in the order of the plugins."""
+    functions = [lambda state: 1, lambda state: None, lambda state: 0]
+
+    assert call("extra_terms", *functions) == [1, 0]
+    assert call("extra_terms") == []
+
+
+def test_each_kind_has_its_result(call):
+    """What `state.call` returns depends on the declaration alone, not on who listens."""
+    assert call("ema_moved", args=(0.9,)) is None
+    assert call("ema_moved", lambda state: None, args=(0.9,)) is None
+    assert call("should_move") is False
+    assert call("should_move", lambda state: None, lambda state: True) is True
+    assert call("next_decay", lambda state: 0.5) == 0.5
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_event_that_returns_something_names_the_plugin(make_trainer, make_plugin, is_wrapped):
+    """Lost in silence before, or a list as soon as a third plugin wrapped the event."""
+
+    class Around:
+        """Wraps the event."""
+
+        @hookimpl(wrapper=True)
+        def ema_moved(self, state):
+            return (yield)
+
+    returns = make_plugin("returns", ema_moved=lambda state: 7)
+    around = [Around()] if is_wrapped else []
+    state = make_trainer(algorithms=[Ema(), returns, *around]).state
+
+    with pytest.raises(PluginError, match="ema_moved got an int as a result") as caught:
+        state.call("ema_moved", 0.9)
+
+    assert "plugin  returns (Trainer(algorithms=...))" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"firstresult": True, "collection": True}])
+def test_a_hook_is_of_one_kind(options):
+    """A call could mean either."""
+    with pytest.raises(ValueError, match="can't be two kinds of hook"):
+        hookspec(per="any", **options)(Specs.ema_moved)
+    with pytest.raises(ValueError, match="can't be two kinds of hook"):
+        hookspec(per="any", collection=True)(Specs.should_move)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [((0.9,), {}), ((), {"decay": 0.9}), ((0.9, 1), {}), ((0.9,), {"num_steps": 1})],
+)
+def test_arguments_come_by_position_or_name_with_the_specs_defaults(call, args, given):
+    """A default that the declaration has is delivered, as pluggy does."""
+    seen = []
+
+    call("ema_moved", lambda num_steps, decay: seen.append((decay, num_steps)),
+         args=args, given=given)  # fmt: skip
+
+    assert seen == [(0.9, 1)]
+
+
+def test_the_specs_default_wins_over_the_implementations(call):
+    """As in pluggy 1.7; an implementation's own counts for what the hook doesn't pass."""
+    seen = []
+
+    def implementation(state, num_steps=5, mine=1):
+        seen.append((num_steps, mine))
+
+    call("ema_moved", implementation, args=(0.9,))
+
+    assert seen == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "what"),
+    [
+        ((), {}, "missing a required argument: 'decay'"),
+        ((0.9, 1, 2), {}, "too many positional arguments"),
+        ((0.9,), {"decy": 1}, "got an unexpected keyword argument 'decy'"),
+        ((0.9,), {"decay": 1}, "multiple values for argument 'decay'"),
+    ],
+)
+def test_other_arguments_are_an_error_that_shows_the_declaration(call, args, given, what):
+    """They came through unchecked, to fail in one plugin or to be dropped."""
+    with pytest.raises(PluginError, match=what) as caught:
+        call("ema_moved", args=args, given=given)
+
+    assert "hook  ema_moved(state, decay, num_steps=1)" in str(caught.value)
+
+
+# Owners, order, every, trace, blame
+
+
+def owners_of(plugins, **wishes):
+    assembly, problems = arrange(plugins, [], OrderPreferences(**wishes))
+    return assembly, [str(one) for one in problems]
+
+
+def test_the_line_that_the_error_proposes_chooses_the_owner(plugin):
+    """It was refused: no action had this name."""
+    ema = Plugin("ema", "algorithm", Ema())
+    two = [plugin(name, next_decay=lambda state: 1) for name in ("a", "b")]
+
+    _, (problem,) = owners_of([ema, *two])
+    assert '[tool.eventloop.owners]\nnext_decay = "a"' in problem
+
+    assembly, problems = owners_of([ema, *two], owners={"next_decay": "a"})
+
+    assert problems == []
+    assert assembly.owner("next_decay").name == "a"
+
+
+def test_a_persons_order_counts_for_a_plugins_hook(plugin):
+    """As for the core's."""
+    ema = Plugin("ema", "algorithm", Ema())
+    two = [plugin(name, ema_moved=lambda state: None) for name in ("a", "b")]
+    edges = [Edge("b", "a", "a test", by_user=True)]
+    wishes = {"edges": lambda hook, closes: edges if hook == "ema_moved" else ()}
+
+    assembly, problems = owners_of([ema, *two], **wishes)
+
+    assert problems == []
+    assert [one.plugin.name for one in assembly.implementations["ema_moved"]] == ["b", "a"]
+
+
+def test_every_counts_once_however_often_the_hook_is_called(make_trainer):
+    """A hook of the core's fires once a batch; a plugin's may be called any number of times."""
+
+    class Calls(Ema):
+        """Calls twice a batch."""
+
+        @hookimpl
+        def batch_end(self, state):
+            state.call("ema_moved", 0.9)
+            state.call("ema_moved", 0.9)
+
+    class Sometimes:
+        """Listens now and then."""
+
+        heard = []
+
+        @hookimpl(every="2ba")
+        def ema_moved(self, state):
+            self.heard.append(state.clock.batch)
+
+    make_trainer(algorithms=[Calls()], callbacks=[Sometimes()], max_duration="5ba").fit()
+
+    assert Sometimes.heard == [2, 4]
+
+
+def test_a_plugins_hook_is_traced_and_blamed(make_trainer, make_plugin):
+    """The failure of a plugin within another's call is its own."""
+    trace = Trace()
+    fails = make_plugin("fails", extra_terms=lambda state: 1 / 0)
+    state = make_trainer(algorithms=[Ema(), fails], observers=[trace]).state
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        state.call("extra_terms")
+
+    assert ("fails", "extra_terms") in [(one.plugin, one.hook) for one in trace.spans]
+    (note,) = notes_of(caught.value, "origin")
+    assert note.startswith("raised by plugin fails (Trainer(algorithms=...)) in extra_terms, epoch")
+
+
+def test_again_is_not_there_for_what_a_wrapper_calls(make_trainer, make_plugin):
+    """The plain implementation of an event would repeat the action around it."""
+
+    class Wraps(Ema):
+        """Calls an event in the middle of an action."""
+
+        @hookimpl(wrapper=True)
+        def forward(self, state):
+            state.call("ema_moved", 0.9)
+            result = yield
+            assert state.again() is not None
+            return result
+
+    asks = make_plugin("asks", ema_moved=lambda state: state.again())
+
+    with pytest.raises(PluginError, match="inside a wrapper of an action only"):
+        make_trainer(algorithms=[Wraps(), asks]).fit()
+    make_trainer(algorithms=[Wraps()]).fit()
+
+
+# Sharing
+
+
+class Widened(Specs):
+    """Has the hooks of another class, and one more."""
+
+    @hookspec(per="any")
+    def ema_reset(self, state):
+        """Called after the averages have been set back."""
+
+
+def test_plugins_share_one_class_of_hookspecs(make_trainer, make_plugin):
+    """What several call, and others implement, is one hook."""
+    declaring = [type(name, (), {"hookspecs": specs})() for name, specs in
+                 [("One", Specs), ("Two", Specs), ("Three", Widened)]]  # fmt: skip
+    terms = make_plugin("terms", extra_terms=lambda state: 1)
+
+    trainer = make_trainer(algorithms=[*declaring, terms])
+
+    assert trainer.state.call("extra_terms") == [1]
+    hooks = trainer.assembly.hooks
+    assert hooks["extra_terms"].declared_by == ("one", "three", "two")
+    assert hooks["ema_reset"].declared_by == ("three",)
+
+
+def test_a_module_may_declare_and_implement(make_trainer):
+    """A module that is its own `hookspecs` declares; its declarations aren't unmarked methods."""
+    module = ModuleType("ema_module")
+    spec = hookspec(per="any", collection=True)(lambda_named("module_terms"))
+    module.module_terms, module.hookspecs = spec, module
+    spec.__module__ = "ema_module"
+
+    state = make_trainer(algorithms=[module]).state
+
+    assert state.call("module_terms") == []
+
+
+def lambda_named(name):
+    scope = {}
+    exec(f"def {name}(state): 'Returns a term.'", scope)
+    return scope[name]
+
+
+# What fit refuses, and check finds
+
+
+class Empty:
+    """Declares nothing."""
+
+
+class PluggysOwn:
+    """Is marked with the wrong marker."""
+
+    @pluggy.HookspecMarker("eventloop")
+    def ema_moved(self, state): ...
+
+
+class Reused:
+    """Has a name of the core's."""
+
+    @hookspec(per="batch")
+    def batch_end(self, state): ...
+
+
+class Stateless:
+    """Doesn't take the State."""
+
+    @hookspec(per="any")
+    def ema_moved(self, decay): ...
+
+
+class KeywordOnly:
+    """Takes what pluggy doesn't pass."""
+
+    @hookspec(per="any")
+    def ema_moved(self, state, *, decay): ...
+
+
+class ClosesNothing:
+    """Ends what never begins."""
+
+    @hookspec(per="any", closes="ema_begins")
+    def ema_moved(self, state): ...
+
+
+def _yields(self, state):
+    return (yield)
+
+
+def _returns(self, state):
+    return True
+
+
+OLD = pluggy.HookimplMarker("eventloop")
+REFUSED = {
+    "no hooks": ({"hookspecs": Empty}, "hookspecs of p declares no hooks"),
+    "pluggy's marker": ({"hookspecs": PluggysOwn}, "marked with pluggy's own HookspecMarker"),
+    "a core name": ({"hookspecs": Reused}, "'batch_end' of p is declared by the core already"),
+    "no state": ({"hookspecs": Stateless}, "doesn't take `state` first"),
+    "keyword-only": ({"hookspecs": KeywordOnly}, "takes decay, which no implementation would get"),
+    "closes nothing": ({"hookspecs": ClosesNothing}, "closes 'ema_begins', but no event has"),
+    "hookwrapper on a plain function": (
+        {"batch_end": OLD(_returns, hookwrapper=True)},
+        "hookwrapper=True, the older kind of wrapper",
+    ),
+    "both kinds of wrapper": (
+        {"batch_end": OLD(_yields, hookwrapper=True, wrapper=True)},
+        "hookwrapper=True, the older kind of wrapper",
+    ),
+}
+
+
+@pytest.fixture
+def refused(request, make_plugin):
+    """A plugin that can't take part, and what should be said of it."""
+    attributes, what = REFUSED[request.param]
+    return type("P", (), {"name": "p"} | attributes)(), what
+
+
+@pytest.mark.parametrize("refused", REFUSED, indirect=True)
+def test_a_run_refuses_it_by_name(make_trainer, refused):
+    """A bare ValueError of pluggy's said which namespace, and not which plugin."""
+    target, what = refused
+
+    with pytest.raises(PluginError, match=r"p \(Trainer\(algorithms=...\)\)") as caught:
+        make_trainer(algorithms=[target])
+
+    assert what in str(caught.value)
+
+
+SOURCE = """
+import sys
+from {module} import REFUSED
+Plugin = type("Plugin", (), {{"name": "p"}} | REFUSED[{key!r}][0])
+"""
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_check_finds_what_a_run_refuses(install, monkeypatch, key):
+    """Its "no problems" has to mean that a run starts."""
+    monkeypatch.setitem(sys.modules, "refused_here", SimpleNamespace(REFUSED=REFUSED))
+    install("p", SOURCE.format(module="refused_here", key=key))
+
+    found = dry_assemble(Configuration.read({}))
+
+    (problem,) = found.row("p").problems
+    assert REFUSED[key][1] in problem.what
+
+
+# Names that no hook has
+
+
+IMPLEMENTS = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def loss_terms(self, state): ...
+"""
+DECLARES = """
+from eventloop import hookspec
+from terms_api_test import Terms as Specs
+
+class Plugin:
+    hookspecs = Specs
+"""
+API = """
+from eventloop import hookspec
+
+class Terms:
+    @hookspec(per="batch", collection=True)
+    def loss_terms(self, state):
+        "Returns a term."
+"""
+
+
+@pytest.fixture
+def declaring(install, tmp_path):
+    """A plugin whose hooks another package declares, and one that implements one of them."""
+    install("uses", IMPLEMENTS)
+    install("declares", DECLARES)
+    (tmp_path / "site" / "terms_api_test.py").write_text(API)
+
+
+def test_an_error_says_which_plugin_that_is_off_declares_the_hook(declaring):
+    """The hook isn't misspelt; it went with the plugin that declares it. Nothing of it is imported."""
+    found = dry_assemble(Configuration.read({}, choice=Choice(off=("declares",))))
+
+    (problem,) = found.row("uses").problems
+    assert problem.what == (
+        "no hook is named 'loss_terms'; the plugin declares declares it, but is off: -p no:declares"
+    )
+    assert "eventloop_declares_module" not in sys.modules
+
+
+def test_order_and_owners_may_name_a_hook_whose_plugin_is_off(declaring, clean):
+    """Switching a plugin off for one run takes no edit of the project's file."""
+    (clean / "pyproject.toml").write_text(
+        "[tool.eventloop.order]\nloss_terms = ['uses']\n"
+        "[tool.eventloop.owners]\nloss_terms = 'uses'\n"
+    )
+
+    found = dry_assemble(Configuration.read({}, choice=Choice(off=("declares", "uses"))))
+
+    assert found.problems == ()
+
+
+def test_a_call_of_an_unknown_hook_says_what_is_known_of_the_name(make_trainer):
+    """A slip, or a hook that is the loop's to call."""
+    state = make_trainer(algorithms=[Ema()]).state
+
+    with pytest.raises(
+        PluginError, match="no active plugin declares a hook 'extra_term'; the clos"
+    ):
+        state.call("extra_term")
+    with pytest.raises(PluginError, match="'batch_end'; it is the core's, which calls it"):
+        state.call("batch_end")
