@@ -18,9 +18,8 @@ from torch.optim import Optimizer
 from eventloop.clock import Time
 from eventloop.errors import SettingError
 from eventloop.task.courses import Course, Schedule
-from eventloop.task.lengths import in_unit, length_in, unit_of
 from eventloop.task.plateau import Plateau, Rule
-from eventloop.task.schedulers import steps_per_epoch
+from eventloop.task.schedulers import in_unit, length_in, steps_per_epoch, unit_of
 
 if TYPE_CHECKING:
     from eventloop.state import State

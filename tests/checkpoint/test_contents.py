@@ -22,7 +22,7 @@ from eventloop.checkpoint.schema import (
 )
 from eventloop.data.attributes import declares
 from eventloop.rng import get_rng_state, set_rng_state
-from eventloop.training.optimizer_states import fitting_scheduler
+from eventloop.training.optimizers import fitting_scheduler
 
 NOW = [1, 8, 32, 0, 0.5]
 STATE = {"now": NOW, "previous": NOW, "epoch_start": NOW}

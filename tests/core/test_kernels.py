@@ -10,7 +10,7 @@ from torch import nn
 
 from eventloop.config.settings import Settings
 from eventloop.run.runtime import features_of
-from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
+from eventloop.training.features import ChannelsLast, Deterministic, TunedConvolutions
 from eventloop.training.precision import Precision
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"

@@ -17,7 +17,7 @@ from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
-from eventloop.training.optimizer_states import fitting_scheduler
+from eventloop.training.optimizers import fitting_scheduler
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates

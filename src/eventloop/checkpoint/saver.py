@@ -17,7 +17,7 @@ from eventloop.clock import Time
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
-from eventloop.training.finite import are_finite, trained_names
+from eventloop.training.weight_watch import are_finite, trained_names
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage

@@ -28,8 +28,12 @@ from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
-from eventloop.training.garbage import GarbageCollection
-from eventloop.training.kernels import ChannelsLast, Deterministic, TunedConvolutions
+from eventloop.training.features import (
+    ChannelsLast,
+    Deterministic,
+    GarbageCollection,
+    TunedConvolutions,
+)
 from eventloop.training.numbers import Numbers
 from eventloop.training.precision import choose_precision
 

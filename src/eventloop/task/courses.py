@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from eventloop.clock import Clock
 from eventloop.errors import TaskError
-from eventloop.task.lengths import position
+from eventloop.task.schedulers import position
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from eventloop.checkpoint.best import followed
 from eventloop.errors import SettingError
 from eventloop.task.courses import Course, loaded_course, rates_of, saved_course, set_rates
-from eventloop.task.lengths import position
+from eventloop.task.schedulers import position
 
 if TYPE_CHECKING:
     from eventloop.state import State

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from eventloop.clock import Time
 from eventloop.errors import SettingError
-from eventloop.task.lengths import length_in, position, unit_of
+from eventloop.task.schedulers import length_in, position, unit_of
 
 if TYPE_CHECKING:
     from eventloop.state import State

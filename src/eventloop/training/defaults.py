@@ -19,10 +19,14 @@ from eventloop.data import Count
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
-from eventloop.training.finite import first_not_finite, trained_names
 from eventloop.training.metrics import predictions
-from eventloop.training.optimizer_states import require_optimizer
-from eventloop.training.optimizers import FollowsMetric, drop_gradients, wants_closure
+from eventloop.training.optimizers import (
+    FollowsMetric,
+    drop_gradients,
+    require_optimizer,
+    wants_closure,
+)
+from eventloop.training.weight_watch import first_not_finite, trained_names
 
 if TYPE_CHECKING:
     from torchmetrics import Metric

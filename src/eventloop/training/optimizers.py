@@ -1,18 +1,26 @@
-"""What can be known of an optimizer by looking at it, and what is done alike to all of them."""
+"""What is alike for all optimizers and schedulers: what they are, and whether a state fits them."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from eventloop.data.attributes import declares
+from eventloop.errors import a
 
 if TYPE_CHECKING:
     from eventloop.state import State
 
 # They have a fused implementation on CUDA (torch 2.13; Adagrad's is for the CPU alone).
 _FUSED = (SGD, Adam, AdamW)
+_NEEDED = ("last_epoch", "_step_count", "base_lrs", "_last_lr")  # of every scheduler of torch's
 
 
 @runtime_checkable
@@ -63,3 +71,118 @@ def drop_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             param.grad = None
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether a value may take the place of another: of its type, a number for a number."""
+    if other is None:
+        return one is None or isinstance(one, bool | int | float | str)
+    if isinstance(other, bool) or isinstance(one, bool):
+        return type(one) is type(other)
+    if isinstance(other, int | float) or (isinstance(other, Tensor) and other.numel() == 1):
+        if isinstance(one, Tensor):
+            return one.numel() == 1
+        return isinstance(one, int | float) and not math.isnan(one)
+    if isinstance(other, list | tuple):
+        if not isinstance(one, list | tuple):
+            return False
+        if isinstance(other, tuple) and len(one) != len(other):
+            return False
+        return not other or (bool(one) and all(is_alike(entry, other[0]) for entry in one))
+    if isinstance(other, Mapping):
+        return isinstance(one, Mapping)
+    return isinstance(one, type(other))
+
+
+def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Checks the saved state of an optimizer: its groups, and of torch's own the tensors.
+
+    Raises:
+        ValueError, LookupError, TypeError: it isn't one that this optimizer could have had.
+    """
+    for idx, (now, then) in enumerate(
+        zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ):
+        for name, value in now.items():
+            if name not in then:
+                raise ValueError(f"param_groups[{idx}] has no {name!r}")
+            if name != "params" and not is_alike(then[name], value):
+                raise ValueError(f"param_groups[{idx}].{name} is {_shown(then[name])}")
+        if not _are_numbers(then["params"]):
+            raise ValueError(f"param_groups[{idx}].params aren't numbers")
+    if not isinstance(state["state"], Mapping):
+        raise TypeError(f"state is {a(type(state['state']).__name__)}")
+    if type(optimizer).__module__.startswith("torch.optim"):
+        options = inspect.signature(type(optimizer)).parameters.keys() & optimizer.defaults.keys()
+        for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+            # Its constructor knows the ranges of its options, and which shapes it takes.
+            like = [torch.zeros((1,) * one.dim(), dtype=one.dtype) for one in now["params"][:1]]
+            type(optimizer)(like, **{name: then[name] for name in options})
+        _require_tensors(optimizer, state)
+
+
+def fitting_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a saved state a scheduler has a use for.
+
+    torch's schedulers take whatever names there are for attributes; some are those of another
+    version of torch, and left out.
+
+    Raises:
+        ValueError, LookupError: a value isn't like the scheduler's, or isn't there.
+    """
+    if not isinstance(scheduler, LRScheduler):
+        return dict(state)
+    now = scheduler.state_dict()
+    for name in _NEEDED:
+        if name in now and name not in state:
+            raise KeyError(name)
+    for name, value in now.items():
+        if name in state and not is_alike(state[name], value):
+            raise ValueError(f"{name} is {_shown(state[name])}, not like {value!r}")
+    kept_out = vars(scheduler).keys() - now.keys()  # the optimizer, say
+    return {
+        name: one
+        for name, one in state.items()
+        if name not in kept_out and (name in now or declares(scheduler, name))
+    }
+
+
+def _require_tensors(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Checks that parameters of a group have entries of the same names, of shapes that fit."""
+    for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        kept = [
+            (param, state["state"][number])
+            for param, number in zip(now["params"], then["params"], strict=True)
+            if number in state["state"]
+        ]
+        for param, one in kept:
+            if not isinstance(one, Mapping):
+                raise TypeError(f"state holds {_shown(one)}")
+            if not one.keys() == kept[0][1].keys():
+                raise ValueError(f"state has {', '.join(map(str, one))} for one parameter alone")
+            for name, value in one.items():
+                if not _fits(value, kept[0][1][name], param, optimizer):
+                    raise ValueError(f"state.{name} is {_shown(value)}")
+
+
+def _fits(value: Any, first: Any, param: Tensor, optimizer: Optimizer) -> bool:
+    if isinstance(optimizer, torch.optim.LBFGS):  # keeps lists, of all parameters in a row
+        return True
+    if isinstance(value, Tensor):
+        # Adafactor keeps rows and columns.
+        sizes = zip(reversed(value.shape), reversed(param.shape), strict=False)
+        fits = value.dim() <= param.dim() and all(one in (1, other) for one, other in sizes)
+        return (value.numel() == 1 or fits) and isinstance(first, Tensor)
+    if value is None:
+        return first is None
+    return isinstance(value, int | float) and isinstance(first, int | float)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(type(one) is int for one in values)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return repr(value)[:80]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.errors import NonFiniteError
-from eventloop.training.finite import is_finite
 from eventloop.training.numbers import HostCopy
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EVERY = 100  # batches
 _WIDE = (torch.float32, torch.float64)
 Params = list[tuple[str, nn.Parameter]]
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -172,3 +173,51 @@ def _sum(param: Tensor) -> Tensor:
         own = torch.view_as_real(own.resolve_conj())
     # Half precision would overflow; float32 is as fast as can be.
     return own.sum(dtype=torch.promote_types(own.dtype, torch.float32))
+
+
+def trained_names(model: nn.Module) -> frozenset[str]:
+    """Returns the names of the parameters that are trained; buffers and frozen ones may hold inf."""
+    return frozenset(name for name, one in model.named_parameters() if one.requires_grad)
+
+
+def are_finite(weights: Mapping[str, Any], names: Collection[str]) -> bool | None:
+    """Whether the trained parameters among some weights are finite.
+
+    Args:
+        weights: as `capture_model` returns them.
+        names: of the trained parameters.
+
+    Returns:
+        None where no entry is a trained parameter, so that it isn't known.
+    """
+    if not any(_is_looked_at(name, one, names) for name, one in weights.items()):
+        return None
+    return first_not_finite(weights, names) is None
+
+
+def first_not_finite(weights: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """Returns the name of the first trained parameter with a NaN or an infinity; None without one.
+
+    Waits for the device that they are on.
+    """
+    looked_at = ((name, one) for name, one in weights.items() if _is_looked_at(name, one, names))
+    return next((name for name, one in looked_at if not is_finite(one)), None)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all entries of a floating tensor are finite; waits for its device."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dtype.itemsize == 1:
+        tensor = tensor.float()  # float8 has no arithmetic
+    # A sum is the fastest look there is, and finite only where all entries are.
+    if tensor.sum().isfinite():
+        return True
+    return all(bool(one.isfinite().all()) for one in torch.split(tensor.flatten(), _CHUNK))
+
+
+def _is_looked_at(name: str, value: Any, names: Collection[str]) -> bool:
+    if name not in names or not isinstance(value, Tensor):
+        return False
+    return value.is_floating_point() or value.is_complex()
