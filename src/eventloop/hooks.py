@@ -59,11 +59,6 @@ class Hook:
         assert self.spec is not None
         return _without_self(self.spec)
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What pluggy's marker was told: `warn_on_impl`, `warn_on_impl_args`."""
-        return getattr(self.spec, f"{PROJECT}_spec", {})
-
 
 def hookspec(
     *,
@@ -214,6 +209,18 @@ def marked_by_pluggy(namespace: object) -> list[str]:
         for name, function in _members(namespace).items()
         if hasattr(function, f"{PROJECT}_spec") and not hasattr(function, _SPEC)
     ]
+
+
+def warnings_of(hook: Hook, argnames: Iterable[str] | None = None) -> list[Warning]:
+    """Returns the warnings that an implementation of a hook causes.
+
+    Args:
+        argnames: what it takes; anything unless given.
+    """
+    options = getattr(hook.spec, f"{PROJECT}_spec", {})
+    of_all, of_args = options.get("warn_on_impl"), options.get("warn_on_impl_args") or {}
+    names = of_args if argnames is None else argnames
+    return [of_all] * bool(of_all) + [of_args[name] for name in names if name in of_args]
 
 
 def _members(namespace: object) -> dict[str, Any]:

@@ -135,6 +135,101 @@ def test_the_users_order_is_shown_with_where_it_stands(run, two, only):
     assert "order.batch_end in pyproject.toml" in plan["calls"][1]["reason"]
 
 
+DECLARES = """
+from eventloop import hookimpl, hookspec
+
+class Hooks:
+    @hookspec(per="any", collection=True)
+    def aa_terms(self, state):
+        \"\"\"Returns a term.
+
+        Called: once a batch.
+        \"\"\"
+
+    @hookspec(per="any", firstresult=True)
+    def aa_weight(self, state):
+        "Returns the weight of all terms."
+
+class Plugin:
+    hookspecs = Hooks
+"""
+TERMS = """
+from eventloop import hookimpl
+
+class Plugin:
+    @hookimpl
+    def aa_terms(self, state): ...
+"""
+
+
+@pytest.fixture
+def extended(install, clean):
+    """A plugin that declares hooks, and one that implements one of them."""
+    install("aa-test", DECLARES)
+    install("bb-test", TERMS)
+    return clean
+
+
+def test_hooks_of_plugins_are_listed_with_owner_and_implementers(run, extended, only):
+    """Who may extend what is a question that the command answers, not the source."""
+    rows = {one["name"]: one for one in as_json(run("plugins", "hooks", "--json", *only))}
+
+    terms, weight, of_core = rows["aa_terms"], rows["aa_weight"], rows["batch_end"]
+    assert (terms["kind"], terms["declared_by"]) == ("collection", "aa-test")
+    assert (terms["implemented_by"], weight["implemented_by"]) == (["bb-test"], [])
+    assert (weight["kind"], of_core["declared_by"]) == ("action", "core")
+
+
+def test_the_contract_of_a_plugins_hook_says_whose_it_is(run, extended, only):
+    """It is read where it isn't in the reference."""
+    assert run("plugins", "hooks", "aa_terms", *only).out == (
+        "def aa_terms(self, state)\n"
+        "    collection, at any time\n"
+        "    declared by aa-test\n"
+        "    implemented by bb-test\n"
+        "\n"
+        "Returns a term.\n\nCalled: once a batch.\n"
+    )
+
+
+def test_show_and_order_know_the_hooks_of_plugins(run, extended, only):
+    """From both sides, and an action that no plugin answers."""
+    declaring = as_json(run("plugins", "show", "aa-test", "--json", *only))["declares"]
+    (row,) = as_json(run("plugins", "show", "bb-test", "--json", *only))["hooks"]
+
+    assert [(one["hook"], one["implemented by"]) for one in declaring] == [
+        ("aa_terms", ["bb-test"]),
+        ("aa_weight", []),
+    ]
+    assert (row["hook"], row["kind"], row["declared by"]) == ("aa_terms", "collection", "aa-test")
+    assert "aa_terms  bb-test" in run("plugins", "order", "aa_terms", *only).out
+    out = run("plugins", "order", "aa_weight", *only).out
+    assert "(no plugin, so that a call is an error)" in out
+
+
+def test_list_does_not_take_a_plugins_hook_for_a_slip(run, install, clean, only):
+    """It is like one of the core's, and another package declares it."""
+    install("aa-test", DECLARES.replace("aa_terms", "losses"))
+    install("bb-test", TERMS.replace("aa_terms", "losses"))
+
+    rows = {one["name"]: one["status"] for one in as_json(run("plugins", "--json", *only))}
+    alone = {
+        one["name"]: one for one in as_json(run("plugins", "--json", *only[2:], "--no-plugins"))
+    }
+
+    assert (rows["aa-test"], rows["bb-test"]) == ("active", "active")
+    assert alone["aa-test"]["status"] == "off"
+
+
+@pytest.mark.parametrize("command", ["list", "show", "order", "hooks", "check", "lock"])
+def test_a_misspelt_switch_is_named(run, clean, command):
+    """It looked like an option that lacks its value, or was passed over with a word behind it."""
+    alone, with_word = run("plugins", command, "--jsn"), run("plugins", command, "--jsn", "a", "b")
+
+    assert "'--json'" in alone.err
+    assert (alone.status, with_word.status) == (2, 2)
+
+
 def test_hooks_lists_every_hook(run, clean):
     """The catalogue is made from the declarations, so that a new hook is in it."""
     listed = [one["name"] for one in as_json(run("plugins", "hooks", "--json"))]

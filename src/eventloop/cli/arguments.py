@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,13 +138,18 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
     return Arguments(words[0] if words else "", flags, given, choice, tuple(words))
 
 
-def refuse_flags(arguments: Arguments, command: Command) -> None:
+def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:
     """Refuses settings and options where they would have no effect.
 
+    Args:
+        allowed: settings that have one; options of plugins, `NAME.OPTION`, then have, too.
+
     Raises:
-        UsageError: there are some.
+        UsageError: there are others.
     """
     for key in arguments.flags:
+        if allowed and ("." in key or key in allowed):
+            continue
         raise UsageError(
             f"`eventloop {command.name}` has no option {key!r}"
             f"{closest(key, command.all_options())}",
@@ -170,7 +175,7 @@ def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]
                 raise UsageError(f"{name} takes no value, but got {value!r}", fix=f"write `{name}`")
             yield name, ""
         else:
-            yield name, value if equals else _value(name, next(rest, None))
+            yield name, value if equals else _value(name, next(rest, None), switches)
 
 
 def _refuse_choice(command: Command) -> None:
@@ -181,10 +186,15 @@ def _refuse_choice(command: Command) -> None:
         )
 
 
-def _value(name: str, word: str | None) -> str:
+def _value(name: str, word: str | None, switches: Iterable[str] = ()) -> str:
     if word is None or (word.startswith("-") and not _NEGATIVE.fullmatch(word)):
         found = "nothing" if word is None else repr(word)
-        raise UsageError(f"{name} needs a value, but {found} follows", fix=f"write `{name}=VALUE`")
+        hint = closest(name, sorted(f"--{one.replace('_', '-')}" for one in switches))
+        raise UsageError(
+            f"{name} needs a value, but {found} follows"
+            f"{hint.replace('the closest is', 'the closest that takes none is')}",
+            fix=f"write `{name}=VALUE`",
+        )
     return word
 
 

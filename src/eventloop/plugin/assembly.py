@@ -10,7 +10,7 @@ import pluggy
 
 from eventloop.config.plugin_rules import is_in_range, split_requirement
 from eventloop.errors import EventloopError, PluginError, closest
-from eventloop.hooks import PROJECT, Edge
+from eventloop.hooks import PROJECT, Edge, warnings_of
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable, hooks_of
 from eventloop.plugin.order import Implementation, Ordered, order, order_of_owners
@@ -115,10 +115,13 @@ class Assembly:
         return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
 
     def remarks(self, ordered: Ordered) -> Iterator[str]:
-        """Yields what needn't be wrong with the order of a hook: edges to what isn't installed."""
+        """Yields what needn't be wrong with a hook: edges to what isn't installed, deprecations."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]
         for one, name in unknown_edges(ordered, known):
             yield f"{one.origin}: an edge to {name}, which isn't installed"
+        for one in ordered:
+            for warning in warnings_of(one.hook, one.argnames):
+                yield f"{one.origin}: {warning}"
 
     def decisions(self) -> Iterator[Decision]:
         """Yields the actions in which a plugin replaces the task, or a person chose among several."""

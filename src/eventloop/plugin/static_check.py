@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest
 from eventloop.events import HOOKS as EVENTS
+from eventloop.hooks import REMOVED_HOOKS
 from eventloop.plugin.local import split_label
 from eventloop.plugin.sources import Scope, bound_names, locate, origin_of, top_level_spec
 
@@ -35,16 +36,19 @@ class StaticReport:
     needs: tuple[str, ...] = ()
 
 
-def static_check(found: Found) -> StaticReport:
+def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
     """Says what keeps a plugin from taking part, as far as its files tell.
 
     It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
     shows itself only when the code runs, `eventloop plugins check` finds.
+
+    Args:
+        others: plugins that may declare the hooks that this one implements.
     """
     if found.path is not None:
         file, attribute = split_label(found.entry_point.value)
         if file.endswith(".py"):
-            return _look(str(found.path), found.path, attribute)
+            return _look(str(found.path), found.path, attribute, others)
     try:
         module, attribute = found.entry_point.module, found.entry_point.attr or ""
     except (ValueError, AttributeError):
@@ -52,10 +56,10 @@ def static_check(found: Found) -> StaticReport:
     path, problem = locate(module)
     if problem or path is None:
         return StaticReport(problem)
-    return _look(module, path, attribute.partition(".")[0])
+    return _look(module, path, attribute.partition(".")[0], others)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def static_hooks(found: Found) -> frozenset[str]:
     """Returns the hooks that a plugin declares, by name, as far as its files tell."""
     module, _, name = found.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
@@ -73,7 +77,7 @@ def static_hooks(found: Found) -> frozenset[str]:
         return frozenset()
 
 
-def _look(module: str, path: Path, attribute: str) -> StaticReport:
+def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> StaticReport:
     """Follows a name from the module that the entry point names to where it is defined."""
     for _ in range(_MAX_REDIRECTIONS):
         try:
@@ -91,7 +95,7 @@ def _look(module: str, path: Path, attribute: str) -> StaticReport:
             return StaticReport(f"{module} has no {attribute!r}{closest(attribute, names)}")
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
-            return StaticReport(_hook_problem(node), tuple(_needs(node)))
+            return StaticReport(_hook_problem(node, others), tuple(_needs(node)))
         following = origin_of(node, attribute, module, path)
         if following is None:
             return StaticReport()
@@ -120,7 +124,7 @@ def _import_problem(body: list[ast.stmt], path: Path) -> str:
     return ""
 
 
-def _hook_problem(node: ast.ClassDef) -> str:
+def _hook_problem(node: ast.ClassDef, others: Iterable[Found]) -> str:
     """Finds a method that is marked, and whose name is nearly that of a hook."""
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name in _HOOKS:
@@ -130,7 +134,11 @@ def _hook_problem(node: ast.ClassDef) -> str:
             keywords = {one.arg for one in mark.keywords} if isinstance(mark, ast.Call) else set()
             is_mark = isinstance(call, ast.Name) and call.id == "hookimpl"
             hint = closest(method.name, _HOOKS)
-            if is_mark and hint and not keywords & {"specname", "optionalhook"}:
+            if method.name in REMOVED_HOOKS:
+                hint = f"; it was {REMOVED_HOOKS[method.name]}"
+            if not is_mark or not hint or keywords & {"specname", "optionalhook"}:
+                continue
+            if not any(method.name in static_hooks(one) for one in others):
                 return f"no hook is named {method.name!r}{hint}"
     return ""
 

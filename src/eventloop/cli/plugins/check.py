@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    _, found = surveyed(arguments)
+    _, found = surveyed(arguments, COMMAND)
     added = list(imported_extensions())
     rows = [*_rows(found), *_extension_rows(added)]
     of_extensions = (one.problem for one in added if one.problem is not None)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from eventloop.actions import HOOKS as ACTIONS
-from eventloop.actions import Actions
-from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
+from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.cli.plugins.reading import JSON
-from eventloop.errors import UsageError, closest
-from eventloop.events import HOOKS as EVENTS
-from eventloop.events import Events
+from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
+from eventloop.errors import UsageError
+from eventloop.hooks import warnings_of
 
 if TYPE_CHECKING:
     from eventloop.hooks import Hook
+    from eventloop.plugin.assembly import Assembly
 
 COMMAND = Command(
     "plugins hooks",
-    "Lists the hooks; with NAME, writes the contract of one.",
+    "Lists the hooks of the core and of plugins, and which plugins implement them; with NAME, writes "
+    "the contract of one.",
     (JSON,),
     argument="[NAME]",
 )
-_COLUMNS = ("name", "kind", "per", "closes", "what it does")
+_COLUMNS = ("name", "kind", "per", "closes", "declared by", "implemented by", "what it does")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -33,47 +32,69 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    refuse_flags(arguments, COMMAND)
-    hooks = {**EVENTS, **ACTIONS}
-    name = arguments.task
+    _, found = surveyed(arguments, COMMAND)
+    assembly, name = found.assembly, arguments.task
+    hooks = assembly.hooks
     if name and name not in hooks:
         raise UsageError(
-            f"no hook is named {name!r}{closest(name, hooks)}",
+            f"no hook is named {name!r}{hooks.hint(name)}",
             fix="list them with `eventloop plugins hooks`",
         )
-    chosen = [hooks[name]] if name else list(hooks.values())
+    contents = [_content(one, assembly) for one in ([hooks[name]] if name else hooks.values())]
     if "json" in arguments.given:
-        content = [_content(hook) for hook in chosen]
-        write_json(content[0] if name else content)
+        write_json(contents[0] if name else contents)
     elif name:
-        write_text(_contract(hooks[name]))
+        write_text(_contract(hooks[name], contents[0]))
     else:
-        write_table(_COLUMNS, [_cells(hook) for hook in chosen])
+        write_table(_COLUMNS, [_cells(one) for one in contents])
+    refuse_choice(found)
     return 0
 
 
-def _cells(hook: Hook) -> tuple[str, ...]:
-    return hook.name, hook.kind, hook.per, hook.closes or "", hook.doc.partition("\n")[0]
+def declared_by(hook: Hook) -> str:
+    """Names the plugins that declare a hook, or the core."""
+    return ", ".join(hook.declared_by) or "core"
 
 
-def _content(hook: Hook) -> dict[str, str | None]:
+def implemented_by(hook: Hook, assembly: Assembly) -> list[str]:
+    """Names the plugins that implement a hook, in the order in which they are called."""
+    found = assembly.implementations[hook.name]
+    plugins = (one.plugin for one in found if one.plugin.role not in ("task", "core"))
+    return list(dict.fromkeys(plugin.name for plugin in plugins))
+
+
+def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
     return {
         "name": hook.name,
         "kind": hook.kind,
         "per": hook.per,
         "closes": hook.closes,
+        "declared_by": declared_by(hook),
+        "implemented_by": implemented_by(hook, assembly),
         "signature": _signature(hook),
         "contract": hook.doc,
     }
 
 
-def _contract(hook: Hook) -> str:
+def _cells(content: dict[str, Any]) -> tuple[str, ...]:
+    texts = [content[key] or "" for key in ("name", "kind", "per", "closes", "declared_by")]
+    first_line = content["contract"].partition("\n")[0]
+    return *texts, ", ".join(content["implemented_by"]), first_line
+
+
+def _contract(hook: Hook, content: dict[str, Any]) -> str:
     facts = [f"{hook.kind}, {'at any time' if hook.per == 'any' else f'per {hook.per}'}"]
     if hook.closes:
         facts.append(f"closes {hook.closes}: algorithms run it in the reverse order")
-    return f"{_signature(hook)}\n    {', '.join(facts)}\n\n{hook.doc}"
+    lines = [content["signature"], f"    {', '.join(facts)}"]
+    if hook.declared_by:
+        lines.append(f"    declared by {content['declared_by']}")
+    if content["implemented_by"]:
+        lines.append(f"    implemented by {', '.join(content['implemented_by'])}")
+    lines += [f"    deprecated: {warning}" for warning in warnings_of(hook)]
+    return "\n".join([*lines, "", hook.doc])
 
 
 def _signature(hook: Hook) -> str:
-    function = getattr(Events if hook.name in EVENTS else Actions, hook.name)
-    return f"def {hook.name}{inspect.signature(function)}".replace("'", "")
+    assert hook.spec is not None
+    return f"def {hook.name}{inspect.signature(hook.spec)}".replace("'", "")

@@ -68,18 +68,18 @@ def _rows(
         if one.found in problems:
             yield _row(one.found, "problem", problems[one.found].what)
         else:
-            yield _row(one.found, *_seen(one, configuration))
+            yield _row(one.found, *_seen(one, configuration, known))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
         name = ", ".join(one.name for one in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
-def _seen(one: Selected, configuration: Configuration) -> tuple[str, str]:
+def _seen(one: Selected, configuration: Configuration, others: Iterable[Found]) -> tuple[str, str]:
     """Returns status and reason of a plugin, with what a glance shows: a problem, or that it sleeps."""
     if one.status == "off":
         return one.status, one.reason
-    seen = static_check(one.found)
+    seen = static_check(one.found, others)
     given = configuration.section(one.found.name)
     lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
     if seen.problem:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
-from eventloop.errors import UsageError, closest
+from eventloop.errors import UsageError
 from eventloop.plugin.candidates import implemented
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
 
@@ -26,6 +26,7 @@ COMMAND = Command(
 )
 _COLUMNS = ("hook", "plugin", "role", "how", "why here")
 _NOBODY = "the task, else the core"
+_NOBODY_AT_ALL = "no plugin, so that a call is an error"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,11 +35,11 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(command_help(COMMAND))
         return 0
-    _, found = surveyed(arguments)
+    _, found = surveyed(arguments, COMMAND)
     assembly, name = found.assembly, arguments.task
     if name and name not in assembly.hooks:
         raise UsageError(
-            f"no hook is named {name!r}{closest(name, assembly.hooks)}",
+            f"no hook is named {name!r}{assembly.hooks.hint(name)}",
             fix="list them with `eventloop plugins hooks`",
         )
     hooks = [assembly.hooks[name]] if name else [hook for _, hook in implemented(assembly)]
@@ -76,7 +77,8 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     plan["remarks"] = list(assembly.remarks(ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
-        plan["owner"] = asked[-1].plugin.name if is_owned else _NOBODY
+        nobody = _NOBODY_AT_ALL if hook.declared_by else _NOBODY
+        plan["owner"] = asked[-1].plugin.name if is_owned else nobody
     return plan
 
 
@@ -132,7 +134,7 @@ def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for idx, call in enumerate(plan["calls"]):
         plugin = "  " * call["depth"] + call["plugin"]
         yield plan["hook"] if not idx else "", plugin, call["role"], call["how"], call["reason"]
-    if "owner" in plan and plan["owner"] == _NOBODY:
+    if plan.get("owner") in (_NOBODY, _NOBODY_AT_ALL):
         depth = sum(call["how"].startswith("wrapper") for call in plan["calls"])
         name = plan["hook"] if not plan["calls"] else ""
-        yield name, "  " * depth + f"({_NOBODY})", "", "owner", ""
+        yield name, "  " * depth + f"({plan['owner']})", "", "owner", ""

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Arguments, CommandOption
+from eventloop.cli.arguments import Arguments, Command, CommandOption, refuse_flags
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.extensions import extension_problems, imported_callable
@@ -36,12 +37,17 @@ def configuration_of(arguments: Arguments) -> Configuration:
     )
 
 
-def surveyed(arguments: Arguments) -> tuple[Configuration, DryAssembly]:
-    """Looks at all plugins, which may print meanwhile: on stdout stands what the command says."""
+def surveyed(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:
+    """Looks at all plugins, which may print meanwhile: on stdout stands what the command says.
+
+    Raises:
+        UsageError: a flag is neither a setting nor an option of a plugin.
+    """
     from eventloop.plugin.candidates import (
         dry_assemble,  # kept out of subcommands that import no plugin
     )
 
+    refuse_flags(arguments, command, SETTING_NAMES)
     configuration = configuration_of(arguments)
     with stdout_to_stderr():
         return configuration, dry_assemble(configuration)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.check import measure_import
+from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
     JSON,
     Extension,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "plugins show",
     "Shows one plugin or command: where it comes from, its options with values and sources, the hooks that it "
-    "implements, its edges, and how long its import takes.",
+    "implements and declares, its edges, and how long its import takes.",
     (JSON,),
     argument="NAME",
 )
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
             "`eventloop plugins show` needs the NAME of a plugin",
             fix="list what is installed with `eventloop plugins`",
         )
-    configuration, found = surveyed(arguments)
+    configuration, found = surveyed(arguments, COMMAND)
     row = found.row(arguments.task)
     added = next(imported_extensions(arguments.task), None) if row is None else None
     if row is not None:
@@ -76,6 +77,7 @@ def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict
         content |= _measured(found)
     content["options"] = list(_options(row, configuration.section(found.name)))
     content["hooks"] = list(_hooks(row, assembly))
+    content["declares"] = list(_declares(row, assembly))
     content["edges"] = sorted(
         {
             str(edge)
@@ -93,7 +95,7 @@ def _extension_content(added: Extension) -> dict[str, Any]:
     if added.problem is None:
         content |= _measured(added.found)
     problems = [] if added.problem is None else [str(added.problem)]
-    return content | {"options": [], "hooks": [], "edges": [], "problems": problems}
+    return content | {"options": [], "hooks": [], "declares": [], "edges": [], "problems": problems}
 
 
 def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
@@ -138,6 +140,7 @@ def _hooks(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
                 yield {
                     "hook": name,
                     "kind": one.hook.kind,
+                    "declared by": declared_by(one.hook),
                     "how": "wrapper" if one.wrapper else "plain",
                     "place": f"{idx} of {len(ordered.implementations)}",
                     "phase": ("tryfirst", "normal", "trylast")[one.phase],
@@ -147,12 +150,24 @@ def _hooks(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
                 }
 
 
+def _declares(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
+    for hook in assembly.hooks.values():
+        if row.found.name in hook.declared_by:
+            yield {
+                "hook": hook.name,
+                "kind": hook.kind,
+                "per": hook.per,
+                "implemented by": implemented_by(hook, assembly),
+                "what it does": hook.doc.partition("\n")[0],
+            }
+
+
 def _write(content: dict[str, Any]) -> None:
     facts = [key for key, value in content.items() if not isinstance(value, list)]
     write_lines(f"{key.replace('_', ' '):<13} {_text(key, content[key])}" for key in facts)
     if content["marks"]:
         write_lines([f"{'marks':<13} {', '.join(content['marks'])}"])
-    for key in ("options", "hooks"):
+    for key in ("options", "hooks", "declares"):
         if rows := content[key]:
             write_lines(["", f"{key}:"])
             write_table(
