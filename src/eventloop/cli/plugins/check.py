@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.reading import JSON, Extension, imported_extensions, surveyed
 from eventloop.errors import PluginError
+from eventloop.plugin.local import split_label
 from eventloop.plugin.lock import check_lock, lock_path
 from eventloop.text import plain
 
@@ -33,21 +33,53 @@ COMMAND = Command(
 )
 _COLUMNS = ("name", "status", "import s", "torch", "reason")
 _LONGEST_S = 120
+# Imports what every fit does, then each plugin in a fork of its own, where there are forks.
 _PROGRAM = """
-import json, sys, time
-path, name, file = json.loads(sys.argv[1])
+import builtins, importlib, importlib.util, json, os, select, signal, sys, time
+path, longest_s, given = json.loads(sys.stdin.read())
 sys.path[:] = path
-import importlib, importlib.util
-import eventloop
-start = time.perf_counter()
-if file:
-    spec = importlib.util.spec_from_file_location(name, file)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-else:
-    importlib.import_module(name)
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, "torch" in sys.modules]), file=sys.__stderr__)
+import torch
+from eventloop import Trainer
+
+def measured(name, file):
+    asked, real = set(), builtins.__import__
+    def noting(name, *rest, **named):
+        asked.add(name.partition(".")[0])
+        return real(name, *rest, **named)
+    builtins.__import__ = noting
+    start = time.perf_counter()
+    try:
+        if file:
+            spec = importlib.util.spec_from_file_location(name, file)
+            sys.modules[name] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            importlib.import_module(name)
+        return [time.perf_counter() - start, "torch" in asked]
+    except BaseException:
+        return [None, None]
+    finally:
+        builtins.__import__ = real
+
+def in_a_fork(name, file):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, json.dumps(measured(name, file)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    is_done, _, _ = select.select([reading], [], [], longest_s)
+    text = os.read(reading, 4096) if is_done else b""
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return json.loads(text or "[null, null]")
+
+measure = in_a_fork if hasattr(os, "fork") else measured
+for name, file in given:
+    print(json.dumps(measure(name, file)), file=sys.__stderr__)
 """
 
 
@@ -59,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     _, found = surveyed(arguments, COMMAND)
     added = list(imported_extensions())
-    rows = [*_rows(found), *_extension_rows(added)]
+    rows = list(_rows(found, added))
     of_extensions = (one.problem for one in added if one.problem is not None)
     assembly = found.assembly
     problems = [*found.problems, *dict.fromkeys(of_extensions), *_lock_problems(assembly)]
@@ -86,24 +118,15 @@ def _lock_problems(assembly: Assembly) -> Iterator[PluginError]:
         yield error
 
 
-def _rows(found: DryAssembly) -> Iterator[dict[str, Any]]:
-    imported = [row for row in found.rows if row.target is not None]
-    costs = dict(
-        zip(
-            (id(row) for row in imported),
-            measure_imports(row.found for row in imported),
-            strict=True,
-        )
-    )
+def _rows(found: DryAssembly, added: Sequence[Extension]) -> Iterator[dict[str, Any]]:
+    imported = [row.found for row in found.rows if row.target is not None]
+    measured = iter(measure_imports([*imported, *(one.found for one in added)]))
     for row in found.rows:
         status = "problem" if row.problems else row.selected.status
         reason = row.problems[0].what if row.problems else row.selected.reason
-        yield _row(row.found, status, reason, costs.get(id(row), Measured()))
-
-
-def _extension_rows(added: Sequence[Extension]) -> Iterator[dict[str, Any]]:
-    costs = measure_imports(one.found for one in added)
-    for one, cost in zip(added, costs, strict=True):
+        cost = Measured() if row.target is None else next(measured)
+        yield _row(row.found, status, reason, cost)
+    for one, cost in zip(added, measured, strict=True):
         yield _row(one.found, one.status, one.reason, cost)
 
 
@@ -127,37 +150,40 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an import costs.
+    """What an import costs beyond what every fit imports, torch included.
 
     Args:
         seconds: wall-clock time; None where it failed.
-        with_torch: whether torch came with it; its time is included.
+        with_torch: whether its module, or one that came with it, imports torch.
     """
 
     seconds: float | None = None
     with_torch: bool | None = None
 
 
-def measure_import(found: Found) -> Measured:
-    """Imports a plugin's module in a fresh interpreter, in which only `eventloop` was imported."""
-    name = f"plugin_{found.path.stem}" if found.path else found.entry_point.module
-    given = json.dumps([sys.path, name, str(found.path or "")])
+def measure_imports(found: Iterable[Found]) -> list[Measured]:
+    """Imports each plugin's module in a process in which nothing but torch and eventloop was."""
+    given = list(map(_module, found))
+    if not given:
+        return []
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, given],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", _PROGRAM],
+            input=json.dumps([sys.path, _LONGEST_S, given]),
             capture_output=True,
             text=True,
-            timeout=_LONGEST_S,
+            timeout=_LONGEST_S * (1 + len(given)),
             check=True,
         )
-        seconds, with_torch = json.loads(done.stderr.splitlines()[-1])
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
-        return Measured()
-    return Measured(seconds, with_torch)
+        lines = done.stderr.splitlines()[-len(given) :]
+        return [Measured(*json.loads(line)) for line in lines]
+    except (subprocess.SubprocessError, OSError, ValueError, TypeError):
+        return [Measured()] * len(given)
 
 
-def measure_imports(found: Iterable[Found]) -> list[Measured]:
-    """Measures several, a few side by side."""
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        return list(pool.map(measure_import, found))
+def _module(found: Found) -> tuple[str, str]:
+    """Returns a module's name, and its file where that is what names it."""
+    module, _ = split_label(found.entry_point.value)
+    return (
+        (f"plugin_{Path(module).stem}", str(found.path)) if module.endswith(".py") else (module, "")
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Command, command_help, read_arguments
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.check import measure_import
+from eventloop.cli.plugins.check import measure_imports
 from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
     JSON,
@@ -112,7 +112,7 @@ def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
 
 
 def _measured(found: Found) -> dict[str, Any]:
-    measured = measure_import(found)
+    (measured,) = measure_imports([found])
     return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
 
 
