@@ -68,7 +68,7 @@ def hooks_of(
     Returns:
         The hooks, and every problem with a declaration.
     """
-    hooks = HookTable(HOOKS, REMOVED_HOOKS, off)
+    hooks = HookTable(HOOKS, HOOKS.removed, off)
     problems = []
     for plugin in plugins:
         namespace = getattr(plugin.target, "hookspecs", None)
