@@ -11,7 +11,6 @@ import pytest
 
 from eventloop import Event, PluginError
 from eventloop.plugin.declared import HOOKS
-from eventloop.testing import check_plugin
 from eventloop.testing.case import isolated_trainer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -76,41 +75,6 @@ def run_page(name: str) -> dict[str, object]:
     for block in blocks:
         exec(compile(block, name, "exec"), namespace)
     return namespace
-
-
-def test_the_page_on_models_runs_from_top_to_bottom(clean):
-    """Whoever copies a block expects it to work."""
-    namespace = run_page("train-your-own-model.md")
-
-    assert len(namespace["outputs"]) == 1
-    assert namespace["trainer"].state.clock.epoch == 4
-
-
-def test_the_page_on_schedules_runs_from_top_to_bottom(clean):
-    """Here too."""
-    namespace = run_page("schedule-learning-rates.md")
-
-    assert len(namespace["rising_and_falling"]) == 6
-
-
-def test_the_page_on_gans_runs_from_top_to_bottom(clean):
-    """Here too."""
-    namespace = run_page("train-a-gan.md")
-
-    assert namespace["trainer"].state.clock.batch == 40
-
-
-def test_the_page_on_several_loaders_runs_from_top_to_bottom(clean):
-    """Here too."""
-    namespace = run_page("several-data-loaders.md")
-
-    assert namespace["trainer"].state.clock.batch == 20
-
-
-@pytest.mark.parametrize("name", ["Ema", "Seen"])
-def test_the_plugins_of_the_page_on_state_are_resumed(name):
-    """In one process and in two ranks, with the bits of a run in one go."""
-    check_plugin(run_page("keep-a-plugins-state.md")[name], role="algorithm")
 
 
 def test_what_the_page_on_state_says_of_versions_and_of_saving_works(tmp_path):

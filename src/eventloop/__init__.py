@@ -92,7 +92,7 @@ _LAZY = {
     "fit": "eventloop.short_form",
     "Url": "eventloop.urls",
     "is_interruption": "eventloop.signals",
-    "rank_zero_first": "eventloop.distributed.processes",
+    "rank_zero_first": "eventloop.distributed.join",
 }
 
 

@@ -56,7 +56,9 @@ def add(install, monkeypatch):
 @pytest.fixture
 def example(add, clean):
     """The storage of the page, installed, and a task; its module."""
-    (code,) = re.findall(r'```python\n("""Checkpoints of.*?)```', PAGE.read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r'```python\n# eventloop_sqlite.py\n("""Checkpoints of.*?)```', PAGE.read_text(), re.DOTALL
+    )
     add("sqlite", code, "eventloop-sqlite")
     (clean / "tiny.py").write_text(TASK)
     return storage_for(Url("sqlite://runs.db/first"))
