@@ -43,6 +43,7 @@ class Command:
         argument: what stands alone on its command line, "A B" where two do; "" where nothing does,
             in brackets where it may be left out.
         takes_plugins: whether plugins may be chosen, and settings read from a file.
+        takes_options: whether settings, and options of plugins, have an effect.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Command:
     options: tuple[CommandOption, ...] = ()
     argument: str = "TASK"
     takes_plugins: bool = True
+    takes_options: bool = True
 
     @property
     def takes_task(self) -> bool:
@@ -77,6 +79,7 @@ class Arguments:
         given: the values of the command's own options, by folded name; "" for a switch.
         choice: what `-p` and `--no-plugins` say.
         words: all that stands alone.
+        argv: all of it.
     """
 
     task: str = ""
@@ -84,6 +87,7 @@ class Arguments:
     given: dict[str, str] = field(default_factory=dict)
     choice: Choice = field(default_factory=Choice)
     words: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
 
     def path(self, name: str) -> Path | None:
         """Returns the value of an option of the command that is a path."""
@@ -135,7 +139,7 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
             fix=f"write it as `{command.usage}`",
         )
     choice = _choice(Choice.parse(plugins), flags, "no_plugins" in given)
-    return Arguments(words[0] if words else "", flags, given, choice, tuple(words))
+    return Arguments(words[0] if words else "", flags, given, choice, tuple(words), tuple(argv))
 
 
 def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:

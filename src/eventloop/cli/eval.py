@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from eventloop.cli.arguments import (
     Command,
     CommandOption,
     allowed,
-    read_arguments,
 )
-from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, job_help, prepare, weights_path
+from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, prepare, weights_path
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.output import (
@@ -26,7 +24,6 @@ from eventloop.cli.output import (
     write_json,
     write_lines,
     write_table,
-    write_text,
 )
 from eventloop.errors import TaskError
 from eventloop.trainer import Trainer, TrainerBuilder
@@ -44,14 +41,10 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(job_help(arguments, COMMAND))
-        return 0
     if NPROC.name in arguments.given:
-        return launch(COMMAND.name, argv, arguments.given[NPROC.name])
+        return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
     # A program that reads the metrics mustn't find what plugins print among them.
     with stdout_to_stderr() if "json" in arguments.given else nullcontext():
         with weights_path(arguments) as weights:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.weights import export_weights
-from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
+from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.checkpoints.paths import one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
@@ -23,13 +22,8 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     source, target = words(arguments, COMMAND)
     path = Path(target)
     require_writable(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,8 @@ from eventloop.cli.arguments import (
     Command,
     CommandOption,
     allowed,
-    read_arguments,
 )
-from eventloop.cli.job import Job, header_lines, job_help, output_path, prepare, task_settings
+from eventloop.cli.job import Job, header_lines, output_path, prepare, task_settings
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Diagnostics, Modes
@@ -61,14 +60,10 @@ COMMAND = Command(
 _MOMENT = ("epoch", "batch", "sample", "token", "seconds")
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(job_help(arguments, COMMAND))
-        return 0
     if NPROC.name in arguments.given:
-        return launch(COMMAND.name, argv, arguments.given[NPROC.name])
+        return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
     output_path(arguments, "export")
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)

@@ -16,19 +16,17 @@ from eventloop.cli.arguments import (
     Command,
     CommandOption,
     allowed,
-    read_arguments,
 )
 from eventloop.cli.eval import require_eval_data
 from eventloop.cli.job import (
     NOT_STRICT,
     WEIGHTS,
     header_lines,
-    job_help,
     output_path,
     prepare,
     weights_path,
 )
-from eventloop.cli.output import crash_report, write_lines, write_text
+from eventloop.cli.output import crash_report, write_lines
 from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
@@ -47,12 +45,8 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(job_help(arguments, COMMAND))
-        return 0
     if in_ranks():
         raise UsageError(
             f"`eventloop predict` runs in one process, not in {os.environ['WORLD_SIZE']}",

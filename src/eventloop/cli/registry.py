@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from eventloop.cli.arguments import command_help, read_arguments, refuse_flags
+from eventloop.cli.output import write_text
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.signals import Interrupted, Terminated
 
@@ -89,15 +90,27 @@ def run_core(command: str, argv: Sequence[str]) -> int:
     if command in GROUPS:
         group, name = GROUPS[command], "list"
         if rest in (["-h"], ["--help"]):
-            sys.stdout.write(_group_help(group))
+            write_text(_group_help(group))
             return 0
         if rest and rest[0] in group.subcommands:
             name, *rest = rest
         elif rest and not rest[0].startswith("-"):
             _refuse_subcommand(command, group, rest[0])
         module = f"{module}.{name}"
-    status: int = importlib.import_module(module).run(rest)
-    return status
+    subject = importlib.import_module(module)
+    arguments = read_arguments(rest, subject.COMMAND)
+    if "help" not in arguments.given:
+        if not (subject.COMMAND.takes_plugins and subject.COMMAND.takes_options):
+            refuse_flags(arguments, subject.COMMAND)
+        status: int = subject.run(arguments)
+        return status
+    if subject.COMMAND.takes_task:
+        from eventloop.cli.job import job_help  # which needs torch
+
+        write_text(job_help(arguments, subject.COMMAND))
+    else:
+        write_text(command_help(subject.COMMAND))
+    return 0
 
 
 def _refuse_subcommand(command: str, group: Group, word: str) -> None:
@@ -117,7 +130,7 @@ def _group_help(group: Group) -> str:
     usage = "\n".join(f"{'       ' * (idx > 0)}{one}" for idx, one in enumerate(group.usage))
     width = max(map(len, group.subcommands))
     listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in group.subcommands.items())
-    return f"usage: {usage}\n\n{group.about}\n\nsubcommands:\n{listed}\n\n{group.more}\n"
+    return f"usage: {usage}\n\n{group.about}\n\nsubcommands:\n{listed}\n\n{group.more}"
 
 
 def run_added(name: str, argv: Sequence[str]) -> int:

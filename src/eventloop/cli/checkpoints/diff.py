@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.format import Checkpoint, read
 from eventloop.cli.arguments import (
+    Arguments,
     Command,
     CommandOption,
-    command_help,
-    read_arguments,
-    refuse_flags,
 )
 from eventloop.cli.checkpoints.paths import JSON, one_checkpoint, words
 from eventloop.cli.output import write_json, write_table, write_text
@@ -43,13 +41,8 @@ _COLUMNS = ("what", "A", "B", "largest difference")
 Sections = dict[str, list[Difference]]
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     with ExitStack() as stack:
         both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
         places = [place for _, place in both]

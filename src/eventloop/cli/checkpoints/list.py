@@ -11,11 +11,9 @@ from eventloop.checkpoint.leftovers import is_replaced
 from eventloop.checkpoint.storage import checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import (
+    Arguments,
     Command,
     CommandOption,
-    command_help,
-    read_arguments,
-    refuse_flags,
 )
 from eventloop.cli.checkpoints.paths import JSON, content, saved, shown, size_text, words
 from eventloop.cli.output import write_json, write_table, write_text
@@ -49,13 +47,8 @@ _SLOW_BYTES = 2 * 10**9  # takes seconds
 Row = tuple[Found[Any], dict[str, Any]]
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     (word,) = words(arguments, COMMAND)
     place, is_quick = place_of(word), "quick" in arguments.given
     if isinstance(place, Path):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from eventloop.checkpoint.storage import require_checkpoints
 from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
-from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
+from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.checkpoints.paths import JSON, words
 from eventloop.cli.output import write_json, write_text
 from eventloop.distributed.exit import NO_CHECKPOINT
@@ -27,13 +27,8 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     (word,) = words(arguments, COMMAND)
     as_json = "json" in arguments.given
     rows = []

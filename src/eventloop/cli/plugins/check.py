@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, command_help, read_arguments
+from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.reading import JSON, Extension, imported_extensions, surveyed
 from eventloop.errors import PluginError
@@ -83,12 +83,8 @@ for name, file in given:
 """
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
     _, found = surveyed(arguments, COMMAND)
     added = list(imported_extensions())
     rows = list(_rows(found, added))

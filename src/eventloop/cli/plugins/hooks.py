@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, command_help, read_arguments
+from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError
@@ -26,12 +25,8 @@ COMMAND = Command(
 _COLUMNS = ("name", "kind", "per", "closes", "declared by", "implemented by", "what it does")
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
     _, found = surveyed(arguments, COMMAND)
     assembly, name = found.assembly, arguments.task
     hooks = assembly.hooks

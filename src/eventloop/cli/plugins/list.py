@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, command_help, read_arguments, refuse_flags
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.output import write_json, write_lines, write_table
 from eventloop.cli.plugins.reading import JSON, configuration_of, seen_extensions
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
@@ -25,17 +25,13 @@ COMMAND = Command(
     "imports none of them.",
     (JSON,),
     argument="",
+    takes_options=False,
 )
 _COLUMNS = ("name", "role", "version", "distribution", "status", "reason", "marks")
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     configuration = configuration_of(arguments)
     installed = installed_entry_points()
     selected, problems = select_all(configuration, candidates=Candidates(configuration, installed))

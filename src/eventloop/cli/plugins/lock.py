@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Command, CommandOption, command_help, read_arguments
-from eventloop.cli.output import write_json, write_lines, write_text
+from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.plugins.reading import JSON, surveyed
 from eventloop.errors import PluginError
 from eventloop.plugin.candidates import dry_assemble
@@ -27,12 +26,8 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
     _, found = surveyed(arguments, COMMAND)
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))

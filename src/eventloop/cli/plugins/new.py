@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import keyword
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import eventloop
 from eventloop.cli.arguments import (
+    Arguments,
     Command,
     CommandOption,
-    command_help,
-    read_arguments,
-    refuse_flags,
 )
-from eventloop.cli.output import write_json, write_lines, write_text
+from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.plugins.reading import JSON
 from eventloop.cli.plugins.templates import FILES, GROUPS
 from eventloop.config.settings import SETTING_NAMES
@@ -30,16 +28,12 @@ COMMAND = Command(
     "test that passes.",
     (CommandOption("role", "algorithm|callback", "what it may do; callback unless given"), JSON),
     argument="NAME",
+    takes_options=False,
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
-    refuse_flags(arguments, COMMAND)
     name = _name(arguments.task)
     role = arguments.given.get("role", "callback")
     if role not in GROUPS:

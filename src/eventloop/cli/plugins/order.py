@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, command_help, read_arguments
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.output import write_json, write_lines, write_table
 from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
 from eventloop.errors import UsageError
 from eventloop.plugin.candidates import implemented
@@ -29,12 +29,8 @@ _NOBODY = "the task, else the core"
 _NOBODY_AT_ALL = "no plugin, so that a call is an error"
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
     _, found = surveyed(arguments, COMMAND)
     assembly, name = found.assembly, arguments.task
     if name and name not in assembly.hooks:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Command, command_help, read_arguments
-from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.output import write_json, write_lines, write_table
 from eventloop.cli.plugins.check import measure_imports
 from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
@@ -37,12 +37,8 @@ COMMAND = Command(
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    arguments = read_arguments(argv, COMMAND)
-    if "help" in arguments.given:
-        write_text(command_help(COMMAND))
-        return 0
     if not arguments.task:
         raise UsageError(
             "`eventloop plugins show` needs the NAME of a plugin",
