@@ -122,7 +122,7 @@ def test_metrics_of_training_see_every_microbatch_once(logged):
 def test_the_numbers_of_an_evaluation_have_its_moment_and_name(
     make_trainer, make_task, make_batches, make_plugin
 ):
-    """eval/SET/METRIC; a matrix is not a number to log, but stands in the results."""
+    """SET/METRIC; a matrix is not a number to log, but stands in the results."""
     heard = {}
     task = make_task(
         eval_dataloaders={"valid": make_batches(2)},
@@ -132,8 +132,8 @@ def test_the_numbers_of_an_evaluation_have_its_moment_and_name(
     trainer = make_trainer(task, callbacks=[watch])
     trainer.fit()
 
-    assert {name for name in heard[3] if name.startswith("eval")} == {"eval/valid/seen"}
-    assert heard[3]["eval/valid/seen"] == 8.0
+    assert {name for name in heard[3] if name.startswith("valid")} == {"valid/seen"}
+    assert heard[3]["valid/seen"] == 8.0
     assert trainer.state.eval_metrics["valid"]["matrix"].shape == (3, 3)
 
 
@@ -147,7 +147,7 @@ def test_an_evaluation_by_itself_is_delivered_at_once(
 
     make_trainer(task, callbacks=[watch]).eval()
 
-    assert heard == [{"eval/eval/seen": 4.0}]
+    assert heard == [{"eval/seen": 4.0}]
 
 
 def test_where_nothing_is_measured_torchmetrics_is_not_imported(run_python):

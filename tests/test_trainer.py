@@ -296,7 +296,7 @@ def test_fit_gives_metrics_history_and_folder(make_trainer, make_task, make_batc
     )
     result = make_trainer(task, max_duration="2ep", run_dir=clean / "here").fit()
 
-    names = ["eval/valid/accuracy", "eval/test/accuracy"]
+    names = ["valid/accuracy", "test/accuracy"]
     assert {name: list(found) for name, found in result.metrics.items()} == {
         "valid": ["accuracy"], "test": ["accuracy"]
     }  # fmt: skip

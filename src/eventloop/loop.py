@@ -20,8 +20,7 @@ from eventloop.plugin.plans import Plans
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.entry import Entry, FromStart
-from eventloop.training.evaluation import batches_of, evaluation_mode
-from eventloop.training.metrics import compute
+from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
 from eventloop.training.update import (
     Accumulate,
     Passes,
@@ -253,6 +252,7 @@ class Loop:
             raise no_microbatch(state)
         state.num_microbatches = len(microbatches)
         weights = self.processes.loss_weights(state, microbatches, hooks.count_batch)
+        self._numbers.weights = weights.each
 
         mean_loss: Tensor | None = None
         for idx, microbatch in enumerate(microbatches):
@@ -282,7 +282,7 @@ class Loop:
         """Computes the gradients of the batch again, without events: the closure of a step."""
         kept = state.loss
         self.hooks.zero_grad(state, optimizers)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._numbers.unheard():
             loss = accumulate(state, self.quiet, optimizers, passes)
             self.hooks.clip_gradients(state, optimizers)
         state.loss = kept
@@ -321,8 +321,8 @@ class Loop:
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
         """Evaluates over all eval data loaders: the default of the action `evaluate`."""
-        hooks = self.hooks
-        with evaluation_mode(state):
+        hooks, of_set = self.hooks, self._numbers.of_set
+        with evaluation_mode(state, logs=True):
             hooks.eval_before_all(state)
             for name, dataloader in state.eval_dataloaders.items():
                 state.eval_name = name
@@ -340,7 +340,8 @@ class Loop:
                     hooks.update_metrics(state, metrics)
                     hooks.eval_batch_end(state)
                     state.batch = state.outputs = None
-                state.eval_metrics[name] = compute(metrics)
+                logged = of_set.take(self.processes, state.device)
+                state.eval_metrics[name] = results_of(metrics, logged)
                 hooks.eval_end(state)
             state.eval_name = None
             hooks.eval_after_all(state)

@@ -69,7 +69,8 @@ class State:
         loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
             the batch's mean, detached; else None.
         metrics: what the results are computed with, by data set: "train", "eval/NAME".
-        train_metrics: the latest results in training by metric name, tensors.
+        train_metrics: the latest results in training by metric name, tensors; "loss" is the mean
+            over the samples of the epoch, as it was when the epoch ended or was evaluated last.
         eval_name: the eval data loader under way; None outside evaluation.
         eval_metrics: the latest results by data loader and metric name, tensors.
         duration: the length of the run, which fractions of it are of: `max_duration` when it was
@@ -79,6 +80,8 @@ class State:
         until: when the fit under way ends, in a unit that the clock counts, from the start of the
             run; an algorithm may move it at `fit_start`, alike on all ranks.
         resumed: whether the epoch under way had begun before this fit.
+        is_logging: whether `log` keeps what it is given; False in a prediction, and inside of
+            `eventloop.toolbox.passes.evaluation_mode`.
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
         plugins: the active plugins themselves, by folded name; fixed.
@@ -97,6 +100,7 @@ class State:
         "_owner",
         "_processes",
         "_update",
+        "_weigh",
         "attempt",
         "batch",
         "checkpoint_requested",
@@ -110,6 +114,7 @@ class State:
         "eval_dataloaders",
         "eval_metrics",
         "eval_name",
+        "is_logging",
         "loss",
         "manifest",
         "metrics",
@@ -160,6 +165,7 @@ class State:
         self.enclosed: Callable[..., Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
+        self._weigh: Callable[[], float | Tensor] = _unweighed
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
@@ -186,6 +192,7 @@ class State:
         self.epoch_length: int | None = None
         self.until = settings.max_duration or Time("1ep")
         self.resumed = False
+        self.is_logging = True
         self.attempt = 0
         self.stop_reason: str | None = None
         self.checkpoint_requested = False
@@ -252,11 +259,16 @@ class State:
     ) -> None:
         """Logs a number for the moment under way; it stays on its device until it is delivered.
 
+        In a microbatch it is a part of the batch's number: the mean over the microbatches, weighted
+        as the loss is. While an eval set is under way it is SET/NAME, the mean over all samples of
+        the set, and stands in `eval_metrics`. In a prediction it is dropped.
+
         Args:
             name: a plugin's numbers start with its name and a slash. Any text will do:
                 printing shows control characters as text, and truncates a long one.
             value: a number, or a tensor of one entry, which is copied, not awaited.
-            reduce: None keeps rank 0's value; "mean" and "sum" reduce over the ranks.
+            reduce: None keeps rank 0's value in training; "mean" takes the mean over the ranks,
+                weighted likewise; "sum" adds up what ranks and microbatches, or eval batches, have.
 
         Raises:
             TypeError: `value` is not a single number.
@@ -273,7 +285,13 @@ class State:
             value = value.detach().clone()
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
-        self._numbers.record(name, value, reduce)
+        if self.eval_name is not None:
+            weight = 1 if self.batch is None else self._weigh()
+            self._numbers.of_set.record(name, value, weight, reduce)
+        elif self.microbatch is not None:
+            self._numbers.record_part(name, value, self.microbatch_idx, reduce)
+        elif self.is_logging:
+            self._numbers.record(name, value, reduce)
 
     def resolve(self, time: Time) -> Time:
         """Returns a time that the clock can count: no fraction of the run, none of an epoch.
@@ -491,6 +509,7 @@ def connect(
     owner: Callable[[str], Plugin],
     update: Update,
     capture: Callable[[], Captured],
+    weigh: Callable[[], float | Tensor],
 ) -> None:
     """Hands a State what its methods need, once plans are frozen.
 
@@ -501,6 +520,7 @@ def connect(
         owner: returns the plugin that answers an action.
         update: makes one update of some optimizers.
         capture: returns what a checkpoint of now holds.
+        weigh: returns what the eval batch under way weighs in a mean.
     """
     state.plugins = plugins
     state._callable_hooks = callable_hooks
@@ -508,3 +528,8 @@ def connect(
     state._owner = owner
     state._update = update
     state._capture = capture
+    state._weigh = weigh
+
+
+def _unweighed() -> int:
+    return 1

@@ -25,11 +25,11 @@ def test_the_result_has_the_last_metrics_and_what_is_better(result):
     """A program that compares runs needs no table to read."""
     found = result("--run-dir", "here")
 
-    assert list(found["metrics"]) == ["train/loss", "eval/test/accuracy", "eval/valid/accuracy"]
+    assert list(found["metrics"]) == ["train/loss", "test/accuracy", "valid/accuracy"]
     assert found["higher_is_better"] == {
         "train/loss": False,
-        "eval/test/accuracy": True,
-        "eval/valid/accuracy": True,
+        "test/accuracy": True,
+        "valid/accuracy": True,
     }
     assert (found["epoch"], found["batch"], found["sample"]) == (2, 6, 24)
     assert found["step_s"] > 0
@@ -57,7 +57,7 @@ def test_a_number_that_is_not_finite_is_null(result, tiny):
 
 def test_a_dry_run_says_which_metrics_there_are(result):
     """So that a wrong name is found before hours are spent."""
-    assert "eval/test/accuracy" in result("--dry-run")["metrics"]
+    assert "test/accuracy" in result("--dry-run")["metrics"]
 
 
 def test_a_result_that_cannot_be_written_stops_nothing_late(run, tiny):

@@ -121,7 +121,7 @@ def test_differences_are_to_none_and_to_all(mended):
     content, _ = mended
     rows = {row["name"]: row for row in content["rows"]}
 
-    assert (content["metric"], content["higher_is_better"]) == ("eval/test/accuracy", True)
+    assert (content["metric"], content["higher_is_better"]) == ("test/accuracy", True)
     assert content["seeds"] == [0]
     assert list(rows["none"]["against"]) == ["all"]
     assert list(rows["all"]["against"]) == ["none"]

@@ -146,16 +146,16 @@ def test_the_threads_are_shared_among_jobs(read, monkeypatch):
     assert read(*BOTH, "--device", "cpu", "--nproc", "2").jobs == 2
 
 
-KNOWN = {"train/loss": False, "eval/test/accuracy": True, "eval/test/size": None}
+KNOWN = {"train/loss": False, "test/accuracy": True, "test/size": None}
 
 
 @pytest.mark.parametrize(
     ("wanted", "metric"),
     [
-        ("test/accuracy", Metric("eval/test/accuracy", True)),
-        ("eval/test/accuracy", Metric("eval/test/accuracy", True)),
-        ("min test/accuracy", Metric("eval/test/accuracy", False)),
-        ("test/size", Metric("eval/test/size", None)),
+        ("test/accuracy", Metric("test/accuracy", True)),
+        ("eval/test/accuracy", Metric("test/accuracy", True)),
+        ("min test/accuracy", Metric("test/accuracy", False)),
+        ("test/size", Metric("test/size", None)),
         ("train/loss", Metric("train/loss", False)),
     ],
 )

@@ -12,7 +12,7 @@ from eventloop_ablate.metric import Metric
 from eventloop_ablate.runs import Outcome, Run, variants_of
 from eventloop_ablate.table import content_of, footnotes, rows_of, write_rows
 
-METRIC = Metric("eval/test/accuracy", True)
+METRIC = Metric("test/accuracy", True)
 VALUES = {"none": [0.90, 0.94, 0.92], "ema": [0.91, 0.96, 0.935]}
 
 
@@ -45,7 +45,7 @@ def table():
 def content(value, off):
     is_nan = math.isnan(value)
     return {
-        "metrics": {"eval/test/accuracy": None if is_nan else value},
+        "metrics": {"test/accuracy": None if is_nan else value},
         "step_s": None if is_nan else value / 100,
         "peak_memory_bytes": 0 if is_nan else round(value * 1e9),
         "off": dict(off),
@@ -97,7 +97,7 @@ def test_the_notes_say_what_the_numbers_cannot(table):
 
 def test_the_notes_say_where_lower_is_better(table):
     """The metric's name may not."""
-    told = [*footnotes(*table(), Metric("eval/test/mse", False))]
+    told = [*footnotes(*table(), Metric("test/mse", False))]
 
     assert told[0] == "test/mse: lower is better, and a difference below 0"
 

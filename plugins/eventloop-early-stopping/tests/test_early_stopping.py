@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torchmetrics import Metric
 
-from eventloop import PluginError, SettingError, Task, hookimpl
+from eventloop import SettingError, Task, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_early_stopping import EarlyStopping
 
@@ -81,7 +81,7 @@ def stopped_at(folder, *values, **options):
         ([5, 4, 3, 3, 3, 3], {"patience": "2ep"}, 5),
         ([5, 4, 3, 3, 2, 3, 3], {"patience": "2ep"}, 7),
         ([5, 4, 3, 3, 2, 3, 3], {"patience": "2ep", "task_metric": Higher}, 3),
-        ([5, 4, 3, 3, 2, 3, 3], {"patience": "2ep", "metric": "eval/test/score", "mode": "max"}, 3),
+        ([5, 4, 3, 3, 2, 3, 3], {"patience": "2ep", "metric": "test/score", "mode": "max"}, 3),
         ([5, 4, 3, 2], {"patience": "2ep", "min_delta": 1.5}, 5),
         ([5, 4, 3, 3], {}, 8),
         ([5, 4, 3, 3], {"patience": "0.25dur"}, 6),
@@ -103,15 +103,15 @@ def test_evaluations_in_mid_epoch_stop_a_run_there(tmp_path):
 
     assert trainer.state.clock.batch == 7
     assert trainer.state.stop_reason == (
-        "early-stopping: eval/test/score hasn't improved on 6 (epoch 0, batch 4) in 3ba"
+        "early-stopping: test/score hasn't improved on 6 (epoch 0, batch 4) in 3ba"
     )
 
 
 def test_a_metric_that_nobody_computes_is_told(tmp_path):
     """The run would never stop, and nobody would know why."""
-    plugin = EarlyStopping(metric="eval/test/score")
+    plugin = EarlyStopping(metric="test/score")
 
-    with pytest.warns(UserWarning, match="'eval/test/score', but with eval_interval none nothing"):
+    with pytest.warns(UserWarning, match="'test/score', but with eval_interval none nothing"):
         fit(tmp_path, scripted_task(1), plugin, eval_interval=None, max_duration="1ep")
 
 
@@ -243,7 +243,7 @@ def test_one_of_several_results_can_be_watched(tmp_path):
     """They have dotted names in the log."""
     task = scripted_task(1, metrics={"two": Two([9, 5, 4, *[4] * 9])})
 
-    trainer = fit(tmp_path, task, EarlyStopping(metric="eval/test/two.all", patience="1ep"))
+    trainer = fit(tmp_path, task, EarlyStopping(metric="test/two.all", patience="1ep"))
 
     assert trainer.state.clock.epoch == 3
 
@@ -251,24 +251,24 @@ def test_one_of_several_results_can_be_watched(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("eval/test/two.each", r"a tensor of shape \(3,\), not one number"),
-        ("eval/test/two.none", "the evaluation gave eval/test/two.all, eval/test/two.each"),
+        ("test/two.each", r"a tensor of shape \(3,\), not one number"),
+        ("test/two.none", "the evaluation gave test/two.all, test/two.each"),
     ],
 )
 def test_a_result_that_is_no_number_is_an_error(tmp_path, metric, message):
     """Only the evaluation shows what a metric with several results gives."""
     task = scripted_task(1, metrics={"two": Two([1] * 20)})
 
-    with pytest.raises(PluginError, match=message):
+    with pytest.raises(SettingError, match=message):
         fit(tmp_path, task, EarlyStopping(metric=metric))
 
 
 @pytest.mark.parametrize(
     ("options", "settings", "message"),
     [
-        ({"metric": "eval/test/skore"}, {}, "the closest is 'eval/test/score'"),
-        ({"metric": "loss"}, {}, "name one of eval/test/score, train/loss"),
-        ({"metric": "eval/test/score"}, {}, "doesn't say whether higher is better"),
+        ({"metric": "test/skore"}, {}, "the closest is 'test/score'"),
+        ({"metric": "loss"}, {}, "name one of test/score, train/loss"),
+        ({"metric": "test/score"}, {}, "doesn't say whether higher is better"),
         ({"patience": "0.5dur"}, {"max_duration": None}, "patience: 0.5dur is a fraction"),
     ],
 )

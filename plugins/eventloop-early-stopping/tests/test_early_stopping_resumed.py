@@ -15,7 +15,7 @@ from eventloop_early_stopping import EarlyStopping
 
 # Both stop the run in the middle of its length: by a metric in mid-epoch, by the loss after one.
 WATCHED = {
-    "metric": ({"metric": "eval/test/accuracy", "patience": "9ba"}, {"eval_interval": "2ba"}),
+    "metric": ({"metric": "test/accuracy", "patience": "9ba"}, {"eval_interval": "2ba"}),
     "loss": ({"metric": "train/loss", "patience": "2ep", "min_delta": 0.1}, {}),
 }
 
@@ -60,7 +60,7 @@ def test_a_plugin_that_has_forgotten_stops_elsewhere(tmp_path, runs):
     """Control: without its state the comparison fails."""
 
     def forget(parts):
-        del parts["rank0"]["plugins"]["early_stopping"]
+        del parts["plugins"]["early_stopping"]
 
     assert runs.differing(tmp_path, runs.whole.batch - 1, forget=forget) != []
     assert last_checkpoint(tmp_path).batch > runs.whole.batch

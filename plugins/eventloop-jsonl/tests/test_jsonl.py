@@ -48,7 +48,7 @@ def test_every_number_of_a_run_is_a_line(tmp_path):
     assert Counter(row["name"] for row in found) == {
         "train/loss": 12,
         "lr/sgd": 12,
-        "eval/test/mean": 4,
+        "test/mean": 4,
     }
     losses = [row for row in found if row["name"] == "train/loss"]
     assert [row["batch"] for row in losses] == list(range(1, 13))

@@ -170,7 +170,7 @@ def test_looking_at_a_run_takes_nothing_back(tmp_path, in_one_go):
 
     assert looked.startswith(before)
     (extra,) = rows(path)[len([row for row in in_one_go if row["batch"] <= 4]) :][:1]
-    assert extra["name"] == "eval/test/accuracy"
+    assert extra["name"] == "test/accuracy"
     assert len(rows(path)) == len(in_one_go) + 1
 
 

@@ -142,7 +142,7 @@ def test_mlflow_holds_the_numbers_that_were_logged(in_one_go):
 
     assert store.numbers() == logged
     assert {name for name, _, _ in logged} == {
-        "train/loss", "lr/sgd", "eval/test/accuracy", "own"
+        "train/loss", "lr/sgd", "test/accuracy", "own"
     }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def test_a_finished_run_has_its_plots_and_facts(finished):
     ]  # fmt: skip
     assert '<p class="status">finished</p>' in text
     assert "2 epochs, 12 batches, 48 samples" in text
-    for fact in ("max_duration=2ep", "torch 2.", "ends", "eval/test/accuracy", "waiting for data"):
+    for fact in ("max_duration=2ep", "torch 2.", "ends", "test/accuracy", "waiting for data"):
         assert fact in text
 
 

@@ -102,11 +102,11 @@ def test_a_drawing_is_the_same_each_time():
 
 def test_numbers_that_belong_together_share_a_plot():
     """Loss of training and evaluation, a metric of each eval set, the rate of each optimizer."""
-    names = ["train/loss", "train/loss.D", "eval/test/loss", "lr/sgd", "lr/adam", "train/accuracy",
-             "eval/test/accuracy", "eval/valid/accuracy", "train/grad_norm", "ema/decay",
-             "eval/a/b/f1", "odd"]  # fmt: skip
+    names = ["train/loss", "train/loss.D", "test/loss", "lr/sgd", "lr/adam", "train/accuracy",
+             "test/accuracy", "valid/accuracy", "train/grad_norm", "ema/decay",
+             "a/b/f1", "odd"]  # fmt: skip
 
-    plots = plots_of({name: series(1.0) for name in names})
+    plots = plots_of({name: series(1.0) for name in names}, ["test", "valid", "a", "a/b"])
 
     assert {one.title: list(one.lines) for one in plots} == {
         "loss": ["train", "train.D", "test"],
@@ -142,7 +142,7 @@ def test_values_of_any_size_are_drawn():
     """A loss that explodes is what the page is opened for."""
     values = [1e-300, 1e99, -1e99, 1e308, -1e308, float("nan"), float("inf"), 0.0]
 
-    (one,) = plots_of({"train/loss": series(*values)})
+    (one,) = plots_of({"train/loss": series(*values)}, [])
 
     assert "currentColor" in svg(one)
 

@@ -122,7 +122,7 @@ def test_tensorboard_reads_the_numbers_that_were_logged(in_one_go):
         (name, step, float(np.float32(value))) for name, step, value in logged
     ]
     assert {name for name, _, _ in logged} == {
-        "train/loss", "lr/sgd", "eval/test/accuracy", "own/value"
+        "train/loss", "lr/sgd", "test/accuracy", "own/value"
     }  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def test_points_at_the_checkpoint_itself_are_there_once(tmp_path, in_one_go):
 
     fit(tmp_path, **given)
 
-    steps = [step for name, step, _ in numbers(tmp_path) if name == "eval/test/accuracy"]
+    steps = [step for name, step, _ in numbers(tmp_path) if name == "test/accuracy"]
     assert steps == [3, 6, 9]
 
 

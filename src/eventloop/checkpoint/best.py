@@ -8,53 +8,54 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.errors import SettingError, closest
+from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+_WHAT = "checkpoint_best"
+
 
 class Best:
-    """Follows one metric of one eval data set.
+    """Follows one number of one eval set.
 
     Args:
-        dataset: the name of the eval data loader.
-        metric: the name of the metric.
-        is_higher: whether higher values are better.
+        metric: which; whether higher is better is known.
 
     Attributes:
         batch: the batch count of the best evaluation; None before the first.
     """
 
-    def __init__(self, dataset: str, metric: str, *, is_higher: bool) -> None:
-        self._dataset = dataset
-        self._metric = metric
-        self._name = f"{'max' if is_higher else 'min'} {dataset}/{metric}"
-        self._sign = 1.0 if is_higher else -1.0
+    def __init__(self, metric: NamedMetric) -> None:
+        self._followed = metric
+        self._name = f"{'max' if metric.is_higher else 'min'} {metric.name}"
+        self._sign = 1.0 if metric.is_higher else -1.0
         self._value = -math.inf
         self.batch: int | None = None
         self._before: tuple[float, int | None] = (-math.inf, None)
 
     @classmethod
     def among(cls, metrics: Mapping[str, Mapping[str, Metric]], wanted: str) -> Best:
-        """Finds the metric that a person named: "test/accuracy", "min test/error".
+        """Finds the number that a person named: "test/accuracy", "min test/error".
 
         Args:
             metrics: by data set, "eval/test".
 
         Raises:
-            SettingError: no metric has this name, or whether higher is better isn't known.
+            SettingError: there is none of that name, or whether higher is better isn't known.
         """
-        dataset, metric, is_higher = followed(metrics, wanted, "checkpoint_best")
-        return cls(dataset, metric, is_higher=is_higher)
+        return cls(followed(_WHAT, wanted, metrics))
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
-        """Takes up an evaluation; tells whether it is the best so far.
+        """Takes up an evaluation; returns whether it is the best so far.
 
         Args:
             results: by data loader and metric; waits for the device.
+
+        Raises:
+            SettingError: the number isn't among them.
         """
-        value = self._sign * float(results[self._dataset][self._metric])
+        value = self._sign * self._followed.value(results, _WHAT)
         if not value > self._value:  # a NaN is never the best
             return False
         self._before = (self._value, self.batch)
@@ -78,37 +79,3 @@ class Best:
         """Goes on from what `state_dict` gave; what is known of another metric is of no use."""
         if state.get("metric") == self._name:
             self._value, self.batch = state["value"], state["batch"]
-
-
-def followed(
-    metrics: Mapping[str, Mapping[str, Metric]], wanted: str, by: str
-) -> tuple[str, str, bool]:
-    """Returns data set and name of the metric that a person named, and whether higher is better.
-
-    Args:
-        metrics: by data set, "eval/test".
-        by: what follows it, for messages.
-
-    Raises:
-        SettingError: no metric has this name, or whether higher is better isn't known.
-    """
-    direction, _, name = wanted.rpartition(" ")
-    known = {
-        f"{dataset.removeprefix('eval/')}/{metric}": one
-        for dataset, several in metrics.items()
-        if dataset.startswith("eval/")
-        for metric, one in several.items()
-    }
-    if name not in known or direction not in ("", "min", "max"):
-        raise SettingError(
-            f"{by}: no metric is named {wanted!r}{closest(name, known)}",
-            fix=f"one of {', '.join(known)}" if known else "give Task(eval_dataloaders=...)",
-        )
-    is_higher = {"min": False, "max": True}.get(direction, known[name].higher_is_better)
-    if is_higher is None:
-        raise SettingError(
-            f"{by}: the metric {name!r} doesn't say whether higher is better",
-            fix=f'write "max {name}" or "min {name}"',
-        )
-    dataset, _, metric = name.partition("/")
-    return dataset, metric, is_higher

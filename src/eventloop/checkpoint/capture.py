@@ -17,6 +17,7 @@ from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
+from eventloop.training.metrics import metric_name
 from eventloop.training.optimizers import fitting_scheduler
 
 if TYPE_CHECKING:
@@ -233,8 +234,8 @@ def facts_of(state: State) -> dict[str, Any]:
         "duration": None if state.duration is None else str(state.duration),
         "stop_reason": state.stop_reason,
         "metrics": {
-            f"{dataset}/{name}": float(value)
-            for dataset, results in state.eval_metrics.items()
+            metric_name(eval_set, name): float(value)
+            for eval_set, results in state.eval_metrics.items()
             for name, value in results.items()
             if value.numel() == 1
         },

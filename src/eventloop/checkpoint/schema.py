@@ -228,10 +228,16 @@ FEED = keys(
     first=anything,
     position=POSITION,
 )
+_SCALAR = meets(lambda one: one.numel() == 1, TENSOR, "a tensor of one number")
+LOSS = keys(
+    value=optional(_SCALAR),
+    total=optional(_SCALAR),
+    samples=COUNT,
+    counts=each(COUNT),
+    losses=optional(TENSOR),
+)
 RANK = keys(
-    loss=keys(
-        value=optional(meets(lambda one: one.numel() == 1, TENSOR, "a tensor of one number"))
-    ),
+    loss=LOSS,
     feed=FEED,
     generators=keys({"device": TENSOR}, host=NAMED, named=by_name(TENSOR)),
     metrics=by_name(keys(num_updates=COUNT, values=by_name(tensors))),

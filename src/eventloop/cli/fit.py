@@ -34,6 +34,7 @@ from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
 from eventloop.run.run_manifest import write_manifest
 from eventloop.trainer import TrainerBuilder
+from eventloop.training.metrics import metric_name, named_metrics
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
@@ -138,8 +139,8 @@ def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Sums up a run: `10 epochs, 230 batches in 9.1 s; test/accuracy 0.987`."""
     done = f"{counted(clock.epoch, 'epoch')}, {counted(clock.batch, 'batch', 'batches')}"
     numbers = [
-        f"{dataset}/{name} {float(value):.4g}"
-        for dataset, values in metrics.items()
+        f"{metric_name(eval_set, name)} {float(value):.4g}"
+        for eval_set, values in metrics.items()
         for name, value in values.items()
         if not isinstance(value, Tensor) or value.numel() == 1
     ]
@@ -206,14 +207,11 @@ def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
     """Returns whether higher values are better; None where the metric doesn't say."""
     if name == "train/loss":
         return False
-    known = {
-        f"{dataset}/{metric}": one
-        for dataset, several in trainer.state.metrics.items()
-        for metric, one in several.items()
-    }
+    metrics = trainer.state.metrics
+    known = {name: one.is_higher for name, one in named_metrics(metrics).items()}
+    known |= {f"train/{metric}": one.higher_is_better for metric, one in metrics["train"].items()}
     # One metric may give several numbers, with dotted names.
-    found = known.get(name, known.get(name.partition(".")[0]))
-    return None if found is None else found.higher_is_better
+    return known.get(name, known.get(name.partition(".")[0]))
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError
 from eventloop.text import as_set
+from eventloop.training.numbers import Share
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks, Place, Reduction, Row
+    from eventloop.training.set_numbers import Number
 
 
 class DataParallel:
@@ -168,10 +170,17 @@ class DataParallel:
             places = [(row, name) for row in rows for name in sorted(row) if name in reductions]
             if not places:
                 return places
-            sums = torch.stack([_on_device(row[name], device).reshape(()) for row, name in places])
+            values = [value for row, name in places for value in _summands(row[name])]
+            sums = torch.stack([_on_device(value, device).reshape(()) for value in values])
             dist.all_reduce(sums, group=self.aside)
-            for (row, name), value in zip(places, sums, strict=True):
-                row[name] = value if reductions[name] == "sum" else value / self.world_size
+            summed = iter(sums)
+            for row, name in places:
+                if isinstance(row[name], Share):
+                    row[name] = Share(next(summed), next(summed)).mean()
+                elif reductions[name] == "sum":
+                    row[name] = next(summed)
+                else:
+                    row[name] = next(summed) / self.world_size
             return places
 
         return over_ranks
@@ -278,6 +287,11 @@ def _groups() -> list[dist.ProcessGroup]:
     groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
     atexit.register(_leave, groups)
     return groups
+
+
+def _summands(value: Number | Share) -> Sequence[Number]:
+    """Returns what is summed over the ranks for a number: a share of a mean is two."""
+    return value if isinstance(value, Share) else (value,)
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:

@@ -31,7 +31,13 @@ Agreed = tuple[int, int, float]
 
 
 class LossWeights(Protocol):
-    """What each microbatch contributes to the mean over the global batch."""
+    """What each microbatch contributes to the mean over the global batch.
+
+    Attributes:
+        each: what each weighs; None for a batch in one piece.
+    """
+
+    each: Sequence[Weight] | None
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
         """Returns the loss of microbatch `idx`, shape (), times its share."""
@@ -158,6 +164,8 @@ class SingleProcess:
 class Whole:
     """A batch in one piece: its loss is the mean."""
 
+    each: Sequence[Weight] | None = None
+
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
         """Returns the loss itself."""
         return loss
@@ -170,12 +178,13 @@ class Parts:
     """Microbatches, each with its weight in the mean.
 
     Args:
-        weights: one a microbatch, numbers or tensors of shape ().
+        each: what each weighs, numbers or tensors of shape ().
         total: gives what they all weigh; asked when the first loss is there.
     """
 
-    def __init__(self, weights: Sequence[Weight], total: Callable[[], Weight]) -> None:
-        self._weights = weights
+    def __init__(self, each: Sequence[Weight], total: Callable[[], Weight]) -> None:
+        self.each: Sequence[Weight] | None = each
+        self._weights = each
         self._total = total
         self._known: Weight | None = None
 

@@ -28,6 +28,7 @@ from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
+from eventloop.training.evaluation import batch_weight
 from eventloop.training.features import (
     ChannelsLast,
     Deterministic,
@@ -87,9 +88,9 @@ class Core:
         fits = settings.microbatch_size == "auto"
         retry = functools.partial(AutoMicrobatch, processes) if fits else _once
         self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, retry, self._numbers)
-        self.bookkeeping = Bookkeeping(self.hooks, processes, self._numbers)
+        self.bookkeeping = Bookkeeping(self.hooks, processes, self._numbers, device)
         self._features = tuple(features_of(settings, device, precision))
-        self._watches = watches_of(settings, self.bookkeeping.latest_loss, processes, precision)
+        self._watches = watches_of(settings, self.bookkeeping.loss, processes, precision)
         self._rank_hooks = processes.hooks(settings)
         self._defaults = Defaults(self.hooks, processes.wrap)
         self._compiled: tuple[Compiled, ...] = ()
@@ -113,7 +114,7 @@ class Core:
                 "feeds": self.loop.feeds,
                 "saver": self._saver,
             },
-            {"loss": self.bookkeeping.latest_loss},
+            {"loss": self.bookkeeping.loss},
             PluginStates(lambda: self.assembly.plugins),
         )
 
@@ -165,6 +166,7 @@ class Core:
             owner=assembly.owner,
             update=self.loop.update,
             capture=self.capture.all,
+            weigh=functools.partial(batch_weight, state, self.hooks),
             callable_hooks={
                 name: checked(hook, getattr(self.hooks, name))
                 for name, hook in assembly.hooks.items()

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from eventloop.checkpoint.best import followed
 from eventloop.errors import SettingError
 from eventloop.task.courses import Course, loaded_course, rates_of, saved_course, set_rates
 from eventloop.task.schedulers import position
+from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
     from eventloop.state import State
+
+_WHAT = "schedules.plateau"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,7 @@ class Plateau:
         self.course = course
         self._state = state
         self._progress = Progress(best=math.nan)
-        self._followed = ("", "")
-        self._is_higher = False
+        self._followed: NamedMetric | None = None
         self.step()
 
     def begin(self, state: State) -> None:
@@ -94,18 +95,15 @@ class Plateau:
         Raises:
             SettingError: there is none of this name, or it is never computed.
         """
-        dataset, metric, self._is_higher = followed(
-            state.metrics, self.rule.metric, "schedules.plateau"
-        )
+        self._followed = followed(_WHAT, self.rule.metric, state.metrics)
         if state.settings.eval_interval is None:
             raise SettingError(
                 f"schedules.plateau follows {self.rule.metric!r}, but eval_interval is not set, so "
                 "that it isn't computed while the run lasts",
                 fix="set eval_interval to 1ep, say",
             )
-        self._followed = (dataset, metric)
         if math.isnan(self._progress.best):
-            worst = -math.inf if self._is_higher else math.inf
+            worst = -math.inf if self._followed.is_higher else math.inf
             self._progress = dataclasses.replace(self._progress, best=worst)
 
     def observe(self, state: State) -> None:
@@ -113,9 +111,10 @@ class Plateau:
         now, batch = self._progress, state.clock.batch
         if batch == now.batch:  # it was evaluated once more, between two fits
             return
-        dataset, metric = self._followed
-        value, *_ = state.all_gather(float(state.eval_metrics[dataset][metric]))
-        if self.rule.is_better(value, now.best, is_higher=self._is_higher):
+        metric = self._followed
+        assert metric is not None
+        value, *_ = state.all_gather(metric.value(state.eval_metrics, _WHAT))
+        if self.rule.is_better(value, now.best, is_higher=bool(metric.is_higher)):
             self._progress = Progress(best=value, frac=now.frac, batch=batch)
             return
         num_bad, frac = now.num_bad + 1, now.frac

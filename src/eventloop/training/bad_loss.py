@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.state import State
-    from eventloop.training.bookkeeping import LatestLoss
+    from eventloop.training.epoch_loss import EpochLoss
     from eventloop.training.precision import Precision
 
 AT_A_TIME = 10
@@ -46,7 +46,7 @@ class BadBatch(NamedTuple):
 
 
 def watches_of(
-    settings: Settings, latest: LatestLoss, processes: Processes, precision: Precision
+    settings: Settings, latest: EpochLoss, processes: Processes, precision: Precision
 ) -> tuple[object, ...]:
     """Returns the core's plugins that watch the losses and weights of a run."""
     weights = WeightWatch(processes, stops=settings.on_bad_loss == "raise")
@@ -71,7 +71,7 @@ class LossWatch:
 
     __slots__ = ("_bad", "_copies", "_kept", "_latest", "_norms", "_weights")
 
-    def __init__(self, latest: LatestLoss, weights: WeightWatch) -> None:
+    def __init__(self, latest: EpochLoss, weights: WeightWatch) -> None:
         self._latest = latest
         self._weights = weights
         self._forget()
@@ -83,7 +83,7 @@ class LossWatch:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        loss, kept, now = self._latest.value, self._kept, state.clock._now
+        loss, kept, now = self._latest.latest, self._kept, state.clock._now
         if loss is not None:
             # One that stays, where an update of a plugin's left none, is looked at once more.
             kept.append((now, loss))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
-from eventloop.training.metrics import compute
+from eventloop.training.epoch_loss import EpochLoss
+from eventloop.training.metrics import compute, metric_name
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
@@ -20,25 +22,7 @@ if TYPE_CHECKING:
     from eventloop.training.numbers import Numbers
 
 
-class LatestLoss:
-    """The loss of the latest batch that had one, as this rank knows it.
-
-    Attributes:
-        value: shape (), detached; None before the first.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: Tensor | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the loss."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
-        self.value = state["value"]
+LOSS = "loss"
 
 
 class Bookkeeping:
@@ -48,21 +32,33 @@ class Bookkeeping:
         plans: the plans of the run.
         processes: those that train together.
         numbers: what is logged.
+        device: where losses are.
 
     Attributes:
         history: see `Result`.
-        latest_loss: see there.
+        loss: of the epoch under way.
     """
 
-    __slots__ = ("_eval_interval", "_numbers", "_plans", "_processes", "history", "latest_loss")
+    __slots__ = (
+        "_eval_interval",
+        "_in_fit",
+        "_numbers",
+        "_plans",
+        "_processes",
+        "history",
+        "loss",
+    )
 
-    def __init__(self, plans: Plans, processes: Processes, numbers: Numbers) -> None:
+    def __init__(
+        self, plans: Plans, processes: Processes, numbers: Numbers, device: torch.device
+    ) -> None:
         self._plans = plans
         self._numbers = numbers
         self._processes = processes
         self._eval_interval: Time | None = None
+        self._in_fit = False
         self.history: list[dict[str, float]] = []
-        self.latest_loss = LatestLoss()
+        self.loss = EpochLoss(device)
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -70,6 +66,15 @@ class Bookkeeping:
         self._numbers.interval = _resolved("log_interval", settings.log_interval, state)
         if settings.eval_interval is not None:
             self._eval_interval = _resolved("eval_interval", settings.eval_interval, state)
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        self._in_fit = True
+
+    @hookimpl
+    def epoch_start(self, state: State) -> None:
+        if not state.resumed:
+            self.loss.start_epoch()
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
@@ -93,27 +98,44 @@ class Bookkeeping:
     @hookimpl
     def batch_end(self, state: State) -> None:
         if state.loss is not None:
-            self.latest_loss.value = state.loss
+            self.loss.add(state.loss, state.clock)
         self._numbers.record_batch(state.loss, state.optimizers)
         if state.metrics["train"] and state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
+        self._take_loss(state)
         if state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)
 
     @hookimpl
+    def eval_before_all(self, state: State) -> None:
+        self._numbers.of_set.forget()
+
+    @hookimpl
     def eval_end(self, state: State) -> None:
-        assert state.eval_name is not None
-        _log_scalars(state, f"eval/{state.eval_name}", state.eval_metrics[state.eval_name])
+        name = state.eval_name
+        assert name is not None
+        results = state.eval_metrics[name]
+        # What a plugin has logged at this event; that of the batches is among the results.
+        late = self._numbers.of_set.take(self._processes, state.device)
+        results |= {name: value for name, value in late.items() if name not in results}
+        for metric, value in results.items():
+            if value.numel() == 1:
+                self._numbers.record(metric_name(name, metric), value)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
         self._add_row(state)
 
     @hookimpl
+    def exception(self) -> None:
+        self._in_fit = False
+
+    @hookimpl
     def fit_end(self, state: State) -> None:
+        self._in_fit = False
         if is_interruption(state.stop_reason):
             return  # the run goes on, here or in another process, as if nothing had been
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
@@ -130,15 +152,23 @@ class Bookkeeping:
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
-        loss = self.latest_loss.value
-        if loss is not None:
-            losses = self._processes.all_gather(loss.item())
-            row["train/loss"] = sum(losses) / len(losses)
-        for dataset, results in state.eval_metrics.items():
-            for name, value in results.items():
-                if value.numel() == 1:
-                    row[f"eval/{dataset}/{name}"] = value.item()
+        self._take_loss(state)
+        if self._in_fit:
+            log_train_metrics(state)
+        row |= _scalars((f"train/{name}", value) for name, value in state.train_metrics.items())
+        for eval_set, results in state.eval_metrics.items():
+            row |= _scalars((metric_name(eval_set, name), one) for name, one in results.items())
         self.history.append(row)
+
+    def _take_loss(self, state: State) -> None:
+        """Has the results in training hold the mean loss over the samples of the epoch so far."""
+        if LOSS in state.metrics["train"]:
+            return  # the task has a metric of that name
+        mean = self.loss.mean(self._processes)
+        if mean is None:
+            state.train_metrics.pop(LOSS, None)
+        else:
+            state.train_metrics[LOSS] = mean
 
 
 def log_train_metrics(state: State) -> None:
@@ -146,15 +176,16 @@ def log_train_metrics(state: State) -> None:
     counted = {name: one for name, one in state.metrics["train"].items() if one.update_called}
     results = compute(counted)
     state.train_metrics |= results
-    _log_scalars(state, "train", results)
+    for name, value in results.items():
+        if value.numel() == 1:
+            state.log(f"train/{name}", value)
     for metric in counted.values():
         metric.reset()
 
 
-def _log_scalars(state: State, prefix: str, results: Mapping[str, Tensor]) -> None:
-    for name, value in results.items():
-        if value.numel() == 1:
-            state.log(f"{prefix}/{name}", value)
+def _scalars(named: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+    """Reads those that are one number each; waits for the device."""
+    return {name: value.item() for name, value in named if value.numel() == 1}
 
 
 def _resolved(name: str, interval: Time, state: State) -> Time:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
 
 @contextmanager
-def evaluation_mode(state: State) -> Iterator[None]:
+def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     """Puts the model into evaluation mode, without gradients.
 
-    Afterwards every module is in the mode in which it was, each by itself (a frozen batch norm
+    What is logged inside of it is dropped, unless `logs`. Afterwards every module is in the mode in which it was, each by itself (a frozen batch norm
     stays frozen), the global random generators stand where they stood, and the State holds no
     batch, also after an exception.
     """
     training = [module for module in state.wrapped_model.modules() if module.training]
     state.microbatch = None  # a fit that failed may have left one
     state.wrapped_model.eval()
+    was_logging, state.is_logging = state.is_logging, logs
     try:
         with torch.no_grad(), kept_generators():
             yield
@@ -36,6 +40,7 @@ def evaluation_mode(state: State) -> Iterator[None]:
         for module in training:
             module.training = True
         state.batch = state.outputs = state.eval_name = None
+        state.is_logging = was_logging
 
 
 def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
@@ -53,6 +58,21 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
             fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
             "generator is used up after one turn",
         )
+
+
+def batch_weight(state: State, hooks: Plans) -> float | Tensor:
+    """Returns what the eval batch under way weighs in a mean: what it would in training."""
+    state.microbatch = state.batch
+    try:
+        return hooks.count_batch(state, state.batch).weight
+    finally:
+        state.microbatch = None
+
+
+def results_of(metrics: Mapping[str, Metric], logged: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the results of an eval set: of its metrics, and of what was logged by other names."""
+    results = compute(metrics)
+    return results | {name: value for name, value in logged.items() if name not in results}
 
 
 def try_evaluation(

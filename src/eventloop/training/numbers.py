@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Counts, Moment, Time, moment_of
+from eventloop.training.set_numbers import Number, SetNumbers, weighted
 
-Row = dict[str, float | Tensor]
 Reduction = Literal["mean", "sum"]
 Delivery = tuple[Moment, dict[str, float]]
+
+
+class Share(NamedTuple):
+    """A rank's part of a mean over the ranks.
+
+    Attributes:
+        total: the rank's values times their weights.
+        weight: what they weigh together.
+    """
+
+    total: Number
+    weight: Number
+
+    def mean(self) -> Number:
+        """Returns the mean of this rank alone; NaN where nothing weighs."""
+        if not isinstance(self.weight, Tensor) and not self.weight:
+            return math.nan
+        return self.total / self.weight
+
+
+Row = dict[str, Number | Share]
 Place = tuple[Row, str]
 OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Iterable[Place]]
 
@@ -26,18 +49,25 @@ class Numbers:
         interval: how often they are brought to the host.
         over_ranks: puts tensors of all ranks' values in the place of this one's, in the rows that
             are about to be copied, and tells where; not asked where there is one rank.
+
+    Attributes:
+        weights: what each microbatch of the batch under way weighs; None for a batch in one piece.
+        of_set: what is logged while an eval set is under way.
     """
 
     __slots__ = (
         "_at",
         "_copies",
         "_over_ranks",
+        "_parts",
         "_reductions",
         "_row",
         "_rows",
         "_tensors",
         "interval",
         "is_heard",
+        "of_set",
+        "weights",
     )
 
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
@@ -45,6 +75,9 @@ class Numbers:
         self.is_heard = True
         self._over_ranks = over_ranks
         self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
+        self.weights: Sequence[Number] | None = None
+        self.of_set = SetNumbers()
+        self._parts: dict[str, _Parts] = {}
         self._row: Row = {}
         self._rows: list[Row] = []
         self._at: list[Counts] = []
@@ -67,10 +100,32 @@ class Numbers:
         if reduce is not None:
             self._reductions[name] = reduce
 
+    def record_part(
+        self, name: str, value: Number, idx: int, reduce: Reduction | None = None
+    ) -> None:
+        """Keeps a number of a microbatch; the batch has their mean, weighted as the loss is.
+
+        With "sum" they are added up instead, as the ranks' are.
+
+        Args:
+            value: as `record` takes it.
+            idx: of the microbatch.
+        """
+        weights = self.weights
+        if weights is None:
+            self.record(name, value, reduce)
+        elif self.is_heard:
+            parts = self._parts.get(name)
+            if parts is None or parts.weights is not weights:
+                self._parts[name] = parts = _Parts(weights, reduce)
+            parts.values[idx] = value
+
     def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
         """Keeps what every batch has: its loss, if any, and the learning rates."""
         if not self.is_heard:
             return
+        if self._parts:
+            self._join_parts()
         row = self._row
         if loss is not None:
             row["train/loss"] = loss
@@ -85,7 +140,16 @@ class Numbers:
     def forget(self) -> None:
         """Drops the numbers of the moment under way, which won't come."""
         self._tensors = [one for one in self._tensors if one[0] is not self._row]
-        self._row = {}
+        self._row, self._parts = {}, {}
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Drops what is recorded meanwhile."""
+        is_heard, self.is_heard = self.is_heard, False
+        try:
+            yield
+        finally:
+            self.is_heard = is_heard
 
     def arrived(self, clock: Clock) -> Iterable[Delivery]:
         """Ends the moment under way; gives the rows that are on the host by now, in order.
@@ -120,11 +184,72 @@ class Numbers:
         self._copies.clear()
         return rows
 
+    def _join_parts(self) -> None:
+        """Makes one number of those of the microbatches, by name, in the row under way."""
+        parts, self._parts = self._parts, {}
+        for name, one in parts.items():
+            if one.reduce == "sum":
+                self.record(name, sum(one.values.values()), "sum")
+                continue
+            if one.reduce is None or self._over_ranks is None:
+                self.record(name, one.mean())
+            else:
+                self._row[name] = one.share()
+                self._reductions[name] = one.reduce
+
     def _start_copy(self, *, alone: bool) -> None:
         if self._over_ranks is not None and not alone:
             self._tensors += self._over_ranks(self._rows, self._reductions)
+        elif self._over_ranks is not None:
+            self._tensors += _own_means(self._rows)
         self._copies.append(_Copied(self._at, self._rows, self._tensors))
         self._at, self._rows, self._tensors = [], [], []
+
+
+class _Parts:
+    """The numbers of one name that the microbatches of a batch have.
+
+    Args:
+        weights: what each microbatch weighs.
+        reduce: see `Numbers.record`.
+
+    Attributes:
+        values: by the microbatch's number.
+    """
+
+    __slots__ = ("reduce", "values", "weights")
+
+    def __init__(self, weights: Sequence[Number], reduce: Reduction | None) -> None:
+        self.weights = weights
+        self.reduce = reduce
+        self.values: dict[int, Number] = {}
+
+    def share(self) -> Share:
+        """Returns their weighted sum, in float64, and what they weigh."""
+        weights = [self.weights[idx] for idx in self.values]
+        products = map(weighted, self.values.values(), weights)
+        return Share(sum(products), sum(weights))
+
+    def mean(self) -> Number:
+        """Returns their weighted mean; that of a batch which counts for nothing isn't weighted."""
+        (value, *others) = self.values.values()
+        if not others:
+            return value
+        share = self.share()
+        if isinstance(share.weight, Tensor) or share.weight:
+            return share.mean()
+        return sum(self.values.values()) / len(self.values)
+
+
+def _own_means(rows: Iterable[Row]) -> list[Place]:
+    """Puts a rank's own means in the place of its shares; returns where."""
+    places = []
+    for row in rows:
+        for name, value in row.items():
+            if isinstance(value, Share):
+                row[name] = value.mean()
+                places.append((row, name))
+    return places
 
 
 class _Copied:

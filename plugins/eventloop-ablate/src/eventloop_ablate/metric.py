@@ -15,17 +15,12 @@ class Metric:
     """A metric.
 
     Args:
-        name: as `fit --result` writes it, "eval/test/accuracy".
+        name: as `fit --result` writes it, "test/accuracy".
         higher_is_better: None where the metric doesn't say.
     """
 
     name: str
     higher_is_better: bool | None
-
-    @property
-    def label(self) -> str:
-        """The name as a person reads it: "test/accuracy"."""
-        return self.name.removeprefix("eval/")
 
 
 def choose_metric(wanted: str | None, known: Mapping[str, bool | None]) -> Metric:
@@ -39,21 +34,22 @@ def choose_metric(wanted: str | None, known: Mapping[str, bool | None]) -> Metri
         UsageError: there is none of that name, or several and none is named.
     """
     if wanted is None:
-        evaluated = [name for name in known if name.startswith("eval/")]
-        if len(evaluated) == 1:
-            return Metric(evaluated[0], known[evaluated[0]])
+        evaluated = [name for name in known if not name.startswith("train/")]
+        # The loss stands beside the task's own metrics.
+        own = [name for name in evaluated if not name.endswith("/loss")] or evaluated
+        if len(own) == 1:
+            return Metric(own[0], known[own[0]])
         what = "several metrics" if evaluated else "no metric of eval data"
         raise UsageError(f"the task has {what}", fix=_say(evaluated or [*known]))
     direction, _, name = wanted.strip().rpartition(" ")
-    found = next((one for one in (name, f"eval/{name}") if one in known), None)
+    found = next((one for one in (name, name.removeprefix("eval/")) if one in known), None)
     if found is None or direction not in ("", *_DIRECTIONS):
-        labels = [one.removeprefix("eval/") for one in known]
         raise UsageError(
-            f"--metric: no metric is named {wanted!r}{closest(name, labels)}", fix=_say([*known])
+            f"--metric: no metric is named {wanted!r}{closest(name, known)}", fix=_say([*known])
         )
     return Metric(found, _DIRECTIONS.get(direction, known[found]))
 
 
 def _say(names: list[str]) -> str:
-    options = " or ".join(f"`--metric {name.removeprefix('eval/')}`" for name in names)
+    options = " or ".join(f"`--metric {name}`" for name in names)
     return f"write {options}" if options else "give Task(eval_dataloaders=..., metrics=...)"

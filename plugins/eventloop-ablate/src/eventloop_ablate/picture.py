@@ -56,6 +56,6 @@ def draw(rows: Sequence[Row], metric: Metric, path: Path) -> None:
     left.set_yticks(range(len(rows)), [row.variant.name for row in rows])
     left.set_ylim(len(rows) - 0.5, -0.5)
     better = {True: ", higher is better", False: ", lower is better", None: ""}
-    left.set_xlabel(metric.label + better[metric.higher_is_better])
+    left.set_xlabel(metric.name + better[metric.higher_is_better])
     right.set_xlabel("difference to none, seed by seed, 95 % interval")
     figure.savefig(path, dpi=150)

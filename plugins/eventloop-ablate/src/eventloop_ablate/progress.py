@@ -71,7 +71,7 @@ def _told(outcome: AblationOutcome) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]
-    shown = {name.removeprefix("eval/"): one for name, one in metrics.items() if "eval/" in name}
+    shown = {name: one for name, one in metrics.items() if not name.startswith("train/")}
     numbers = (
         f"{one_line(name)} {'nan' if value is None else format(value, '.4g')}"
         for name, value in (shown or metrics).items()

@@ -89,7 +89,7 @@ def header(ablation: Ablation, num_runs: int, num_done: int) -> Iterator[str]:
 def write_rows(rows: Sequence[Row], metric: Metric) -> None:
     """Writes the table."""
     bases = [name for name in (NONE, ALL) if any(name in row.differences for row in rows)]
-    columns = ("", metric.label, *(f"against {base}" for base in bases), "step", "memory")
+    columns = ("", metric.name, *(f"against {base}" for base in bases), "step", "memory")
     digits = _digits(rows)
     write_table(
         columns,
@@ -109,7 +109,7 @@ def write_rows(rows: Sequence[Row], metric: Metric) -> None:
 def footnotes(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> Iterator[str]:
     """Yields what a reader of the table needs to know."""
     if metric.higher_is_better is False:
-        yield f"{metric.label}: lower is better, and a difference below 0"
+        yield f"{metric.name}: lower is better, and a difference below 0"
     if len(ablation.seeds) > 1:
         yield (
             f"± is the standard deviation over {len(ablation.seeds)} seeds; against another row: the "

@@ -7,11 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 from eventloop import SettingError, Time, hookimpl
+from eventloop.toolbox.metric_names import NamedMetric
 from eventloop_early_stopping.waiting import Waiting
-from eventloop_early_stopping.watched import Watched, watchable, watched_by
+from eventloop_early_stopping.watched import WHAT, watched_by
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -24,8 +23,8 @@ class EarlyStopping:
     """Stops the run when a metric has stopped improving.
 
     Args:
-        metric: what to watch, by its name in the log: eval/SET/METRIC, or train/loss, the mean over
-            an epoch. Not set: the first metric in evaluation that says whether higher is better,
+        metric: what to watch, by its name in the log: SET/METRIC, or train/loss, the mean over the
+            samples of an epoch. Not set: the first metric in evaluation that says whether higher is better,
             else train/loss.
         mode: whether lower (min) or higher (max) is better; auto: as the metric itself says.
         patience: how long after the best value a worse one ends the run: 3ep, 500ba, 0.1dur.
@@ -36,8 +35,6 @@ class EarlyStopping:
         TypeError: `min_delta` is not a number.
         ValueError: an option has no such value, or says nothing without another.
     """
-
-    state_per_rank = True  # the loss in training, up to now
 
     def __init__(
         self,
@@ -63,19 +60,17 @@ class EarlyStopping:
         self.patience = Time(patience)
         self.min_delta = min_delta
         self.on_nan = on_nan
-        self._watched: Watched | None = None
+        self._watched: NamedMetric | None = None
         self._waiting: Waiting | None = None
         self._until = ""
         self._in_fit = False
-        self._loss: Tensor | None = None
-        self._num_losses = 0
         self._loaded: Mapping[str, Any] | None = None
 
     @hookimpl
     def after_load(self, state: StateView) -> None:
         """Settles what to watch, now that the metrics are known, and where a resumed run was."""
         evaluates = state.settings.eval_interval is not None
-        self._watched = watched_by(self.metric, watchable(state.metrics), evaluates=evaluates)
+        self._watched = watched_by(self.metric, state.metrics, mode=self.mode, evaluates=evaluates)
         self._waiting = Waiting(
             self._watched.name,
             is_higher=self._is_higher(self._watched),
@@ -83,14 +78,10 @@ class EarlyStopping:
             min_delta=self.min_delta,
             stops_at_nan=self.on_nan == "stop",
         )
-        # A rank that is new knows nothing of the run so far, and all have to answer alike.
-        (common, *_) = state.all_gather(self._loaded and self._loaded["common"])
-        own, self._loaded = self._loaded, None
-        if common is not None and common["watched"] == self._described():
-            self._waiting.load_state_dict(common["waiting"])
-            self._until = common["until"]
-            if own is not None and own["loss"] is not None:
-                self._loss, self._num_losses = own["loss"].to(state.device), own["num_losses"]
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and loaded["watched"] == self._described():
+            self._waiting.load_state_dict(loaded["waiting"])
+            self._until = loaded["until"]
 
     @hookimpl
     def fit_start(self, state: StateView) -> None:
@@ -102,7 +93,7 @@ class EarlyStopping:
             self._waiting.begin(state.clock.moment())
         self._until = str(state.until)
         assert self._watched is not None
-        if self._watched.dataset and state.settings.eval_interval is None and not state.rank:
+        if self._watched.eval_set and state.settings.eval_interval is None and not state.rank:
             warnings.warn(
                 f"early-stopping watches {self._watched.name!r}, but with eval_interval none "
                 "nothing is evaluated, unless a plugin asks for it",
@@ -111,7 +102,7 @@ class EarlyStopping:
 
     @hookimpl
     def batch_end(self, state: StateView) -> None:
-        """Takes the loss into the epoch's mean, on the device.
+        """Refuses a patience that would never end.
 
         Raises:
             SettingError: the patience is in tokens, but there are none.
@@ -122,34 +113,22 @@ class EarlyStopping:
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
                 "batches: `--early-stopping.patience 100ba`",
             )
-        if state.loss is None or self._watched is None or self._watched.dataset:
-            return
-        loss = state.loss.detach().float()
-        self._num_losses += 1
-        if self._loss is None:
-            self._loss = loss.clone()
-        else:
-            self._loss = self._loss.lerp(loss, 1 / self._num_losses)
 
     @hookimpl
-    def epoch_end(self, state: StateView) -> None:
-        """Takes up the mean loss of an epoch that is complete."""
+    def epoch_checkpoint(self, state: StateView) -> None:
+        """Compares the mean loss of an epoch that is complete."""
         assert self._watched is not None
-        if self._watched.dataset or state.clock.batch_in_epoch:
-            return
-        # All ranks ask; one that is new may have had no batch of this epoch.
-        told = state.all_gather(None if self._loss is None else self._loss.item())
-        self._loss, self._num_losses = None, 0
-        if losses := [one for one in told if one is not None]:
-            self._take(state, sum(losses) / len(losses))
+        loss = state.train_metrics.get("loss")
+        if not self._watched.eval_set and not state.clock.batch_in_epoch and loss is not None:
+            self._take(state, float(loss))
 
     @hookimpl
     def eval_after_all(self, state: StateView) -> None:
         """Compares an evaluation's result; outside of a fit it doesn't count as progress."""
         assert self._watched is not None
-        if self._in_fit and self._watched.dataset:
+        if self._in_fit and self._watched.eval_set:
             # The same on all ranks by itself, where they compute alike.
-            value, *_ = state.all_gather(self._watched.value(state.eval_metrics))
+            value, *_ = state.all_gather(self._watched.value(state.eval_metrics, WHAT))
             self._take(state, value)
 
     @hookimpl
@@ -172,11 +151,10 @@ class EarlyStopping:
         self._in_fit = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value and when it came, and the loss of the epoch under way."""
+        """Returns the best value and when it came."""
         assert self._waiting is not None
         waiting = self._waiting.state_dict()
-        common = {"watched": self._described(), "waiting": waiting, "until": self._until}
-        return {"common": common, "loss": self._loss, "num_losses": self._num_losses}
+        return {"watched": self._described(), "waiting": waiting, "until": self._until}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Keeps it until it is known what this run watches; of another metric it is of no use."""
@@ -192,7 +170,7 @@ class EarlyStopping:
         assert self._watched is not None
         return f"{'max' if self._is_higher(self._watched) else 'min'} {self._watched.name}"
 
-    def _is_higher(self, watched: Watched) -> bool:
+    def _is_higher(self, watched: NamedMetric) -> bool:
         if self.mode != "auto":
             return self.mode == "max"
         if watched.is_higher is None:

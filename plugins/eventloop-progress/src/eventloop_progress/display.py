@@ -25,8 +25,8 @@ class Display(Protocol):
     def results(self, epoch: int, batch: int, results: Results) -> None:
         """Shows the results of an evaluation."""
 
-    def lines(self, lines: Sequence[str]) -> None:
-        """Shows reports of epochs."""
+    def line(self, line: str) -> None:
+        """Shows the report of an epoch."""
 
     def note(self, text: str) -> None:
         """Shows what is worth knowing once."""
@@ -73,7 +73,7 @@ class Terminal:
             for dataset, found in results.items()
         })  # fmt: skip
 
-    def lines(self, lines: Sequence[str]) -> None:
+    def line(self, line: str) -> None:
         """Shows nothing: the bar and the tables say it all."""
 
     def note(self, text: str) -> None:
@@ -103,10 +103,9 @@ class Log:
     def results(self, epoch: int, batch: int, results: Results) -> None:
         """Shows nothing: results are part of the line of their epoch."""
 
-    def lines(self, lines: Sequence[str]) -> None:
-        """Prints each report as one line, however long."""
-        for line in lines:
-            self.note(line)
+    def line(self, line: str) -> None:
+        """Prints a report as one line, however long."""
+        self.note(line)
 
     def note(self, text: str) -> None:
         """Prints it as one line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eventloop import Clock, Time
 from eventloop_progress.pace import Pace, frac_done
-from eventloop_progress.reports import Report, Reports
+from eventloop_progress.reports import Report
 from eventloop_progress.text import Results, clock_time
 
 
@@ -26,7 +26,6 @@ class Fit:
         self._until = until
         self._num_batches = num_batches
         self.pace = Pace(now, clock.sample, frac_done(clock, until, num_batches))
-        self.reports = Reports()
         self.epoch_start(now, num_batches)
 
     def epoch_start(self, now: float, num_batches: int | None) -> None:
@@ -55,15 +54,19 @@ class Fit:
         self.pace.observe(now, self._clock.sample, frac)
         return frac
 
-    def report(self, now: float) -> Report:
-        """Sums the epoch up."""
+    def report(self, now: float, loss: float | None) -> Report:
+        """Sums the epoch up.
+
+        Args:
+            loss: the mean over its samples, where there is one.
+        """
         busy_s = self.pace.busy_s(now) - self._epoch_began_busy_s
         samples = self._clock.sample - self._epoch_began_sample
         by_epochs = self._until.unit == "ep"
         where = self.amount if not by_epochs else "" if self._is_epoch_done else self.batch
         return Report(
-            epoch_idx=self._epoch_idx,
             position=f"{self.epoch}  {where}".rstrip(),
+            loss=loss,
             results=self.results,
             samples_per_s=samples / busy_s if samples else None,
             seconds=self.pace.elapsed_s(now) - self._epoch_began_s,

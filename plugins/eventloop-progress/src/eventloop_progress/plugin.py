@@ -89,8 +89,6 @@ class Progress:
         """Takes the loss from the numbers that have arrived on the host."""
         loss = numbers.get("train/loss")
         self._loss = self._loss if loss is None else loss
-        if self._fit is not None:
-            self._display.lines(self._fit.reports.arrived(at.epoch, loss))
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
@@ -146,8 +144,9 @@ class Progress:
     def epoch_checkpoint(self, state: StateView) -> None:
         """Reports the epoch, now that the evaluation at its end is done."""
         if self._fit is not None:
-            report = self._fit.report(time.perf_counter())
-            self._display.lines(self._fit.reports.epoch_end(report))
+            loss = state.train_metrics.get("loss")
+            report = self._fit.report(time.perf_counter(), None if loss is None else loss.item())
+            self._display.line(report.line())
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
@@ -166,8 +165,6 @@ class Progress:
         self._leave()
 
     def _leave(self) -> None:
-        if self._fit is not None:
-            self._display.lines(self._fit.reports.rest())
         self._fit = None
         self._draw_at = math.inf
         self._display.close(keep=True)

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from eventloop.toolbox.metric_names import metric_name
 from eventloop_report.series import Series
 
 # Okabe and Ito's, which colour-blind people tell apart, those that are seen on black and white.
@@ -34,33 +35,41 @@ class Plot:
     lines: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def plots_of(numbers: Mapping[str, Series]) -> list[Plot]:
+def plots_of(numbers: Mapping[str, Series], eval_sets: Iterable[str]) -> list[Plot]:
     """Puts numbers that belong together into one plot: loss first, then rates, results, the rest.
 
     A metric of several eval sets, and of training, is one plot, `accuracy`; a plugin's numbers are
     a plot each.
+
+    Args:
+        eval_sets: their names.
     """
+    of_sets = {metric_name(one, ""): one for one in eval_sets}
+    evaluated = {name: found for name in numbers if (found := _evaluated(name, of_sets))}
+    metrics = {metric for _, metric in evaluated.values()}
     groups: dict[tuple[int, str], dict[str, Sequence[tuple[float, float]]]] = {}
     for name, series in numbers.items():
-        *_, last = name.split("/")
         if name.startswith("lr/"):
             key, line = (1, "learning rate"), name.removeprefix("lr/")
-        elif name.startswith("eval/") and name.count("/") > 1:
-            key, line = (
-                (0 if last == "loss" else 2, last),
-                name.removeprefix("eval/")[: -len(last) - 1],
-            )
+        elif name in evaluated:
+            line, metric = evaluated[name]
+            key = (0 if metric == "loss" else 2, metric)
+        elif name.startswith("train/loss"):
+            key, line = (0, "loss"), "train" + name.removeprefix("train/loss")
         elif name.startswith("train/"):
-            of_eval = last.startswith("loss") or any(
-                other.startswith("eval/") and other.endswith(f"/{last}") for other in numbers
-            )
-            is_loss = last.startswith("loss")
-            key = (0, "loss") if is_loss else (2 if of_eval else 3, last if of_eval else name)
-            line = "train" + last.removeprefix("loss") if is_loss else "train"
+            metric = name.removeprefix("train/")
+            key, line = (2, metric) if metric in metrics else (3, name), "train"
         else:
             key, line = (4, name), name
         groups.setdefault(key, {})[line] = series.points()
     return [Plot(title, lines) for (_, title), lines in sorted(groups.items(), key=_place)]
+
+
+def _evaluated(name: str, of_sets: Mapping[str, str]) -> tuple[str, str] | None:
+    """Returns the eval set and the metric that a number is of; None where it isn't of any."""
+    starts = [start for start in of_sets if name.startswith(start)]
+    start = max(starts, key=len, default=None)  # one set may be called as another one begins
+    return None if start is None else (of_sets[start], name.removeprefix(start))
 
 
 def _place(item: tuple[tuple[int, str], object]) -> tuple[int, str]:

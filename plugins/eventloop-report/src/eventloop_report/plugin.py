@@ -148,7 +148,7 @@ class Report:
         from eventloop_report.figures import MAX_PLOTS, file_names, plots_of, png, svg
 
         assert self._page is not None
-        plots = plots_of(self._numbers.by_name)
+        plots = plots_of(self._numbers.by_name, state.eval_dataloaders)
         note = _left_out(len(plots) - MAX_PLOTS, "plots", self._numbers.num_left_out)
         plots = plots[:MAX_PLOTS]
         names = file_names(plots)

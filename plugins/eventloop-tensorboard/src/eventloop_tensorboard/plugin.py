@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, SettingError, Time, hookimpl
+from eventloop.toolbox.metric_names import named_metrics
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
@@ -125,7 +126,8 @@ class Tensorboard:
     def _begin(self, file: EventFile, state: StateView) -> None:
         """Writes hyperparameters into a new folder, and what makes the numbers one curve."""
         if file.is_first():
-            results = [f"{data}/{name}" for data, found in state.metrics.items() for name in found]
+            results = [f"train/{name}" for name in state.metrics["train"]]
+            results += named_metrics(state.metrics)
             told = hyperparameters(state.manifest)
             start = hparams(told, dict.fromkeys(("train/loss", *results)))  # type: ignore[no-untyped-call]
             self._append(*(_event(0, one) for one in start))

@@ -1,0 +1,7 @@
+"""The numbers of eval sets by name, for options that name one: test/accuracy."""
+
+from __future__ import annotations
+
+from eventloop.training.metrics import NamedMetric, find_metric, metric_name, named_metrics
+
+__all__ = ["NamedMetric", "find_metric", "metric_name", "named_metrics"]

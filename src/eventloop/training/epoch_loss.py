@@ -1,0 +1,97 @@
+"""The loss in training: that of the latest batch, and the mean over the samples of an epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from eventloop.clock import Clock
+    from eventloop.distributed.processes import Processes
+
+# How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
+# that the last bits of the sum don't depend on that.
+_AT_ONCE = 64
+
+
+class EpochLoss:
+    """The losses of the batches of an epoch, as this rank knows them; nothing is read in a step.
+
+    Args:
+        device: where they are.
+
+    Attributes:
+        latest: of the latest batch that had one, shape (), detached; None before the first.
+    """
+
+    __slots__ = ("_device", "_each", "_samples", "_total", "latest")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.latest: Tensor | None = None
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Begins the mean anew."""
+        self._total: Tensor | None = None
+        self._samples = 0
+        self._each: list[tuple[int, Tensor]] = []
+
+    def add(self, loss: Tensor, clock: Clock) -> None:
+        """Adds the loss of the batch that the clock has just counted."""
+        now = clock._now
+        self.latest = loss
+        self._each.append((now[2] - clock._previous[2], loss))
+        if not now[1] % _AT_ONCE:
+            self._total, self._samples = self._sums()
+            self._each = []
+
+    def mean(self, processes: Processes) -> Tensor | None:
+        """Returns the mean over the samples of all ranks, shape (), float64; None without a loss.
+
+        Collective: every rank must call it.
+        """
+        total, samples = self._sums()
+        if not any(processes.all_gather(total is not None)):
+            return None
+        if total is None:
+            total = torch.zeros((), dtype=torch.float64, device=self._device)
+        # A rank's loss is weighted so that the mean over the ranks is that of the batch.
+        sums = processes.mean(torch.stack([total, torch.full_like(total, samples)]))
+        return sums[0] / sums[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sum so far, and the losses that aren't in it."""
+        losses = [loss for _, loss in self._each]
+        return {
+            "value": self.latest,
+            "total": self._total,
+            "samples": self._samples,
+            "counts": [samples for samples, _ in self._each],
+            "losses": torch.stack(losses) if losses else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self.latest, total, losses = (
+            None if one is None else one.to(self._device)
+            for one in (state["value"], state["total"], state["losses"])
+        )
+        self._total, self._samples = total, state["samples"]
+        each = () if losses is None else losses.unbind()
+        self._each = list(zip(state["counts"], each, strict=True))
+
+    def _sums(self) -> tuple[Tensor | None, int]:
+        """Returns the losses times samples, added up in float64, and the samples."""
+        total, samples = self._total, self._samples
+        for count, group in itertools.groupby(self._each, itemgetter(0)):
+            losses = [loss for _, loss in group]
+            part = torch.stack(losses).sum(dtype=torch.float64) * count
+            total = part if total is None else total + part
+            samples += count * len(losses)
+        return total, samples
