@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def close(self): pass\n"
 BROKEN = "1 / 0\nclass Plugin: pass"  # what only importing shows
 
 
@@ -152,3 +156,92 @@ def test_the_list_shows_a_shadowed_distribution(run, install, tmp_path):
     rows = {row["name"]: row for row in json.loads(run("plugins", "--json").out)}
 
     assert "is installed in 2 versions" in rows["aa-test"]["reason"]
+
+
+def other_plugin(site, name, module="other", code=None):
+    """Installs a plugin with a module of any depth; returns the folder of its metadata."""
+    path = site / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code or "class Plugin: pass\n")
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[eventloop.callbacks]\n{name} = {module}:Plugin\n")
+    return info
+
+
+@pytest.fixture
+def site(install, tmp_path):
+    """The folder of installed packages, with one healthy plugin in it."""
+    install("aa-test")
+    return tmp_path / "site"
+
+
+def test_a_module_of_a_namespace_of_any_depth_is_looked_at(run, site):
+    """Python looks for the parents of a namespace among what is imported, and nothing is."""
+    other_plugin(site, "deep", "space_a.space_b.space_c.module")
+    other_plugin(site, "gone", "space_a.space_b.space_d.module")
+    (site / "space_a" / "space_b" / "space_d" / "module.py").unlink()
+
+    rows = {one["name"]: one for one in json.loads(run("plugins", "list", "--json").out)}
+
+    assert rows["deep"]["status"] == "active"
+    assert rows["gone"]["status"] == "problem"
+    assert rows["aa-test"]["status"] == "active"
+
+
+def test_a_wheel_on_the_path_is_a_plugin_like_another(run, site, tmp_path, monkeypatch):
+    """Its files aren't there by themselves, and its code can be imported all the same."""
+    other_plugin(tmp_path / "built", "zipped", "zipped_module", HEARS)
+    archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path / "built")
+    monkeypatch.syspath_prepend(archive)
+
+    rows = {one["name"]: one for one in json.loads(run("plugins", "list", "--json").out)}
+    locked = run("plugins", "lock", "--no-plugins", "-p", "zipped")
+
+    assert rows["zipped"]["status"] == "active"
+    assert locked.status == 0, locked.err
+    digest = hashlib.sha256(Path(archive).read_bytes()).hexdigest()
+    assert f'"zipped_module.py" = "sha256:{digest}"' in Path("eventloop.lock").read_text()
+
+
+def test_a_byte_order_mark_is_one_row(run, site):
+    """The reader of entry points takes the group for a name, and drops the plugin in silence."""
+    info = other_plugin(site, "marked")
+    (info / "entry_points.txt").write_text(
+        "[eventloop.callbacks]\nmarked = other:Plugin\n", encoding="utf-8-sig"
+    )
+
+    ran = run("plugins", "list")
+
+    assert ran.status == 0
+    assert "marked 1.0 has entry points that can't be read" in ran.out
+    assert "byte order mark" in ran.out
+    assert "aa-test" in ran.out
+
+
+def test_a_module_that_changes_the_working_directory_changes_nothing(run, site):
+    """The lock, the run's folder and what other plugins open are where they were."""
+    other_plugin(site, "moves", "moves_module", f"import os\nos.chdir('/')\n{HEARS}")
+    before = Path.cwd()
+
+    ran = run("plugins", "lock", "--no-plugins", "-p", "moves")
+
+    assert ran.status == 0, ran.err
+    assert Path.cwd() == before
+    assert (before / "eventloop.lock").is_file()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no /dev/full")
+@pytest.mark.parametrize("command", [["plugins"], ["--help"], ["plugins", "hooks"]])
+@pytest.mark.parametrize(("where", "status"), [(">&-", 0), (">/dev/full", 2)])
+def test_a_stdout_that_takes_nothing(command, where, status, clean):
+    """Closed, it is nobody's; full, it is an error in one line, and no trace."""
+    line = shlex.join([sys.executable, "-m", "eventloop", *command])
+
+    done = subprocess.run(["sh", "-c", f"{line} {where}"], capture_output=True, text=True)
+
+    assert done.returncode == status, done.stderr
+    if status:
+        assert done.stderr.startswith("UsageError: what the command prints can't be written: No sp")
+    assert "Traceback" not in done.stderr

@@ -8,9 +8,10 @@ import select
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import eventloop
-from eventloop.cli.output import report, short_warnings
+from eventloop.cli.output import report, short_warnings, write_out
 from eventloop.cli.registry import COMMANDS, help_lines, run_added, run_core
 from eventloop.distributed.exit import (
     WRONG_USAGE,
@@ -39,10 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
         or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
     """
+    _open_streams()
     try:
         with for_command(), short_warnings(), told_from_a_key(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        write_out()
     # A plugin or task that calls sys.exit has failed, whatever status it gives.
     except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -69,6 +71,17 @@ def _among_ranks() -> Iterator[None]:
         yield
 
 
+def _open_streams() -> None:
+    """Gives closed streams a place: else a file of the run would become the process's stdout."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open to the end
+
+
 def _too_long(error: OSError) -> UsageError:
     return UsageError(
         f"a path is too long: {one_line(str(error.filename), 100)}",
@@ -89,10 +102,10 @@ def _dispatch(argv: list[str]) -> int:
         return WRONG_USAGE
     name, *rest = argv
     if name in ("-h", "--help"):
-        sys.stdout.write(_help())
+        write_out(_help())
         return SUCCESS
     if name == "--version":
-        sys.stdout.write(f"eventloop {eventloop.__version__}\n")
+        write_out(f"eventloop {eventloop.__version__}\n")
         return SUCCESS
     return run_core(name, rest) if name in COMMANDS else run_added(name, rest)
 

@@ -72,7 +72,26 @@ def short_warnings() -> Iterator[None]:
 def write_text(text: str) -> None:
     """Writes text that is already laid out."""
     if _is_heard():
-        sys.stdout.write(f"{text}\n")
+        write_out(f"{text}\n")
+
+
+def write_out(text: str = "") -> None:
+    """Writes text to stdout as it is, and sees to it that nothing is left unwritten.
+
+    Raises:
+        UsageError: stdout takes nothing, as on a disk that is full.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        raise UsageError(
+            f"what the command prints can't be written: {error.strerror}",
+            fix="make room where stdout leads, or lead it elsewhere",
+        ) from error
 
 
 def write_lines(lines: Iterable[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from eventloop.errors import PluginError
@@ -46,13 +48,27 @@ def imported(found: Found) -> object:
         PluginError: it can't be imported.
     """
     try:
-        with told_from_a_key():
+        with told_from_a_key(), _where_it_was():
             return found.entry_point.load() if found.local is None else import_local(found)
     except Interrupted:
         raise
     # Whatever its code does when imported, SystemExit too, is that package's problem.
     except BaseException as error:
         raise _problem(found, error) from error
+
+
+@contextmanager
+def _where_it_was() -> Iterator[None]:
+    """Comes back to the working directory, which a module may change while it is imported."""
+    try:
+        folder = os.getcwd()  # noqa: PTH109 - as text, for it may be gone
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.chdir(folder)
 
 
 def _problem(found: Found, error: BaseException) -> PluginError:

@@ -137,8 +137,10 @@ def _digests(found: Found) -> Iterator[tuple[str, str]]:
     What RECORD says of their content isn't read: a file may have been edited since.
     """
     for name, path in _files(found):
+        # What lies in a wheel or egg has the digest of that.
+        archive = next((one for one in path.parents if one.is_file()), path)
         try:
-            with path.open("rb") as file:
+            with archive.open("rb") as file:
                 yield name, f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError:  # differs from what any file has
             yield name, "can't be read"

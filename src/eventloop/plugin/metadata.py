@@ -35,27 +35,29 @@ Installed = tuple[list[EntryPoint], list[EventloopError]]
 
 
 def installed_entry_points() -> Installed:
-    """Returns the entry points of everything that is installed.
+    """Returns the entry points of everything that is installed, in groups of eventloop's.
 
     Returns:
         Those that can be read, and a problem for each distribution whose can't.
     """
-    try:
-        return list(importlib_metadata.entry_points()), []
-    except Exception:  # noqa: BLE001 - a file may hold anything; now each is read by itself
-        points: dict[object, list[EntryPoint]] = {}
-        problems: list[EventloopError] = []
-        for distribution in importlib_metadata.distributions():
+    points: list[EntryPoint] = []
+    problems: list[EventloopError] = []
+    seen: set[object] = set()
+    for distribution in importlib_metadata.distributions():
+        key = getattr(distribution, "_normalized_name", None) or distribution
+        if key in seen:  # another of its name comes before it, and hides it
+            continue
+        seen.add(key)
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+            if "eventloop." in text:
+                if text.startswith("\ufeff"):
+                    raise ValueError("the file begins with a byte order mark")
+                points += distribution.entry_points
+        except Exception as error:  # noqa: BLE001 - a file may hold anything
             name, version = name_and_version(distribution)
-            key = canonical(name) or distribution
-            if key in points:  # another of its name comes before it, and hides it
-                continue
-            points[key] = []
-            try:
-                points[key] = list(distribution.entry_points)
-            except Exception as error:  # noqa: BLE001
-                problems.append(_unreadable(distribution, name, version, error))
-        return [point for own in points.values() for point in own], problems
+            problems.append(_unreadable(distribution, name, version, error))
+    return points, problems
 
 
 def name_and_version(distribution: Distribution) -> tuple[str, str]:

@@ -62,17 +62,18 @@ def locate(module: str) -> tuple[Path | None, str]:
     Returns:
         The file, None where it is not a Python source; and what is wrong, or "".
     """
-    parts = module.split(".")
-    spec = top_level_spec(parts[0])
-    for idx in range(2, len(parts) + 1):
+    first, *others = module.split(".")
+    spec = top_level_spec(first)
+    for name in others:
         if spec is None or spec.submodule_search_locations is None:
             break
-        name = ".".join(parts[:idx])
+        # By its last name: with a whole one Python looks for the parents among what is imported.
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
     if spec is None:
         return None, f"can't be imported: no module named {module!r}"
-    is_source = spec.origin is not None and spec.origin.endswith(".py")
-    return (Path(spec.origin) if is_source and spec.origin else None), ""
+    path = None if spec.origin is None else Path(spec.origin)
+    # One in a wheel or egg is no file of its own.
+    return (path if path and path.suffix == ".py" and path.is_file() else None), ""
 
 
 def top_level_spec(name: str) -> ModuleSpec | None:
