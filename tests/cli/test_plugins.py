@@ -97,12 +97,11 @@ def test_the_choice_is_read_from_the_project(run, install, clean):
     assert "autoload=false, pyproject.toml" in run("plugins").out
 
 
-@pytest.mark.parametrize("subcommand", ["list", "hooks"])
-def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path, subcommand):
+def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path):
     """Each costs more than the answer may take."""
     install("aa-test", BROKEN)
     code = (
-        f"import sys; from eventloop.cli import main; status = main(['plugins', {subcommand!r}]); "
+        "import sys; from eventloop.cli import main; status = main(['plugins', 'list']); "
         "heavy = {'torch', 'jsonargparse', 'yaml', 'numpy', 'rich', 'eventloop_aa_test_module'}; "
         "sys.exit(status or ' '.join(heavy & set(sys.modules)) or None)"
     )
@@ -118,7 +117,7 @@ def test_neither_torch_nor_a_plugin_nor_a_parser_is_imported(install, tmp_path, 
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert ("aa-test" if subcommand == "list" else "before_forward") in done.stdout
+    assert "aa-test" in done.stdout
 
 
 def test_a_module_is_a_row(run, install):

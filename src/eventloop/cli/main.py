@@ -72,7 +72,7 @@ def _among_ranks() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Gives closed streams a place: else a file of the run would become the process's stdout."""
+    """Opens what is closed: else a file of the run would become the process's stdout."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

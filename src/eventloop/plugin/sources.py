@@ -72,7 +72,7 @@ def locate(module: str) -> tuple[Path | None, str]:
     if spec is None:
         return None, f"can't be imported: no module named {module!r}"
     path = None if spec.origin is None else Path(spec.origin)
-    # One in a wheel or egg is no file of its own.
+    # One in a wheel or egg isn't a file of its own.
     return (path if path and path.suffix == ".py" and path.is_file() else None), ""
 
 
