@@ -76,6 +76,6 @@ class Best:
         return {"metric": self._name, "value": self._value, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; what is known of another metric is of no use."""
+        """Restores what `state_dict` returned; the best of another metric is ignored."""
         if state.get("metric") == self._name:
             self._value, self.batch = state["value"], state["batch"]

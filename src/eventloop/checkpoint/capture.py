@@ -49,11 +49,11 @@ class Stateful(Protocol):
         """Returns a nest of tensors and plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
 
 
 class Capture:
-    """Takes a run apart into what a checkpoint holds, and puts it together again.
+    """Collects what a checkpoint of a run holds, and restores a run from it.
 
     Args:
         state: of the run.
@@ -89,7 +89,7 @@ class Capture:
         return Captured(self.take(), facts_of(self._state))
 
     def take(self) -> Parts:
-        """Returns the parts of a checkpoint of now; to be called on all ranks.
+        """Returns the parts of a checkpoint of now; collective: every rank must call it.
 
         The tensors are the run's own: they change when it goes on.
 
@@ -121,7 +121,7 @@ class Capture:
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
     def put(self, parts: Mapping[str, Any]) -> None:
-        """Lets the run go on from a checkpoint's parts, all but what a rank alone knew.
+        """Restores the run from a checkpoint's parts, except what a single rank knew.
 
         Raises:
             CheckpointError: something doesn't fit this run.
@@ -146,7 +146,7 @@ class Capture:
         self.plugins.put(parts["plugins"])
 
     def put_own(self, parts: Mapping[str, Any]) -> None:
-        """Lets this rank go on from what it alone knew; a rank that is new begins with its own."""
+        """Restores what this rank alone knew; a rank that is new keeps its own."""
         own = parts.get(f"rank{self._state.rank}")
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]

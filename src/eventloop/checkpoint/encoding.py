@@ -36,7 +36,7 @@ _NAME_ALONE = "value"  # of a tensor that is the whole nest
 
 
 def flatten(nest: Nest, name: str) -> tuple[dict[str, Tensor], Json]:
-    """Takes a nest apart: its tensors, which aren't copied, by name, and a skeleton for the rest.
+    """Splits a nest into its tensors by name, which aren't copied, and a skeleton of the rest.
 
     Names are made of the keys on the way, `layer.0.weight`; those of a flat dict are its keys.
     Dict subclasses become dicts, NumPy scalars what they hold, parameters tensors.
@@ -53,7 +53,7 @@ def flatten(nest: Nest, name: str) -> tuple[dict[str, Tensor], Json]:
 
 
 def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
-    """Puts together what `flatten` took apart.
+    """Rebuilds what `flatten` split.
 
     Args:
         skeleton: from a file, with anything in it.

@@ -121,7 +121,7 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Reads all of a checkpoint without keeping it, and gives its facts.
+    """Verifies all of a checkpoint and returns its facts.
 
     Raises:
         CheckpointError: `read` would refuse it.

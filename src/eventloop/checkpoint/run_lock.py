@@ -55,7 +55,7 @@ class RunLock:
         self._held: tuple[int, int] | None = None  # the file, whatever its name leads to by now
 
     def acquire(self) -> None:
-        """Takes the lock; again, where it is held already.
+        """Takes the lock; does nothing where this object holds it.
 
         Raises:
             ResumeError: another process has it; the message has its number and host.
@@ -106,7 +106,7 @@ class RunLock:
             self._lock.release()
 
     def _taken(self) -> ResumeError:
-        """Says who holds the lock: another process, or this one."""
+        """Returns the error that names the holder of the lock."""
         who = self._who()
         if who == told(json.dumps({"process": os.getpid(), "host": platform.node()}).encode()):
             return ResumeError(
@@ -120,7 +120,7 @@ class RunLock:
         )
 
     def _who(self) -> str:
-        """Says who holds the lock, as far as can be read."""
+        """Describes the holder of the lock, as far as can be read."""
         try:
             return told(self._files.read(_HOLDER, MAX_BYTES))
         except OSError:
@@ -136,7 +136,7 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def told(data: bytes) -> str:
-    """Says which process left its number and host, as far as can be read."""
+    """Returns which process left its number and host, as far as can be read."""
     try:
         who = json.loads(data)
         return f"process {int(who['process'])} on {str(who['host'])[:100]!r}"

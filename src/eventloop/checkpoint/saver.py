@@ -172,7 +172,7 @@ class Saver:
         return self._best.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._kept_best = dict(state)
 
     def _require_newest(self, state: State) -> None:
@@ -309,6 +309,6 @@ class Writer:
             self._thread = None
 
     def forget(self) -> BaseException | None:
-        """Returns the failure once more, and forgets it."""
+        """Returns the failure and forgets it."""
         failure, self.failure = self.failure, None
         return failure

@@ -38,7 +38,7 @@ Form = Callable[[Any, str], None]
 
 
 def anything(value: Any, path: str) -> None:
-    """Lets every value pass."""
+    """Accepts every value."""
 
 
 def is_a(*kinds: type, but: type | None = None) -> Form:
@@ -298,7 +298,7 @@ def require_usable(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def loading(path: str, by: str = "") -> Iterator[None]:
-    """Has what code raises of the values that it is given be an error that names them.
+    """Turns what code raises for the values that it is given into an error that names them.
 
     Args:
         path: of the values in the checkpoint.

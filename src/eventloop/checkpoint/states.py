@@ -1,4 +1,4 @@
-"""The states that a checkpoint keeps beside the weights: of plugins, metrics and random generators."""
+"""The states that a checkpoint keeps besides weights: of plugins, metrics and random generators."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
-    """Has metrics go on from what `counts_of` returned; those that it doesn't know stay empty.
+    """Restores metrics from what `counts_of` returned; those that it doesn't know stay empty.
 
     Raises:
         ValueError, LookupError: it isn't what these metrics count.

@@ -185,7 +185,7 @@ def require_checkpoints(path: Path) -> list[Path]:
 
 
 def why_none(path: Path) -> str:
-    """Says of a folder that it has no checkpoints, and which runs in it have some."""
+    """Returns why a folder has no checkpoints, and which runs in it have some."""
     runs = sorted((one.parent.name for one in path.glob(f"*/{FOLDER}")), reverse=True)
     if not runs:
         return f"there are no checkpoints in {str(path)!r}"

@@ -176,7 +176,7 @@ class Store:
         return removed
 
     def keep_only(self, batch: int) -> None:
-        """Removes all checkpoints but one without a look; for a folder of mere copies.
+        """Removes all checkpoints but one without looking at them; for a folder of copies.
 
         Raises:
             CheckpointError: one can't be removed.
@@ -270,7 +270,7 @@ class Store:
 
 
 def look_at(path: Path, *, digests: bool) -> Found[Path]:
-    """Looks whether a folder is a checkpoint that can be used; what it finds may change meanwhile.
+    """Returns whether a folder is a checkpoint that can be used; files may change meanwhile.
 
     Args:
         digests: whether all files are read and verified; otherwise only the manifest, and that the

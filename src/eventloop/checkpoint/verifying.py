@@ -45,7 +45,7 @@ def examine(folder: Path, *, digests: bool = True) -> Manifest:
 
 
 def damages(folder: Path) -> Iterator[CorruptFileError]:
-    """Reads all of a checkpoint without keeping it, and gives what is wrong with each file of it."""
+    """Reads all of a checkpoint without keeping it; yields what is wrong with each of its files."""
     try:
         manifest = checked_manifest(folder)
         manifest.known  # noqa: B018

@@ -74,7 +74,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
 
 
 def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
-    """Copies the file of the tensors, and gives their names."""
+    """Copies the file of the tensors and returns their names."""
     name = _files(manifest).get(".safetensors")
     if name is None:
         raise CorruptFileError(
@@ -125,7 +125,7 @@ def weights_at(path: Path) -> dict[str, Tensor]:
 def weights_and_states(
     path: Path, plugins: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads weights, and what plugins kept beside them, to the host.
+    """Reads weights, and what plugins kept with them, to the host.
 
     Args:
         path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.

@@ -64,7 +64,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, Any]]:
-    """Evaluates the task; gives the metrics by data loader and name."""
+    """Evaluates the task and returns the metrics by data loader and name."""
     job = prepare(arguments, COMMAND)
     with (
         crash_report() as active,

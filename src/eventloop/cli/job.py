@@ -108,7 +108,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
 def _plugins(
     configuration: Configuration, candidates: Candidates
 ) -> tuple[tuple[Loaded, ...], dict[str, list[str] | None]]:
-    """Imports what takes part, before the task is; if anything is wrong, all is told that is.
+    """Imports the plugins before the task is; raises all problems at once.
 
     Returns:
         The plugins that don't sleep; and the names of the options of all that were found.

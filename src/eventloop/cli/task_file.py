@@ -234,7 +234,7 @@ def _lacks(target: object) -> str:
 
 
 def _guarded(label: str, call: Callable[[], T]) -> T:
-    """Runs code of the task file; what it raises is told without our own frames."""
+    """Runs code of the task file; what it raises is shown without our own frames."""
     try:
         return call()
     except (KeyboardInterrupt, EventloopError):

@@ -57,7 +57,7 @@ def take_from_first(model: nn.Module, *, buffers_alone: bool = False) -> None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Puts tensors of one type together, up to a size."""
+    """Groups tensors of one type, up to a size."""
     by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         bucket = by_type.setdefault((tensor.dtype, tensor.device), [])

@@ -282,7 +282,7 @@ def join() -> DataParallel:
 
 @functools.cache
 def _groups() -> list[dist.ProcessGroup]:
-    """Makes the groups beside the default one, once for all trainers of this process."""
+    """Makes the groups besides the default one, once for all trainers of this process."""
     timeout = timedelta(seconds=timeout_s())
     groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
     atexit.register(_leave, groups)

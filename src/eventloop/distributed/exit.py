@@ -128,7 +128,7 @@ def in_ranks() -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Says on which rank what happened, and who did it as far as a note tells."""
+    """Returns what happened on which rank, and which plugin did it if a note says so."""
     line = summary(error)
     if not in_ranks() or isinstance(error, (Interrupted, Terminated)):
         return line
@@ -136,7 +136,7 @@ def first_line(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Says what happened, and who did it as far as a note tells."""
+    """Returns what happened, and which plugin did it if a note says so."""
     text, *_ = str(error).split("\n")
     if isinstance(error, (Interrupted, Terminated)):
         return text

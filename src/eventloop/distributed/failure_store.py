@@ -110,7 +110,7 @@ class Bulletin:
         return None if text is None else _failure(text)
 
     def claim(self) -> bool:
-        """Asks to be the one rank that writes the failure to stderr; gives whether it is."""
+        """Asks to be the one rank that writes the failure to stderr; returns whether it is."""
         teller = self._store.compare_set(self._key("teller"), "", str(self.rank))
         return teller.decode() == str(self.rank)
 
@@ -140,7 +140,7 @@ class Bulletin:
         self.beat()
 
     def beat(self, place: str = "") -> None:
-        """Writes this rank's record anew, which shows the others that it runs."""
+        """Rewrites this rank's record, which shows the others that it runs."""
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
             member = Member(_machine(), os.getpid(), self.is_inside, self._num_beats, place)

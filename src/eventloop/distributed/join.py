@@ -45,7 +45,7 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
-    """Lets the first rank of each machine run a block before the others run it.
+    """Runs a block on the first rank of each machine before the other ranks run it.
 
     For what one should prepare and all read: a download, a cache. To be entered on all ranks; in
     one process it does nothing.

@@ -25,7 +25,7 @@ _PYTHON = str(Path(os.__file__).parent)
 
 
 def place_of_thread(ident: int) -> str:
-    """Says where a thread is now.
+    """Returns where a thread is now.
 
     Args:
         ident: what `threading.get_ident` gives in it.
@@ -35,7 +35,7 @@ def place_of_thread(ident: int) -> str:
 
 
 def place_of_error(error: BaseException) -> str:
-    """Says where an exception was raised."""
+    """Returns where an exception was raised."""
     return _place(_inwards(error.__traceback__)[::-1])
 
 

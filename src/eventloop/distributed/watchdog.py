@@ -148,7 +148,7 @@ def post(board: Bulletin, error: BaseException) -> Failure:
 
 
 def _ask_around(board: Bulletin, error: BaseException) -> None:
-    """Has all ranks tell where they are, and posts the one that the others wait for."""
+    """Asks all ranks where they are, and posts the one that the others wait for."""
     before = board.members()
     own = _failure(board, error)
     if board.post(own).told_by != board.rank:
@@ -241,7 +241,7 @@ class _Watchdog:
         self._ends_at = math.inf
 
     def run(self) -> None:
-        """Looks around until the block is left; ends the process if a rank has failed."""
+        """Watches until the block is left; ends the process if a rank has failed."""
         try:
             while not self._over.wait(POLL_S):
                 self._look()
@@ -287,7 +287,7 @@ class _Watchdog:
         return place_of_thread(self._watched) if is_stuck or self._failure else ""
 
     def _end(self, failure: Failure) -> None:
-        """Ends the process, and neighbours that can't do so; sees that the failure is told."""
+        """Ends the process, and neighbours that can't end themselves, once the failure is reported."""
         board = self._board
         if board.claim():
             tell((board.first_failure() or failure).report)

@@ -103,7 +103,7 @@ class Assembly:
         return asked[-1].plugin
 
     def asked(self, action: str) -> tuple[Implementation, ...]:
-        """Returns who is asked for an action, in order: those who may pass, and the owner."""
+        """Returns the implementations that an action asks, in order: the conditional ones, and the owner."""
         ordered = self.implementations[action]
         plain = order_of_owners(one for one in ordered if not one.wrapper)
         idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
@@ -183,7 +183,7 @@ def arrange(
 def refused_by_pluggy(
     assembly: Assembly, problems: Iterable[EventloopError] = ()
 ) -> list[PluginError]:
-    """Lets pluggy check every plugin against every hook, as the last word on what fits.
+    """Has pluggy check every plugin against every hook.
 
     Implementations of hooks that are going cause their warnings here.
 
@@ -283,7 +283,7 @@ def _named(plugin: Plugin, attribute: str) -> Iterator[tuple[str, str]]:
 def _choose_owners(
     by_hook: Mapping[str, list[Implementation]], wishes: OrderPreferences, hooks: HookTable
 ) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
-    """Takes out those who would own an action for which a person chose another.
+    """Removes the owners of actions for which the configuration chose another.
 
     Returns:
         Who was taken out, by action; and what is wrong with the choice.

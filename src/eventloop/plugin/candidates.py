@@ -72,7 +72,7 @@ class Candidates:
         self._outcomes: dict[object, Loaded | PluginError] = {}
 
     def selected(self, configuration: Configuration) -> tuple[Selected, ...]:
-        """Selects; anew where the choice is another, as that of a resumed run is."""
+        """Selects; again where the choice differs, as that of a resumed run does."""
         asked = configuration.choice, configuration.rules
         if self._asked != asked:
             self._asked, self._selected = asked, select(self.found, *asked)
@@ -166,7 +166,7 @@ def found_subjects(problem: EventloopError) -> Iterator[Found]:
 
 
 def _row(one: Selected, configuration: Configuration, candidates: Candidates) -> Row:
-    """Takes one plugin through loading and building, whatever it does on the way."""
+    """Loads and builds one plugin; what it raises is a problem of its row."""
     loaded, failures = candidates.loaded([one])
     if not loaded:
         return Row(one, problems=tuple(failures))
@@ -234,7 +234,7 @@ def dry_assemble(
     given: Collection[str] | None = (),
     candidates: Candidates | None = None,
 ) -> DryAssembly:
-    """Looks at everything that is installed as a run would, and goes on where it would stop.
+    """Loads, builds and orders everything that is installed, and goes on where a run would stop.
 
     Args:
         given: names of what is handed over in Python; None where that isn't known yet.

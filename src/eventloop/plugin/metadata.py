@@ -1,4 +1,4 @@
-"""Metadata: what installers leave beside a package, read as far as it can be."""
+"""The metadata that installers leave with a package, read as far as possible."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def marks(distribution: Distribution) -> Iterator[str]:
 
 
 def _read(distribution: Distribution, name: str) -> str | None:
-    """Reads a file; gives None where there is none, and "" where it can't be read."""
+    """Reads a file; returns None where there is none, and "" where it can't be read."""
     try:
         return distribution.read_text(name)
     except (OSError, UnicodeDecodeError):
@@ -192,7 +192,7 @@ def discover_all(
 
 
 def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found, ...]:
-    """Returns what packages add beside plugins, from metadata alone, sorted by name.
+    """Returns what packages add besides plugins, from metadata alone, sorted by name.
 
     Args:
         groups: the entry-point groups, `eventloop.commands` say; all of `EXTENSIONS` unless given.

@@ -27,7 +27,7 @@ Given = Callable[[State], Any]
 
 
 class Observer(Protocol):
-    """Looks on while implementations run; results stay what they are."""
+    """Watches implementations while they run; results stay what they are."""
 
     def observed(self, one: Implementation) -> Implementation:
         """Returns the implementation as it is to be called.
@@ -169,7 +169,7 @@ class DisableFailing:
         passing: BaseException | None,
         resume: Callable[[], Any],
     ) -> tuple[bool, Any]:
-        """Runs a wrapper's second half; tells whether it ended well, and gives what it returned.
+        """Runs a wrapper's second half; returns whether it ended well, and what it returned.
 
         Args:
             passing: the exception of what the wrapper encloses, which it must let pass.

@@ -70,7 +70,7 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
 
 
 def told(plan: Plan, *args: Any) -> list[BaseException]:
-    """Calls the plan of `exception` or `close`; gives what its implementations raised."""
+    """Calls the plan of `exception` or `close` and returns what its implementations raised."""
     failures: list[BaseException] = plan(*args)
     return failures
 
@@ -168,7 +168,7 @@ def _with_own_code(plan: Any) -> Plan:
 
 
 def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, in order, and gives their results that aren't None."""
+    """Calls all, in order, and returns their results that aren't None."""
     calls = [(_adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
     is_event = hook.kind == "event" and bool(hook.declared_by)
@@ -201,7 +201,7 @@ def _ask(gather: Plan) -> Plan:
 
 
 def _act(plain: Sequence[Implementation], state: State) -> Plan:
-    """Asks those who may pass, then the owner, and gives the first result."""
+    """Asks the conditional ones, then the owner, and returns the first result."""
     owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
     asked = plain[: owner_idx + 1]
     if asked and asked[0].hook.argnames == _STATE_ALONE:
@@ -340,7 +340,7 @@ def _resume(
 
 
 def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, whatever any of them raises; gives what they raised."""
+    """Calls all, whatever any of them raises, and returns what they raised."""
     calls = [(_adapted(one, state), one) for one in plain]
 
     def tell_all(_state: State, *rest: Any) -> list[BaseException]:

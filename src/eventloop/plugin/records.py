@@ -171,5 +171,5 @@ class Plugin:
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, how: str) -> str:
-        """Says what to do next: fix it, or go on without it where that is possible."""
+        """Returns what to do next: fix it, or go on without it where that is possible."""
         return f"{how}, or {self.way_out}" if self.way_out else how

@@ -37,7 +37,7 @@ class StaticReport:
 
 
 def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
-    """Says what keeps a plugin from taking part, as far as its files tell.
+    """Returns what keeps a plugin from taking part, as far as its files show.
 
     It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
     shows itself only when the code runs, `eventloop plugins check` finds.

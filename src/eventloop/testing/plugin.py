@@ -49,7 +49,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
 
 @pytest.fixture
 def two_ranks() -> Callable[..., list[Any]]:
-    """Calls a function on two ranks under gloo; gives their results: `two_ranks(fit, steps=3)`."""
+    """Calls a function on two ranks under gloo, returns their results: `two_ranks(fit, steps=3)`."""
     from eventloop import testing
 
     return testing.run_ranks

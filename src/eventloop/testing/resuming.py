@@ -133,7 +133,7 @@ def _resumed(case: Case, batch: int, *, alone: bool = False) -> _Outcome:
 
 
 def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
-    """Says what of a state that was loaded differs from what was saved."""
+    """Returns what of a state that was loaded differs from what was saved."""
     if not _is_kept(case, trainer):
         return ""
     parts = read(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
@@ -171,7 +171,7 @@ def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[
 
 
 def _task_is_resumed(case: Case, batch: int) -> bool:
-    """Looks whether the task by itself is resumed exactly, so that the plugin is to blame."""
+    """Returns whether the task by itself is resumed exactly, so that the plugin is to blame."""
     with case.trainer(max_duration=_DURATION) as trainer:
         trainer.fit()
         whole = weights_of(trainer)
@@ -201,7 +201,7 @@ def _as_saved(plugin: Any) -> Any:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """Says where two nests differ first; "" where they don't."""
+    """Returns where two nests differ first; "" where they don't."""
     for found in differences({"state": one}, {"state": other}):
         path = found.path.removeprefix("state").lstrip("/")
         return f"{path or 'it'} is {found.second}, not {found.first}"

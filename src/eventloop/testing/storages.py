@@ -74,7 +74,7 @@ def _check_files(remote: RemoteFolder, copy: Path) -> None:
 
 
 def _check_failed_upload(remote: RemoteFolder, copy: Path) -> None:
-    """Has an upload fail at its last but one file, and looks whether half a checkpoint counts."""
+    """Fails an upload at its last but one file, and checks that half a checkpoint doesn't count."""
     manifest = read_manifest(copy)
     files = {name: one.num_bytes for name, one in manifest.files.items()}
     missing = {"nosuch.json": 1, FILE: (copy / FILE).stat().st_size}

@@ -61,7 +61,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _told(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Sections, list[str]]:
-    """Compares what is known of two checkpoints; gives the task's file as the lines of a diff."""
+    """Compares what is known of two checkpoints; the task's file is returned as the lines of a diff."""
     one, other = _arranged(first), _arranged(second)
     source = _source_difference(one, other)
     if source:  # which says more

@@ -70,7 +70,7 @@ def _name(given: str) -> str:
 
 
 def _taken(name: str) -> str:
-    """Says what else has a name; "" where nothing has it."""
+    """Returns what else has a name; "" where nothing has it."""
     key = fold(name)
     if key in SETTING_NAMES:
         return "a setting has this name"

@@ -38,7 +38,7 @@ def configuration_of(arguments: Arguments) -> Configuration:
 
 
 def surveyed(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:
-    """Looks at all plugins, which may print meanwhile: on stdout stands what the command says.
+    """Loads and orders all plugins; what they print goes to stderr.
 
     Raises:
         UsageError: a flag is neither a setting nor an option of a plugin.
