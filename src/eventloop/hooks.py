@@ -227,7 +227,9 @@ def _members(namespace: object) -> dict[str, Any]:
     """Returns what a class, its bases included, or a module has."""
     own = namespace.__mro__ if inspect.isclass(namespace) else (namespace, *type(namespace).__mro__)
     return {
-        name: one for each in reversed(own) for name, one in getattr(each, "__dict__", {}).items()
+        name: one.__func__ if isinstance(one, staticmethod | classmethod) else one
+        for each in reversed(own)
+        for name, one in getattr(each, "__dict__", {}).items()
     }
 
 
@@ -240,7 +242,7 @@ def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, .
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
-    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    parameters = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     return signature.replace(parameters=parameters)
 
 

@@ -153,6 +153,60 @@ def test_a_misspelt_edge_is_refused_and_one_to_a_stranger_is_not(plugin, problem
     ]
 
 
+def yields(state):
+    return (yield)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "what"),
+    [
+        (
+            {"loss": (yields, {"wrapper": True, "after": "b"})},
+            {"loss": acts},
+            "after='b' can't hold on loss: a wrapper encloses all plain implementations, that of b",
+        ),
+        (
+            {"loss": (acts, {"before": "b", "conditional": True})},
+            {"loss": (yields, {"wrapper": True})},
+            "before='b' can't hold on loss: b wraps it",
+        ),
+        (
+            {"batch_end": (acts, {"after": "b"})},
+            {"fit_end": acts},
+            "after='b' can't hold on batch_end: b doesn't implement it",
+        ),
+        (
+            {"after_loss": (acts, {"before": "b"})},
+            {"before_loss": acts},
+            "before='b' can't hold on after_loss: b doesn't implement it",
+        ),
+    ],
+)
+def test_an_edge_that_cannot_hold_is_refused(plugin, problems_of, own, other, what):
+    """It would have no effect, as a phase on a closing event, and its author would rely on it."""
+    (problem,) = problems_of(plugin("a", **own), plugin("b", **other))
+
+    assert problem.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ({"loss": (yields, {"wrapper": True, "before": "b"})}, {"loss": acts}),
+        (
+            {"loss": (yields, {"wrapper": True, "after": "b"})},
+            {"loss": (yields, {"wrapper": True})},
+        ),
+        ({"before_loss": (acts, {"after": "b"})}, {"after_loss": acts}),
+        ({"batch_end": (acts, {"after": "task"})}, {"fit_end": acts}),
+        ({"batch_end": (acts, {"after": "c"})}, {"fit_end": acts}),
+    ],
+)
+def test_an_edge_that_holds_or_may_hold_is_not(plugin, problems_of, own, other):
+    """Through the event that closes this one, or of a plugin that isn't there today."""
+    assert problems_of(plugin("a", **own), plugin("b", **other)) == []
+
+
 class OwnHooks:
     """What the plugin below lets others do."""
 

@@ -287,6 +287,20 @@ def test_a_module_may_declare_and_implement(make_trainer):
     assert state.call("module_terms") == []
 
 
+def test_a_static_method_declares_as_any_other(make_trainer):
+    """It was passed over, though pluggy reads it."""
+
+    class Static:
+        @staticmethod
+        @hookspec(per="any", collection=True)
+        def static_terms(state, scale=1.0):
+            """Returns a term."""
+
+    declares = type("Declares", (), {"hookspecs": Static})()
+
+    assert make_trainer(algorithms=[declares]).state.call("static_terms") == []
+
+
 def lambda_named(name):
     scope = {}
     exec(f"def {name}(state): 'Returns a term.'", scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
@@ -249,3 +250,18 @@ def test_all_problems_of_all_plugins_are_told_at_once():
     assert str(caught.value).startswith("3 problems with plugins\n1. no hook is named")
     assert "batch_end has no argument 'sate'; the closest is 'state'" in str(caught.value)
     assert "a callback can't take part in the action forward" in str(caught.value)
+
+
+def test_a_dataclass_with_slots_has_an_option_named_like_a_hook():
+    """A slot is no method that was meant to be one."""
+
+    @dataclass(slots=True, eq=False)
+    class Slotted:
+        loss: float = 0.5
+
+        @hookimpl
+        def batch_end(self, state): ...
+
+    found, problems = implementations(made(Slotted()), HOOKS)
+
+    assert ([one.hook.name for one in found], problems) == (["batch_end"], [])

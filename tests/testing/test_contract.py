@@ -39,6 +39,31 @@ def test_a_tame_plugin_passes(role):
     check_plugin(Tame, role=role)
 
 
+class Stops:
+    """Has seen enough after two batches."""
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.clock.batch >= 2
+
+
+class StopsAndWrites(Stops):
+    """Does more than it may, too."""
+
+    @hookimpl
+    def batch_end(self, state):
+        with torch.no_grad():
+            next(state.model.parameters()).mul_(2)
+
+
+def test_a_callback_that_stops_a_run_by_a_question_passes():
+    """The run is shorter, and else what it would have been."""
+    check_plugin(Stops, role="callback")
+
+    with pytest.raises(AssertionError, match="ends with other weights than one without"):
+        check_plugin(StopsAndWrites, role="callback")
+
+
 def test_a_state_of_each_rank_passes():
     """Control for those that keep theirs as if it were one for all."""
     check_plugin(OnePerRank, role="algorithm")

@@ -13,7 +13,13 @@ from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hooks import PROJECT, Edge, warnings_of
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable, hooks_of
-from eventloop.plugin.order import Implementation, Ordered, order, order_of_owners
+from eventloop.plugin.order import (
+    Implementation,
+    Ordered,
+    edges_that_cannot_hold,
+    order,
+    order_of_owners,
+)
 from eventloop.plugin.records import Plugin, Selected
 from eventloop.plugin.select import RESERVED
 from eventloop.plugin.validate import (
@@ -163,8 +169,13 @@ def arrange(
     losers, misfits = _choose_owners(by_hook, wishes, hooks)
     problems += [*clashes, *misfits, *_several_owners(by_hook)]
 
+    active = {fold(one.name) for one in plugins if one.role in ("algorithm", "callback")}
     ordered = {}
     for name, hook in hooks.items():
+        if any(one.before or one.after for one in by_hook[name]):
+            closing = [each.name for each in hooks.values() if each.closes == name]
+            closers = [one for each in closing for one in by_hook[each]]
+            problems += edges_that_cannot_hold(by_hook[name], closers, active)
         own = by_hook[name]
         if len(own) < 2:
             ordered[name] = order(own)
@@ -193,7 +204,7 @@ def refused_by_pluggy(
     wrong = [subject for problem in problems for subject in problem.subjects]
     refused = []
     manager = pluggy.PluginManager(PROJECT)
-    specs = {name: hook.spec for name, hook in assembly.hooks.items()}
+    specs = {name: staticmethod(hook.spec) for name, hook in assembly.hooks.items() if hook.spec}
     manager.add_hookspecs(type("Hooks", (), specs))
     for plugin in assembly.plugins:
         if any(one is plugin or one is plugin.found for one in wrong):

@@ -9,7 +9,7 @@ reverses roles and names; phases and edges on it are literal.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,46 @@ def order(
 def order_of_owners(implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
     """Puts the ordered plain implementations of an action as they are asked: plugins, task, core."""
     return tuple(sorted(implementations, key=lambda one: _LAYER[one.plugin.role]))
+
+
+def edges_that_cannot_hold(
+    found: Iterable[Implementation], closers: Iterable[Implementation], active: Collection[str]
+) -> Iterator[PluginError]:
+    """Finds edges of plugins, on one hook, to others that take part and that they can't be put before.
+
+    Args:
+        closers: implementations of the events that this one's closes, whose order follows from it.
+        active: the folded names of all plugins that take part.
+    """
+    found = list(found)
+    plain = {_name(one) for one in found if not one.wrapper} | {_name(one) for one in closers}
+    wrapping = {_name(one) for one in found if one.wrapper}
+    for one in found:
+        hook = one.hook.name
+        for option, name in [
+            *(("before", n) for n in one.before),
+            *(("after", n) for n in one.after),
+        ]:
+            other, what = fold(name), ""
+            if other not in active or other == _name(one):
+                continue
+            if other not in plain | wrapping:
+                what = f"{name} doesn't implement it"
+                fix = "leave it out, or write it on a hook that both implement"
+            elif one.wrapper and option == "after" and other not in wrapping:
+                what = f"a wrapper encloses all plain implementations, that of {name}, too"
+                fix = "leave it out; the second half of a wrapper runs after what it encloses"
+            elif not one.wrapper and option == "before" and other not in plain:
+                what = f"{name} wraps it, and a wrapper encloses all plain implementations"
+                fix = "leave it out, or make this a wrapper"
+            if what:
+                yield PluginError(
+                    f"{option}={name!r} can't hold on {hook}: {what}",
+                    subjects=[one.plugin],
+                    plugin=one.origin,
+                    at=one.where,
+                    fix=one.plugin.fix(fix),
+                )
 
 
 _TASK, _ALGORITHM, _CALLBACK, _LOGGER, _CORE = range(5)

@@ -29,11 +29,12 @@ Role = Literal["algorithm", "callback"]
 
 
 class Run(NamedTuple):
-    """What a run gave: weights, what was found, and who was called for each hook."""
+    """What a run gave: weights, what was found, who was called for each hook, its length."""
 
     weights: dict[str, Tensor]
     findings: list[Finding]
     called: dict[str, list[str]]
+    num_batches: int
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Case:
         check = Check()
         with self.trainer(*plugins, observers=[check], **given) as trainer:
             trainer.fit()
+            num_batches = trainer.state.clock.batch
             if trainer.state.eval_dataloaders:
                 trainer.eval()
                 trainer.predict(next(iter(trainer.state.eval_dataloaders.values())))
@@ -99,7 +101,7 @@ class Case:
                 name: [one.plugin.name for one in ordered]
                 for name, ordered in trainer.assembly.implementations.items()
             }
-            return Run(weights_of(trainer), check.findings, called)
+            return Run(weights_of(trainer), check.findings, called, num_batches)
 
 
 class Other:
@@ -130,6 +132,20 @@ class Fails:
         """Raises, when it is time."""
         if state.clock.batch == self.batch:
             raise ExpectedError
+
+
+class Stops:
+    """An algorithm that stops a run after a batch, as a callback under check did."""
+
+    name = "check-plugin-stops"
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    @hookimpl
+    def should_stop(self, state: Any) -> bool:
+        """Answers from the clock."""
+        return bool(state.clock.batch >= self.batch)
 
 
 class ExpectedError(Exception):
