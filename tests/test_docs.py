@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from eventloop import Event, PluginError
+from eventloop import Event, PluginError, hookimpl
 from eventloop.plugin.declared import HOOKS
 from eventloop.testing.case import isolated_trainer
 
@@ -115,6 +116,37 @@ def test_the_plugins_of_the_page_on_plugins_work(make_trainer):
     assert ordered.index("clamp") < ordered.index("ema")  # the edge; else reversed by name
     with pytest.raises(PluginError, match="no height and width"):
         make_trainer(algorithms=[namespace["OnlyImages"]()])
+
+
+def test_the_regularizer_of_the_page_on_extending_collects_terms(make_trainer):
+    """The terms of two other plugins, weighted by a third; and what the next version says."""
+    page = run_page("let-others-extend-yours.md")
+    regularizer, l1, confidence, no_weight, later = (
+        page[name]() for name in ("Regularizer", "L1", "Confidence", "NoWeight", "LaterRegularizer")
+    )
+
+    def losses(*algorithms):
+        """Trains twelve batches; returns the losses."""
+        seen = []
+        watch = type(
+            "Watch", (), {"after_loss": hookimpl(lambda _, state: seen.append(state.loss))}
+        )
+        make_trainer(algorithms=algorithms, callbacks=[watch()], max_duration="12ba").fit()
+        return torch.stack(seen).detach()
+
+    plain, alone = losses(), losses(regularizer)
+    some = losses(regularizer, confidence)
+    delayed = losses(regularizer, l1, confidence, no_weight)
+
+    assert torch.equal(plain, alone)
+    assert some[0] > plain[0]
+    assert torch.equal(delayed[:10], plain[:10])
+    assert delayed[10] > plain[10]
+    with pytest.raises(PluginError, match="it was renamed to regularizer_penalties in"):
+        make_trainer(algorithms=[later, l1])
+    make_trainer(algorithms=[confidence])  # does other things as well
+    with pytest.raises(PluginError, match="l1 requires regularizer, which isn't installed"):
+        make_trainer(algorithms=[l1])
 
 
 @pytest.mark.parametrize("name", HOOKS)
