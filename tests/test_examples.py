@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import shutil
@@ -15,9 +16,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-from eventloop import TaskError, Trainer
+from eventloop import TaskError, Trainer, hookimpl
 from eventloop.cli import main
-from eventloop.testing import run_ranks
+from eventloop.testing import isolated_trainer, run_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Options with which an example learns something within seconds, and for how long.
@@ -25,8 +26,16 @@ TINY = {
     "digits": ({"width": 4}, "2ep"),
     "charlm": ({"width": 32, "depth": 1, "context": 32, "num_files": 17}, "50_000tok"),
     "gan": ({"lr": 0.005, "width": 8}, "4ep"),
+    "reinforce": ({"num_walkers": 64}, "150ba"),
+    "ppo": ({"num_carts": 8, "width": 32}, "30ba"),
+    "graph": ({"num_people": 200}, "100ba"),
+    "finetune": ({"width": 4}, "2ep"),
+    "losses": ({"width": 32}, "3ep"),
+    "tbptt": ({"width": 16}, "3ep"),
     "hf_text": ({"lr": 0.01, "width": 32, "depth": 1, "max_lines": 60}, "100ba"),
 }
+
+REWARDED = ("gan", "reinforce", "ppo")  # whose losses aren't to fall
 
 every_example = pytest.mark.parametrize("name", TINY)
 
@@ -67,9 +76,9 @@ def test_an_example_runs_as_it_says(name, clean, capsys):
     assert f"\neventloop fit examples/{name}.py\n" in text
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name != "gan"])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in REWARDED])
 def test_an_examples_loss_falls(name, example, make_plugin):
-    """In a fraction of its time, by more than chance would have it fall; a GAN's aren't to fall."""
+    """In a fraction of its time, by more than chance would have it fall."""
     options, duration = TINY[name]
     losses = []
     watch = make_plugin("watch", batch_end=lambda state: losses.append(state.loss.item()))
@@ -80,6 +89,112 @@ def test_an_examples_loss_falls(name, example, make_plugin):
 
     tenth = len(losses) // 10
     assert sum(losses[-tenth:]) < 0.9 * sum(losses[:tenth])
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "least"),
+    [("reinforce", "reward", 0.75), ("ppo", "ppo/steps_balanced", 60.0)],
+)
+def test_an_agent_learns_what_is_rewarded(name, what, least, example, clean):
+    """The door is found, the pole stands; at first neither is."""
+    options, duration = TINY[name]
+    logged = []
+
+    class Reads:
+        name = "reads"
+
+        @hookimpl
+        def log(self, state, numbers, at):
+            logged.append(float(numbers[what]))
+
+    with Trainer(example(name).task(**options), max_duration=duration, device="cpu",
+                 autoload=False, callbacks=[Reads()], log_interval="1ba") as trainer:  # fmt: skip
+        trainer.fit()
+
+    assert len(logged) == int(duration.removesuffix("ba"))
+    assert logged[0] < least / 2
+    assert sum(logged[-5:]) / 5 > least
+
+
+def trained_in_parts(folder, make, duration, *untils, **settings):
+    """Trains, a process for each part; returns the weights."""
+    for until in (*untils, None):
+        given = {"max_duration": duration, "checkpoint_interval": "1ba", "eval_interval": None}
+        with isolated_trainer(folder, make(), **given | settings) as trainer:
+            trainer.fit(until=until)
+    return [one.detach().clone() for one in trainer.state.model.parameters()]
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 5])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("reinforce", {}),
+        ("ppo", {"num_carts": 4, "num_steps": 8}),
+        ("graph", {"num_people": 60}),
+        ("tbptt", {"width": 4}),
+        ("losses", {"width": 8}),
+        ("finetune", {"width": 2, "thaw": "2ba"}),
+    ],
+)
+def test_an_example_that_was_stopped_goes_on_to_the_bit(
+    name, options, microbatch_size, example, tmp_path
+):
+    """Agents with their worlds, frozen parts, memories: what each keeps is in the checkpoint."""
+    module = example(name)
+
+    def trained(folder, *untils):
+        make = functools.partial(module.task, **options)
+        return trained_in_parts(folder, make, "6ba", *untils, microbatch_size=microbatch_size)
+
+    whole = trained(tmp_path / "whole")
+
+    stopped = trained(tmp_path / "stopped", "2ba", "3ba")
+
+    assert all(map(torch.equal, whole, stopped))
+
+
+@pytest.mark.parametrize("name", ["ppo", "tbptt", "losses"])
+def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
+    """Minibatches that a plugin puts into the batch are sliced, and weighed, as others are."""
+    module = example(name)
+    options = {"num_carts": 4, "num_steps": 8, "width": 8} if name == "ppo" else {"width": 8}
+    make = functools.partial(module.task, **options)
+
+    whole = trained_in_parts(tmp_path / "whole", make, "2ba")
+    sliced = trained_in_parts(tmp_path / "sliced", make, "2ba", microbatch_size=5)
+
+    for one, other in zip(whole, sliced, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "tbptt"])
+def test_two_ranks_have_worlds_of_their_own_and_one_policy(name, example, tmp_path):
+    """Without a data set each rank draws by itself; gradients are averaged all the same."""
+    options = {"num_carts": 4, "num_steps": 8} if name == "ppo" else {}
+    make = functools.partial(example(name).task, **options)
+
+    one, other = run_ranks(trained_in_parts, tmp_path / "ranks", make, "4ba", "2ba")
+
+    assert all(map(torch.equal, one, other))
+    assert not all(map(torch.equal, one, trained_in_parts(tmp_path / "alone", make, "4ba")))
+
+
+def test_a_backbone_is_taken_from_a_run_and_partly_stays(example, tmp_path):
+    """Its first layer is that of the digits after training, too; the rest has moved on."""
+    digits, finetune = example("digits"), example("finetune")
+    with isolated_trainer(tmp_path / "digits", digits.task(width=2), max_duration="2ba") as trainer:
+        trainer.fit()
+        weights = trainer.export(tmp_path / "digits.safetensors")
+        kept = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+
+    task = finetune.task(width=2, weights=str(weights), thaw="1ba")
+    with isolated_trainer(tmp_path / "odd", task, max_duration="4ba") as trainer:
+        trainer.fit()
+        found = trainer.state.model.backbone.state_dict()
+
+    assert torch.equal(found["0.weight"], kept["0.weight"])
+    assert not torch.equal(found["4.weight"], kept["4.weight"])
 
 
 def test_bits_a_character_are_a_mean_over_all_of_them(example):

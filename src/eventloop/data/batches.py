@@ -51,7 +51,8 @@ def to_host(outputs: Any) -> Any:
 def num_samples(batch: Any) -> int:
     """Returns the leading dimension of the first tensor in a nest.
 
-    Of a pair of lists with an entry for each sample, as detectors take them, it is their length.
+    Of a pair of lists with an entry for each sample, as detectors take them, it is their length. An
+    empty mapping, the batch of a run without a data set, counts as one.
 
     Raises:
         TaskError: the nest holds no tensor with a dimension, or one without samples; or its
@@ -135,6 +136,8 @@ def is_inputs(batch: Any) -> bool:
 
 def describe(batch: Any) -> str:
     """Says in a few words what a batch is: `tuple of 3 (Tensor, Tensor, str)`."""
+    if batch == {}:
+        return "nothing: the run has no train data loader"
     if isinstance(batch, Mapping):
         return f"{type(batch).__name__} with {', '.join(map(repr, batch))}"
     if isinstance(batch, (tuple, list)):
@@ -195,6 +198,8 @@ def _no_batch(batch: Any, size: int, targets: str) -> TaskError:
 
 def _leading_that_fits(batch: Any) -> int:
     size = _leading(batch)
+    if batch == {}:
+        return 1
     if not size:
         raise _uncountable(batch, size)
     targets = targets_of(batch)

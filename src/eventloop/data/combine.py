@@ -112,6 +112,13 @@ class Cycled:
                 raise nothing_to_repeat(self.dataloader)
 
 
+class NoData:
+    """What a run without a data set iterates over: empty batches, without an end."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ({} for _ in itertools.count())
+
+
 class FirstBatches:
     """The first batches of a data loader, each time it is iterated over.
 
@@ -145,7 +152,7 @@ def is_endless(dataloader: Any) -> bool:
     """Returns whether a data loader has no end: one that is cycled, or several that all are."""
     if isinstance(dataloader, Zipped):
         return all(map(is_endless, dataloader.parts.values()))
-    return isinstance(dataloader, Cycled)
+    return isinstance(dataloader, (Cycled, NoData))
 
 
 def is_map_style(dataloader: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from eventloop.data.combine import Cycled, Zipped, innermost, is_map_style, seed_of_part
+from eventloop.data.combine import Cycled, NoData, Zipped, innermost, is_map_style, seed_of_part
 from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
@@ -108,7 +108,8 @@ def splits_itself(dataloader: Any) -> bool:
     """Returns whether only the data itself can split it over ranks; whether it does isn't known."""
     if isinstance(dataloader, (Cycled, Zipped)):
         return any(map(splits_itself, innermost(dataloader)))
-    return not _is_list(dataloader) and not is_map_style(dataloader)
+    known = _is_list(dataloader) or is_map_style(dataloader)
+    return not known and not isinstance(dataloader, NoData)
 
 
 def is_too_small(dataloader: Any, state: State) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.saver import interval_of
-from eventloop.data import known_length
+from eventloop.data.combine import NoData, is_endless, known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.task.courses import Schedule
@@ -178,11 +178,19 @@ def _waiting_for_tokens(state: State, end: Time) -> list[str]:
 
 
 def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None:
-    if assembly.owner("build_train_dataloader").role == "core":
+    if isinstance(state.train_dataloader, NoData) and end.unit == "ep":
+        raise TaskError(
+            f"the run is to end after {end}, but without a train data loader an epoch has no end",
+            fix="count the run in batches: max_duration=1000ba",
+        )
+    is_core = assembly.owner("build_train_dataloader").role == "core"
+    if is_core and not isinstance(state.train_dataloader, NoData):
         raise TaskError(
             "the task has no train data loader",
-            fix="give Task(train_dataloader=DataLoader(...))",
+            fix="give Task(train_dataloader=DataLoader(...)); none is needed where the task or a "
+            "plugin owns `forward` or `train_batch`, and max_duration is in batches",
         )
+    _warn_of_endless_epochs(state)
     if state.num_batches == 0:
         raise TaskError(
             "the train data loader has no batch",
@@ -197,6 +205,18 @@ def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None
             f"the train data loader is {a(type(state.train_dataloader).__name__)}, which is used "
             f"up after one epoch, but {num_epochs} are to come",
             fix="give an iterable that starts anew each time, such as a list or a DataLoader",
+        )
+
+
+def _warn_of_endless_epochs(state: State) -> None:
+    """Warns where a run is to be saved after each epoch, and no epoch ends."""
+    interval = interval_of(state.settings)
+    in_epochs = interval is not None and interval.unit == "ep"
+    if state.rank == 0 and in_epochs and is_endless(state.train_dataloader):
+        warnings.warn(
+            f"checkpoint_interval is {interval}, but an epoch of this run has no end, so that it is "
+            "saved at its start and its end alone; count it in batches: 500ba",
+            stacklevel=4,
         )
 
 

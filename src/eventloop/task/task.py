@@ -53,6 +53,8 @@ class Task:
         forward: gives the outputs; names what it wants of model, batch, inputs, targets, state.
         num_tokens: gives the tokens of a batch, an int; names what it wants of batch, inputs,
             targets, state.
+        num_samples: gives the samples of a batch, likewise, and of each microbatch; where it is left
+            out, the length of the first tensor.
         loss_weight: gives the weight of a batch in the mean of the loss; wants the same. Where it
             is left out, a batch weighs its number of samples.
         settings: defaults for the settings, `{"max_duration": "10ep"}`.
@@ -78,6 +80,7 @@ class Task:
         train_metrics: Any = None,
         forward: Callable[..., Any] | None = None,
         num_tokens: Callable[..., int] | None = None,
+        num_samples: Callable[..., int] | None = None,
         loss_weight: Callable[..., float | Tensor] | None = None,
         settings: Mapping[str, Any] | None = None,
         algorithms: Sequence[object] = (),
@@ -105,6 +108,7 @@ class Task:
         self.train_metrics = train_metrics
         self.forward = forward
         self.num_tokens = num_tokens
+        self.num_samples = num_samples
         self.loss_weight = loss_weight
         self.settings = dict(settings or {})
         self.algorithms = listed(algorithms, "algorithms")
@@ -142,8 +146,9 @@ class Task:
             given["forward"] = _forward_hook(self.forward)
         if self.loss is not None:
             given["loss"] = _loss_hook(self.loss)
-        if self.num_tokens is not None or self.loss_weight is not None:
-            given["count_batch"] = _count_hook(self.num_tokens, self.loss_weight)
+        counting = (self.num_tokens, self.num_samples, self.loss_weight)
+        if any(one is not None for one in counting):
+            given["count_batch"] = _count_hook(*counting)
         return SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
 
 
@@ -248,18 +253,24 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
 
 
 def _count_hook(
-    num_tokens: Callable[..., int] | None, loss_weight: Callable[..., Any] | None
+    num_tokens: Callable[..., int] | None,
+    num_samples: Callable[..., int] | None,
+    loss_weight: Callable[..., Any] | None,
 ) -> Callable[..., Count]:
     wanted = ("batch", "inputs", "targets", "state")
     tokens_of = _by_name(num_tokens or (lambda: 0), "num_tokens", wanted)
+    samples_of = _by_name(num_samples, "num_samples", wanted) if num_samples else None
     weight_of = _by_name(loss_weight, "loss_weight", wanted) if loss_weight else None
 
     def count_batch(state: State, batch: Any) -> Count:
-        samples = data.num_samples(batch)
+        if samples_of is None:
+            samples = data.num_samples(batch)
+        else:
+            samples = _whole(samples_of(state, batch), "num_samples", at_least=1)
         if batch is not state.microbatch:
             tokens = tokens_of(state, batch)
             if type(tokens) is not int:
-                tokens = _whole(tokens)
+                tokens = _whole(tokens, "num_tokens")
             return Count(samples, tokens, samples)
         # A microbatch's tokens aren't counted: reading them could wait for the device.
         return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
@@ -267,13 +278,18 @@ def _count_hook(
     return count_batch
 
 
-def _whole(tokens: object) -> int:
-    if not isinstance(tokens, Integral) or isinstance(tokens, bool):
+def _whole(count: object, what: str, *, at_least: int | None = None) -> int:
+    if not isinstance(count, Integral) or isinstance(count, bool):
         raise TaskError(
-            f"the task's num_tokens gave {tokens!r}, {a(type(tokens).__name__)}, not an int",
+            f"the task's {what} gave {count!r}, {a(type(count).__name__)}, not an int",
             fix="count on the host: inputs.numel(), len(batch), or int(mask.sum())",
         )
-    return int(tokens)
+    if at_least is not None and count < at_least:
+        raise TaskError(
+            f"the task's {what} gave {count}, less than {at_least}",
+            fix="let the data loader leave out a batch that counts for nothing",
+        )
+    return int(count)
 
 
 def _described(function: Callable[..., Any]) -> str:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from eventloop import data
 from eventloop.data import Count
+from eventloop.data.combine import NoData
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
@@ -80,8 +81,11 @@ class Defaults:
         return {}
 
     @hookimpl
-    def build_train_dataloader(self, state: State) -> tuple[()]:
-        return ()
+    def build_train_dataloader(self, state: State) -> NoData | tuple[()]:
+        owned = any(state.owner(action) != "core" for action in ("forward", "train_batch"))
+        # Nothing would end an epoch.
+        in_epochs = state.duration is not None and state.duration.unit == "ep"
+        return NoData() if owned and not in_epochs else ()
 
     @hookimpl
     def build_eval_dataloaders(self, state: State) -> dict[str, Any]:
