@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,19 @@ def test_a_new_plugin_installs_is_listed_and_passes_its_test(run, clean, tmp_pat
     (row,) = [row for row in json.loads(listed) if row["name"] == "demo-test"]
     assert (row["role"], row["status"], row["version"]) == (role, "active", "0.1.0")
     assert "passed" in tested
+
+
+def test_the_lines_that_are_printed_install_what_they_run(run, clean):
+    """pytest, too, which a fresh environment hasn't got: it is an extra of the package."""
+    printed = run("plugins", "new", "demo-test").out
+
+    install, test = re.findall(r"`(python -m [^`]+)`", printed)
+    (target,) = shlex.split(install)[5:]
+    folder, extra = re.fullmatch(r"(.+)\[(\w+)\]", target).groups()
+    project = tomllib.loads((clean / folder / "pyproject.toml").read_text())["project"]
+    assert shlex.split(install)[:5] == ["python", "-m", "pip", "install", "-e"]
+    assert any(one.startswith("pytest") for one in project["optional-dependencies"][extra])
+    assert test == f"python -m pytest {Path(folder).name}"
 
 
 @pytest.mark.parametrize("role", ["algorithm", "callback"])

@@ -184,6 +184,25 @@ def test_a_read_of_the_device_is_named(how, read, role, checked, make_plugin):
     assert __file__ in finding.where
 
 
+def test_what_torch_reads_by_itself_is_blamed_on_no_plugin(checked, make_task):
+    """Adam reads its own step count, a norm that must be finite itself: no plugin could do without."""
+
+    class Steps:
+        name = "steps"
+
+        @hookimpl
+        def optimizer_step(self, state, optimizers, closure):
+            for optimizer in optimizers.values():
+                nn.utils.clip_grad_norm_(state.model.parameters(), 1.0, error_if_nonfinite=True)
+                optimizer.step()
+            return True
+
+    def optimizer(model):
+        return torch.optim.Adam(model.parameters(), foreach=False)
+
+    assert checked(Steps(), role="algorithms", task=make_task(optimizer=optimizer)).findings == []
+
+
 def test_reads_in_the_tasks_model_are_named(checked, make_task):
     """They stand in nobody's hook, but cost as much."""
 

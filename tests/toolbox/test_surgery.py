@@ -245,3 +245,24 @@ def test_a_resumed_run_is_operated_on_again(make_trainer, tmp_path):
     expected = whole.state.model.state_dict()
     for name, value in resumed.state.model.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+
+
+def test_factories_are_called_in_the_order_of_registration():
+    """One that draws its weights draws those that a loop over the modules would; inside out."""
+    called = []
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 3)
+
+    model = nn.Sequential(nn.Linear(1, 2), Block(), nn.Linear(3, 4))
+
+    def made(old):
+        called.append(getattr(old, "out_features", "block"))
+        return None if isinstance(old, Block) else nn.Linear(old.in_features, old.out_features)
+
+    surgery = replace_modules(model, {nn.Linear: made, Block: made})
+
+    assert called == [2, 2, 3, "block", 4]
+    assert list(surgery.replaced) == ["0", "1.first", "1.second", "2"]

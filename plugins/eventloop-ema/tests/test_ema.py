@@ -345,3 +345,48 @@ def test_options_that_make_no_sense_are_refused(options, error, match):
     """At once, with the value that was given."""
     with pytest.raises(error, match=match):
         Ema(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "stays"),
+    [
+        ({"decay": 0.8}, lambda num: 0.8),
+        ({"half_life": "4ba"}, lambda num: 0.5 ** (num / 4)),
+        ({"half_life": "16sp"}, lambda num: 0.5 ** (num / 4)),
+    ],
+)
+def test_the_averages_move_at_every_so_many_batches(given, stays, tmp_path):
+    """After the first batch, the 5th and the 10th, by as much as the batches in between call for."""
+    found, _, steps = fit(tmp_path, ema=Ema(**given, rampup=0, update_every=5))
+
+    average, last = steps.weights[0].double(), 1
+    for batch in (5, 10):
+        share = stays(batch - last)
+        average = share * average + (1 - share) * steps.weights[batch - 1].double()
+        last = batch
+    torch.testing.assert_close(found.double(), average, rtol=0, atol=1e-6)
+    every = fit(tmp_path / "every", ema=Ema(**given, rampup=0))[0]
+    assert not torch.allclose(found, every, atol=1e-4)
+
+
+def test_averages_that_move_seldom_are_resumed_between_two_moves(tmp_path):
+    """When they moved last is saved with them."""
+    whole = fit(tmp_path / "whole", ema=Ema(half_life="4ba", update_every=5))[0]
+
+    folder, given = tmp_path / "stopped", {"checkpoint_interval": "1ba", "max_duration": "4ep"}
+    for until in ("3ba", "7ba", None):
+        plugins = [Ema(half_life="4ba", update_every=5)]
+        with isolated_trainer(folder, algorithms=plugins, **given) as trainer:
+            trainer.fit(until=until)
+            stopped = exported(trainer, folder)
+
+    assert torch.equal(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(0, ValueError), (2.5, TypeError), (True, TypeError), ("2ba", TypeError)]
+)
+def test_a_number_of_batches_that_is_none_is_refused(value, error):
+    """Where it is written."""
+    with pytest.raises(error, match="update_every="):
+        Ema(update_every=value)

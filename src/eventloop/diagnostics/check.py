@@ -27,6 +27,13 @@ _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
 _READ = "aten::_local_scalar_dense"
 # They read without an operation that could be seen.
 _METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
+_TORCH = Path(torch.__file__).parent
+# Where tensors' methods are, and what calls an operation (torch 2.13).
+_OF_TENSORS = tuple(
+    str(_TORCH / one)
+    for one in ("_tensor.py", "_tensor_str.py", "_ops.py", "_compile.py", "overrides.py",
+                "_dynamo/eval_frame.py", "utils/_device.py", "utils/_python_dispatch.py")
+)  # fmt: skip
 
 
 @dataclass
@@ -138,7 +145,7 @@ class Check:
 
     def _found_read(self, tensor: Tensor, how: str) -> None:
         one, state = self._under_way[-1]
-        if tensor.device.type == state.device.type:
+        if tensor.device.type == state.device.type and not _is_torchs_own():
             what = f"read from the device with {how}()"
             self._found("read", one, state, what, _outside() or one.where)
 
@@ -182,6 +189,18 @@ class RecordedState:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._state, name, value)
         self._writes[(name, *self._who)] += 1
+
+
+def _is_torchs_own() -> bool:
+    """Whether code of torch's asked for the read under way: an optimizer its step count, say.
+
+    What a tensor's own methods read, `format` or `in`, their caller has asked for.
+    """
+    for frame, _ in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if file != __file__ and not file.startswith((*_OF_TENSORS, "<")):
+            return file.startswith(f"{_TORCH}{os.sep}")
+    return False
 
 
 def _outside() -> str:

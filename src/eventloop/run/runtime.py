@@ -92,7 +92,7 @@ class Core:
         self._features = tuple(features_of(settings, device, precision))
         self._watches = watches_of(settings, self.bookkeeping.loss, processes, precision)
         self._rank_hooks = processes.hooks(settings)
-        self._defaults = Defaults(self.hooks, processes.wrap)
+        self._defaults = Defaults(self.hooks, processes.wrap, processes.mean)
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
         self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())

@@ -36,8 +36,8 @@ def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factor
 
     A module counts if its class is exactly one of these: a subclass may compute something else.
     So a replacement of a class of its own isn't replaced when the same is done again. Modules
-    inside of another are replaced before it, and one that stands in several places is replaced
-    by one.
+    inside of another are replaced before it, else in the order in which they were registered, and
+    one that stands in several places is replaced by one.
 
     A replacement is in the training mode of what it replaces. Its own parameters and buffers get
     the device and, where both are floating-point, the dtype of what was there, or else of the
@@ -51,10 +51,9 @@ def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factor
     Raises:
         TypeError: a factory gives something else.
     """
-    found = list(model.named_modules(remove_duplicate=False))
     by_old: dict[nn.Module, nn.Module] = {}
     replaced = {}
-    for name, old in reversed(found):  # from the inside out
+    for name, old in list(_inside_out(model)):
         factory = factories.get(type(old))
         if factory is None:
             continue
@@ -67,7 +66,7 @@ def replace_modules(model: nn.Module, factories: Mapping[type[nn.Module], Factor
         parent, _, child = name.rpartition(".")
         if name:
             setattr(model.get_submodule(parent), child, new)
-    return Surgery(by_old.get(model, model), dict(reversed(replaced.items())))
+    return Surgery(by_old.get(model, model), replaced)
 
 
 def with_class(module: nn.Module, kind: type[Made]) -> Made:
@@ -86,6 +85,14 @@ def with_class(module: nn.Module, kind: type[Made]) -> Made:
         for name, value in vars(module).items()
     }
     return made
+
+
+def _inside_out(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules in a module, under each of their names, and then itself."""
+    for child, inner in module._modules.items():  # named_children leaves out what comes again
+        if inner is not None:
+            yield from _inside_out(inner, f"{name}.{child}" if name else child)
+    yield name, module
 
 
 def _made(factory: Factory, old: nn.Module, model: nn.Module) -> nn.Module:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from eventloop import data
 from eventloop.data import Count
@@ -43,13 +44,21 @@ class Defaults:
     Args:
         plans: the plans of the run, for defaults that are other actions.
         wrap: puts the model into what several processes need.
+        mean: returns the mean of a loss over the ranks.
     """
 
-    __slots__ = ("_count", "_following", "_plans", "_with_closure", "_wrap")
+    __slots__ = ("_count", "_following", "_mean", "_ordered", "_plans", "_with_closure", "_wrap")
 
-    def __init__(self, plans: Plans, wrap: Callable[[State], nn.Module]) -> None:
+    def __init__(
+        self,
+        plans: Plans,
+        wrap: Callable[[State], nn.Module],
+        mean: Callable[[Tensor], Tensor],
+    ) -> None:
         self._plans = plans
         self._wrap = wrap
+        self._mean = mean
+        self._ordered: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0, 0)
@@ -180,19 +189,35 @@ class Defaults:
         settings = state.settings
         if settings.clip_norm is None and settings.clip_value is None:
             return {}
-        params = [
-            param
-            for optimizer in optimizers.values()
-            for group in optimizer.param_groups
-            for param in group["params"]
-            if param.grad is not None
-        ]
+        params = [one for one in self._in_order(state, optimizers) if one.grad is not None]
         logged = {}
         if settings.clip_norm is not None:
             logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)
         if settings.clip_value is not None:
             nn.utils.clip_grad_value_(params, settings.clip_value)
         return logged
+
+    def _in_order(self, state: State, optimizers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
+        """Returns the parameters of optimizers as the model has them, however they are grouped.
+
+        So that a sum over them is added up in one order, that of a plain loop.
+        """
+        grouped = [
+            param
+            for optimizer in optimizers.values()
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
+        names = tuple(optimizers)
+        known, ordered = self._ordered.get(names, ([], []))
+        # Groups may get others, seldom; to compare them takes no call of Python's.
+        if len(known) != len(grouped) or not all(map(operator.is_, known, grouped)):
+            wanted = {id(one) for one in grouped}
+            ordered = [one for one in state.model.parameters() if id(one) in wanted]
+            found = {id(one) for one in ordered}
+            ordered += [one for one in grouped if id(one) not in found]
+            self._ordered[names] = (grouped, ordered)
+        return ordered
 
     @hookimpl
     def optimizer_step(
@@ -204,7 +229,10 @@ class Defaults:
         stepped: bool | StepOutcome = True
         for name, optimizer in optimizers.items():
             if name in self._with_closure:
-                optimizer.step(closure)  # type: ignore[arg-type]  # torch's stub says float
+                first = _FirstKnown(closure, self._mean, state.loss)
+                # torch's LBFGS asks before it moves a weight; of others that isn't known.
+                given = first if isinstance(optimizer, LBFGS) else closure
+                optimizer.step(given)  # type: ignore[arg-type]  # torch's stub says float
             else:
                 stepped = state.precision.step(optimizer)
         return stepped
@@ -263,6 +291,29 @@ class Defaults:
         weights = self._plans.capture_model(state)
         _require_finite(state, weights)
         return save_tensors(weights, path) if state.rank == 0 else path
+
+
+class _FirstKnown:
+    """The closure of a step, whose first call returns what the passes over the batch have found.
+
+    Args:
+        closure: computes loss and gradients again.
+        mean: returns the mean of a loss over the ranks.
+        loss: of the batch, whose gradients are in place.
+    """
+
+    def __init__(
+        self,
+        closure: Callable[[], Tensor],
+        mean: Callable[[Tensor], Tensor],
+        loss: Tensor | None,
+    ) -> None:
+        self._closure, self._mean, self._loss = closure, mean, loss
+
+    def __call__(self) -> Tensor:
+        """Returns the loss, with the gradients in place."""
+        loss, self._loss = self._loss, None
+        return self._closure() if loss is None else self._mean(loss)
 
 
 def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:

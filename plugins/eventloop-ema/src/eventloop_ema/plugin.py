@@ -32,9 +32,11 @@ class Ema:
         rampup: the half-life is at most this share of what has been trained so far, in [0, 1], so
             that the average of a young run isn't one of its beginnings; 0 for the same half-life
             from the start.
+        update_every: the averages move at every so many batches, by as much as all of them call
+            for; `decay` is the share that stays at each such move.
 
     Raises:
-        TypeError: `decay` or `rampup` is not a number.
+        TypeError: `decay`, `rampup` or `update_every` is not a number.
         ValueError: half-life and decay are given; a value isn't what it must be.
 
     Source: Tarvainen & Valpola 2017, arXiv:1703.01780, section 2; the ramp-up is that of Karras et
@@ -42,7 +44,12 @@ class Ema:
     """
 
     def __init__(
-        self, *, half_life: str | None = None, decay: float | None = None, rampup: float = 0.05
+        self,
+        *,
+        half_life: str | None = None,
+        decay: float | None = None,
+        rampup: float = 0.05,
+        update_every: int = 1,
     ) -> None:
         if half_life is not None and decay is not None:
             raise ValueError(f"half_life={half_life!r} and decay={decay!r} say the same; give one")
@@ -53,14 +60,20 @@ class Ema:
             raise ValueError(f"decay={decay!r} isn't between 0 and 1; 0.99, say")
         if not 0 <= rampup <= 1:
             raise ValueError(f"rampup={rampup!r} isn't in [0, 1]; 0.05, say")
+        if type(update_every) is not int:
+            raise TypeError(f"update_every={update_every!r} is not a number of batches")
+        if update_every < 1:
+            raise ValueError(f"update_every={update_every!r} is less than 1")
         self.half_life = Time(half_life or _HALF_LIFE)
         self.decay = decay
         self.rampup = rampup
+        self.update_every = update_every
         self.averages: Averages | None = None
         self._length, self._unit = 0.0, "ba"
         self._names: list[str] = []
         self._loaded: dict[str, Any] = {}
         self._stepped: bool | Tensor = False
+        self._moved_at = 0.0  # how much had been trained when the averages last moved
 
     @hookimpl(wrapper=True)
     def restore_model(self, state: State) -> Generator[None, bool, bool]:
@@ -101,8 +114,13 @@ class Ema:
             return
         if self.averages is None:
             self.averages = Averages(state.model, self._names)
-        else:
+            self._moved_at = self._trained(state)
+        elif self.update_every == 1:
             self.averages.update(self._share(state) * stepped)
+        elif state.clock.batch % self.update_every == 0:
+            # A step that fp16 left out among several is of no weight.
+            self.averages.update(self._share_of_several(state))
+            self._moved_at = self._trained(state)
 
     @hookimpl(wrapper=True)
     def evaluate(self, state: State) -> Generator[None, Any, Any]:
@@ -123,8 +141,9 @@ class Ema:
             return (yield)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the averages by name; none before the first step."""
-        return {"averages": self.averages.state_dict() if self.averages else {}}
+        """Returns the averages by name, none before the first step, and when they last moved."""
+        averages = self.averages.state_dict() if self.averages else {}
+        return {"averages": averages, "moved_at": self._moved_at}
 
     def load_state_dict(self, state: dict[str, Any], version: str) -> None:
         """Keeps them until the weights are there to which they belong."""
@@ -136,21 +155,36 @@ class Ema:
             self._names = list(averages)
             self.averages = Averages(state.model, self._names)
             self.averages.load_state_dict(averages)
+            self._moved_at = loaded.get("moved_at", self._trained(state))
 
     def _averaged(self) -> AbstractContextManager[None]:
         return self.averages.in_place() if self.averages else nullcontext()
 
+    def _trained(self, state: State) -> float:
+        """Returns how much has been trained, in the unit of the half-life."""
+        trained: float = getattr(state.clock, FIELDS[self._unit])
+        return trained
+
     def _share(self, state: State) -> float:
         """Returns the share of the weights that the batch at hand has left."""
-        field = FIELDS[self._unit]
-        trained, before = (getattr(one, field) for one in (state.clock, state.clock.previous))
+        before = getattr(state.clock.previous, FIELDS[self._unit])
+        trained = self._trained(state)
+        return share_of(self._half_life_at(trained), trained - before)
+
+    def _share_of_several(self, state: State) -> float:
+        """Returns the share that the batches since the last move have left."""
+        trained = self._trained(state)
+        if self.decay is not None:
+            return share_of(self._half_life_at(trained / self.update_every), 1)
+        return share_of(self._half_life_at(trained), trained - self._moved_at)
+
+    def _half_life_at(self, trained: float) -> float:
         if not trained:
             raise PluginError(
                 f"ema.half_life is {self.half_life}, but the task counts no {UNITS[self._unit]}",
                 fix="give Task(num_tokens=...), or `--ema.half-life 100ba`",
             )
-        half_life = min(self._length, self.rampup * trained) if self.rampup else self._length
-        return share_of(half_life, trained - before)
+        return min(self._length, self.rampup * trained) if self.rampup else self._length
 
 
 def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:

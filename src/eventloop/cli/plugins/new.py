@@ -49,7 +49,9 @@ def run(arguments: Arguments) -> int:
     if "json" in arguments.given:
         write_json({"folder": str(folder), "files": [str(path) for path in written]})
     else:
-        write_lines([*map(str, written), "", f"try it: `pip install -e ./{folder}`, then"])
+        write_lines(
+            [*map(str, written), "", f'try it: `python -m pip install -e "./{folder}[test]"`, then']
+        )
         write_lines([f"`python -m pytest {folder}` and `eventloop plugins show {name}`"])
     return 0
 
