@@ -258,3 +258,15 @@ def test_rank_zero_writes_it(tmp_path):
 
 def _text(folder):
     return (folder / "out" / "manifest.json").read_text()
+
+
+def test_ranks_may_fit_twice(tmp_path):
+    """Only one of them writes it; none may wait for the others alone."""
+
+    def fit():
+        with isolated_trainer(tmp_path, max_duration="2ba") as trainer:
+            trainer.fit(until="1ba")
+            trainer.fit()
+            return trainer.state.clock.batch
+
+    assert run_ranks(fit, timeout_s=60.0) == [2, 2]

@@ -192,12 +192,14 @@ class RunFile:
         self._start = start
         self._is_named = is_named
         self._is_written = False
+        self._has_begun = False
 
     @hookimpl
     def fit_start(self, state: State) -> None:
         """Writes it, once, and has all ranks know of a failure."""
-        if self._is_written:
+        if self._has_begun:  # rank 0 alone knows whether it is written
             return
+        self._has_begun = True
         problem = None
         try:
             self._write(state)
