@@ -11,7 +11,7 @@ import pytest
 
 from eventloop import Allowed, ResumeError, SettingError, TrainerBuilder
 from eventloop.cli import main
-from eventloop.text import allowing, as_set, for_command, switch_off
+from eventloop.text import allowing, as_option, as_set, for_command, switch_off
 
 TASK = """
 import torch
@@ -35,8 +35,10 @@ def test_the_command_and_python_write_settings_differently():
     with for_command():
         assert as_set(run_dir="a b", seed=1) == "`--run-dir 'a b' --seed 1`"
         assert switch_off("ema") == "`-p no:ema`"
+        assert as_option("ema", half_life="1ba") == "`--ema.half-life 1ba`"
         assert allowing("plugin_change", "ema") == "`--allow-plugin-change ema`"
     assert as_set(seed=1) == "`seed=1`"
+    assert as_option("early-stopping", mode="max") == '`EarlyStopping(mode="max")`'
 
 
 def test_a_change_is_allowed_as_the_message_says(make_trainer, make_task, clean):
@@ -95,3 +97,20 @@ def test_a_script_of_its_own_is_told_of_arguments(clean):
 
     assert "TrainerBuilder(allowed=Allowed(config_change=True))" in ran.stderr
     assert "--allow" not in ran.stderr
+
+
+def test_no_package_names_a_flag_that_only_the_command_has():
+    """What a plugin raises is read in Python as often as on the command line."""
+    packages = (Path(__file__).parents[1] / "plugins").glob("eventloop-*/src")
+
+    sources = [path for folder in packages for path in folder.rglob("*.py")]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sources
+        if "eventloop-ablate" not in path.parts  # a command of its own
+        for line in path.read_text().splitlines()
+        if re.search(r"`(-p no:|--(?!nproc)[a-z-]+[. ])", line) and '"""' not in line
+    ]
+
+    assert len(sources) > 30
+    assert found == []

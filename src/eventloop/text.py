@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import unicodedata
 from collections.abc import Iterator
@@ -86,6 +87,20 @@ def as_set(**settings: object) -> str:
         flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
         return shell(*itertools.chain(*flags))
     return f"`{', '.join(f'{name}={json.dumps(value)}' for name, value in settings.items())}`"
+
+
+def as_option(plugin: str, **options: object) -> str:
+    """Returns options of a plugin with values as the caller writes them, between backticks.
+
+    `--ema.half-life 100ba` on the command line, `Ema(half_life="100ba")` in Python.
+
+    Args:
+        plugin: its name, which is its class's in kebab-case.
+    """
+    if is_command():
+        return as_set(**{f"{plugin}.{name}": value for name, value in options.items()})
+    given = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
+    return f"`{''.join(map(str.capitalize, re.split('[-_]', plugin)))}({given})`"
 
 
 def allowing(change: str, name: str = "") -> str:

@@ -224,7 +224,7 @@ def test_a_later_batch_that_can_not_be_cut_is_an_error(train):
 
     with pytest.raises(PluginError, match="cutmix cuts images") as raised:
         train(Cutmix(), task=task)
-    assert "-p no:cutmix" in str(raised.value)
+    assert 'disable = ["cutmix"]' in str(raised.value)
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf")])

@@ -120,4 +120,4 @@ def test_a_path_that_takes_no_lines_is_named(tmp_path, path):
         fit(Jsonl(path=path))
 
     assert str(path) in str(raised.value)
-    assert "--jsonl.path" in str(raised.value)
+    assert "Jsonl(path=" in str(raised.value)

@@ -256,7 +256,7 @@ def test_a_later_batch_that_cannot_be_mixed_is_an_error():
 
     with pytest.raises(PluginError, match="floating-point tensor of inputs") as raised:
         fit(Mixup(), task=tiny_task(loader=[good, bad]))
-    assert "-p no:mixup" in str(raised.value)
+    assert 'disable = ["mixup"]' in str(raised.value)
 
 
 class Updates:

@@ -310,7 +310,7 @@ def test_a_store_that_fails_ends_the_run(tmp_path, store, monkeypatch):
         fit(tmp_path, store)
 
     assert store.uri in str(raised.value)
-    assert "--mlflow.on-error warn" in str(raised.value)
+    assert 'Mlflow(on_error="warn")' in str(raised.value)
 
 
 def test_a_store_that_fails_for_a_while_gets_the_numbers_later(

@@ -152,7 +152,7 @@ def test_a_path_that_can_not_be_written_is_named_before_the_first_step(page, tmp
     (tmp_path / "file").touch()
     (tmp_path / "folder.html").mkdir()
 
-    with pytest.raises(PluginError, match=r"can't be written to [\s\S]*--report.path") as caught:
+    with pytest.raises(PluginError, match=r"can't be written to [\s\S]*Report\(path=") as caught:
         fit(tmp_path, Report(path=tmp_path / page, pngs=False), ends=Ends(1))
     assert "fit_start" in str(caught.value.__notes__)
 

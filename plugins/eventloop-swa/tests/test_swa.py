@@ -144,7 +144,7 @@ def test_a_start_may_lie_within_an_epoch(tmp_path):
 @pytest.mark.parametrize("options", [{"start": "9ep"}, {"interval": "9ep"}, {"start": "99tok"}])
 def test_a_run_that_averages_nothing_says_so(tmp_path, options):
     """Its numbers would be taken for those of the mean."""
-    with pytest.warns(UserWarning, match=r"swa has averaged nothing: it starts at .*--swa\.start"):
+    with pytest.warns(UserWarning, match=r"swa has averaged nothing: it starts at .*Swa\(start="):
         run(tmp_path, Swa(**options), duration="1ep")
 
 

@@ -346,7 +346,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     with pytest.raises(PluginError, match=r"can't be written to .*No space left") as raised:
         fit(tmp_path)
     assert str(tmp_path / "run" / "tensorboard") in str(raised.value)
-    assert "-p no:tensorboard" in str(raised.value)
+    assert 'disable = ["tensorboard"]' in str(raised.value)
 
 
 def test_a_trainer_that_trains_nothing_writes_nothing(tmp_path):

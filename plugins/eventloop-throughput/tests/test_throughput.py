@@ -237,7 +237,7 @@ def test_a_peak_for_nothing_is_refused(tmp_path):
             tmp_path, callbacks=[Throughput(peak_tflops=1)], compile={"backend": "eager"}
         )
 
-    assert "--throughput.gflops-per-sample" in str(raised.value)
+    assert "Throughput(gflops_per_sample=" in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
-"""Parts of messages: the closest of several names, a number with its noun; works without torch."""
+"""Parts of messages: the closest of several names, and what to do as the caller would write it.
+
+Works without torch.
+"""
 
 from __future__ import annotations
 
 from eventloop.errors import closest, counted
+from eventloop.text import as_option, as_set, switch_off
 
-__all__ = ["closest", "counted"]
+__all__ = ["as_option", "as_set", "closest", "counted", "switch_off"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State, hookimpl
+from eventloop.toolbox.messages import switch_off
 from eventloop_agc.clipping import clip_units_
 
 
@@ -63,8 +64,7 @@ class Agc:
             if value is not None:
                 raise PluginError(
                     f"agc clips the gradients, so that {name}={value} would have no effect",
-                    fix=f"take one of them: `--{name.replace('_', '-')} none`, in Python {name}=None, "
-                    "or `-p no:agc`",
+                    fix=f"leave {name} out, or switch agc off with {switch_off('agc')}",
                 )
 
     @hookimpl

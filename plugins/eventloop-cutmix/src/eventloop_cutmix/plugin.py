@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.toolbox.alternating import has_turn
+from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.samples import describe_pair, is_pair
 from eventloop.toolbox.second_targets import SecondTargets
 from eventloop_cutmix.cutting import cut_and_paste, draw_box
@@ -56,7 +57,8 @@ class Cutmix:
         if not _can_be_cut(state.batch):
             raise PluginError(
                 f"cutmix cuts {_WANTED}, but got {describe_pair(state.batch)}",
-                fix="let the data loader give such pairs, or switch cutmix off with `-p no:cutmix`",
+                fix="let the data loader give such pairs, or switch cutmix off with "
+                f"{switch_off('cutmix')}",
             )
         if not has_turn(state, self):
             return

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
+from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.passes import kept_generators, predictions
 from eventloop_distill.softened import class_dim, counted_positions, soft_loss
 from eventloop_distill.teacher import named_teacher, parts_of
@@ -91,7 +92,7 @@ class Distill:
         if owner != "core":
             raise PluginError(
                 f"distill has no effect: train_batch is {owner}'s, which has losses of its own",
-                fix="leave distill out with `-p no:distill`, or that train_batch",
+                fix=f"leave out that train_batch, or switch distill off with {switch_off('distill')}",
             )
 
     @hookimpl(wrapper=True)
@@ -129,7 +130,8 @@ class Distill:
             raise PluginError(
                 f"distill compares the classes of logits, but outputs of shape {tuple(logits.shape)} "
                 "have one: its softmax is 1, whatever the output",
-                fix="give two outputs for two classes, or switch distill off with `-p no:distill`",
+                fix="give two outputs for two classes, or switch distill off with "
+                f"{switch_off('distill')}",
             )
         soft = soft_loss(
             logits,
@@ -150,8 +152,8 @@ def _built(label: str, weights: Path | None) -> nn.Module:
         given = f", with the weights in {weights}" if weights is not None else ""
         raise PluginError(
             f"distill: the teacher {label} can't be built{given}: {type(error).__name__}: {error}",
-            fix="fix it, name another with `--distill.teacher ./file.py:function`, or switch "
-            "distill off with `-p no:distill`",
+            fix=f"fix it, name another with {as_option('distill', teacher='./file.py:function')}, or "
+            f"switch distill off with {switch_off('distill')}",
         ) from error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import SettingError, Time, hookimpl
+from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.metric_names import NamedMetric
 from eventloop_early_stopping.waiting import Waiting
 from eventloop_early_stopping.watched import WHAT, watched_by
@@ -111,7 +112,7 @@ class EarlyStopping:
             raise SettingError(
                 f"early-stopping.patience is {self.patience}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
-                "batches: `--early-stopping.patience 100ba`",
+                f"batches: {as_option('early-stopping', patience='100ba')}",
             )
 
     @hookimpl
@@ -176,7 +177,7 @@ class EarlyStopping:
         if watched.is_higher is None:
             raise SettingError(
                 f"early-stopping: the metric {watched.name!r} doesn't say whether higher is better",
-                fix="say it: `--early-stopping.mode max` or `--early-stopping.mode min`",
+                fix=f"say it: {as_option('early-stopping', mode='max')}, or min",
             )
         return watched.is_higher
 
@@ -186,5 +187,5 @@ class EarlyStopping:
         except ValueError as error:
             raise SettingError(
                 f"early-stopping.patience: {error}",
-                fix="write it in batches: `--early-stopping.patience 100ba`",
+                fix=f"write it in batches: {as_option('early-stopping', patience='100ba')}",
             ) from None

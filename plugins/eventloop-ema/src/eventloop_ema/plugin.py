@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, SettingError, State, StepOutcome, Time, hookimpl
+from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.units import FIELDS, UNITS
 from eventloop_ema.averages import Averages, averaged_names
 from eventloop_ema.maths import half_life_of, share_of
@@ -182,7 +183,7 @@ class Ema:
         if not trained:
             raise PluginError(
                 f"ema.half_life is {self.half_life}, but the task counts no {UNITS[self._unit]}",
-                fix="give Task(num_tokens=...), or `--ema.half-life 100ba`",
+                fix=f"give Task(num_tokens=...), or {as_option('ema', half_life='100ba')}",
             )
         return min(self._length, self.rampup * trained) if self.rampup else self._length
 
@@ -200,5 +201,7 @@ def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
         if state.epoch_length is None:
             raise ValueError(f"{time} is in epochs, but the data loader has no length")
     except ValueError as error:
-        raise SettingError(f"ema.half_life: {error}", fix="`--ema.half-life 100ba`") from None
+        raise SettingError(
+            f"ema.half_life: {error}", fix=f"write {as_option('ema', half_life='100ba')}"
+        ) from None
     return time.value * state.epoch_length, "ba"

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
+from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.state_dicts import take_from_first
 from eventloop_fsdp.parts import parts_of, shard
 from eventloop_fsdp.whole import load_whole_states, shards_like, whole, whole_states
@@ -100,7 +101,8 @@ class Fsdp:
                 raise SettingError(
                     f"the optimizer {name!r} is {type(optimizer).__name__}, which can't step the "
                     "shards of fsdp",
-                    fix="take another, AdamW say, or train with DDP, `-p no:fsdp`",
+                    fix="take another, AdamW say, or train with DDP: fsdp is off with "
+                    f"{switch_off('fsdp')}",
                 )
         return optimizers
 
@@ -188,7 +190,8 @@ class Fsdp:
             raise SettingError(
                 "microbatch_size='auto' isn't possible with fsdp: a rank that runs out of memory "
                 "would leave the others waiting for its shards",
-                fix="give a number, `--microbatch-size 16`, or train with DDP, `-p no:fsdp`",
+                fix=f"give a number, {as_set(microbatch_size=16)}, or train with DDP: fsdp is off with "
+                f"{switch_off('fsdp')}",
             )
         if settings.compile:
             raise SettingError(
@@ -198,12 +201,14 @@ class Fsdp:
         if settings.find_unused_parameters and not _CAN_FILL_IN:
             raise SettingError(
                 f"find_unused_parameters isn't possible with fsdp and torch {torch.__version__}",
-                fix="install torch 2.13 or later, or train with DDP, `-p no:fsdp`",
+                fix="install torch 2.13 or later, or train with DDP: fsdp is off with "
+                f"{switch_off('fsdp')}",
             )
         if self.param_dtype == "bf16" and state.precision.name != "bf16":
             raise SettingError(
                 f"fsdp.param_dtype is bf16, but the run's precision is {state.precision.name}",
-                fix="set both, `--precision bf16 --fsdp.param-dtype bf16`, or leave it out",
+                fix=f"set both, {as_set(precision='bf16')} and {as_option('fsdp', param_dtype='bf16')}, or "
+                "leave it out",
             )
 
     def _policy(self) -> MixedPrecisionPolicy:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventloop import Moment, PluginError, hookimpl
+from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines
 
@@ -87,8 +88,8 @@ class Jsonl:
             assert self._file is not None
             raise PluginError(
                 f"the numbers can't be written to {self._file.path}: {error.strerror or error}",
-                fix="free space or give another file with `--jsonl.path FILE`, or switch the "
-                "plugin off with `-p no:jsonl`",
+                fix=f"free space or give another file with {as_option('jsonl', path='FILE')}, or switch the "
+                f"plugin off with {switch_off('jsonl')}",
             ) from error
 
     def _file_in(self, run_dir: Path) -> LineFile:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
 from eventloop.toolbox.alternating import has_turn
+from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.samples import describe_pair, is_pair
 from eventloop.toolbox.second_targets import SecondTargets
 from eventloop_mixup.mixing import draw_lam, mix
@@ -97,5 +98,5 @@ def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
         "mixup blends a floating-point tensor of inputs whose targets are a tensor of as many "
         f"samples, but got {describe_pair(batch)}",
         fix="let the data loader give such pairs, for images as float between 0 and 1, "
-        "or switch mixup off with `-p no:mixup`",
+        f"or switch mixup off with {switch_off('mixup')}",
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl, is_interruption
+from eventloop.toolbox.messages import as_option, switch_off
 from eventloop_mlflow.names import accepted_name
 
 if TYPE_CHECKING:
@@ -217,8 +218,8 @@ class Mlflow:
                 self._is_failing = True
                 raise PluginError(
                     where,
-                    fix="fix it, go on without with `--mlflow.on-error warn`, or switch the "
-                    "plugin off with `-p no:mlflow`",
+                    fix=f"fix it, go on without with {as_option('mlflow', on_error='warn')}, or switch the "
+                    f"plugin off with {switch_off('mlflow')}",
                 ) from error
             if not self._is_failing:
                 self._is_failing = True

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from eventloop import CheckpointError, PluginError, State, hookimpl
+from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.state_dicts import flatten
 from eventloop_orca.loading import callback_of
 from eventloop_orca.owned import parts_of_main
@@ -41,7 +42,9 @@ class Orca:
         if not isinstance(listed, (list, tuple)):
             raise TypeError(f"callbacks={callbacks!r} is not a list of callbacks or their paths")
         if not listed:
-            raise ValueError("callbacks=[] has none; name one, or switch orca off: `-p no:orca`")
+            raise ValueError(
+                f"callbacks=[] has none; name one, or switch orca off with {switch_off('orca')}"
+            )
         self.callbacks = callbacks
         self._points = Points([callback_of(one) for one in listed])
         owned = parts_of_main(self._points, lambda: self._runner)

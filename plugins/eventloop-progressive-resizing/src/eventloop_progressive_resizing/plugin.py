@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from eventloop import PluginError, State, Time, hookimpl
+from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.ramp import Ramp
 from eventloop.toolbox.samples import describe_pair, is_pair, with_inputs, with_targets
 from eventloop.toolbox.trial import refusal
@@ -155,7 +156,7 @@ def _images_of(batch: Any) -> tuple[Tensor, Tensor]:
         "it resizes floating-point images of shape (B, C, H, W), with targets that are labels of "
         f"shape (B,) or (B, K) or masks of the images' height and width, not {describe_pair(batch)}",
         fix="let the data loader give such pairs, or switch it off with "
-        "`-p no:progressive-resizing`",
+        f"{switch_off('progressive-resizing')}",
     )
 
 

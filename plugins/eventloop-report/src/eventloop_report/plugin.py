@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
+from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.run_files import RunFolder, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
@@ -186,8 +187,8 @@ class Report:
     def _unwritable(self, reason: str) -> PluginError:
         return PluginError(
             f"the report can't be written to {self._page}: {reason}",
-            fix="free space or give another file with `--report.path FILE.html`, or switch the "
-            "plugin off with `-p no:report`",
+            fix=f"free space or give another file with {as_option('report', path='FILE.html')}, or switch "
+            f"the plugin off with {switch_off('report')}",
         )
 
 

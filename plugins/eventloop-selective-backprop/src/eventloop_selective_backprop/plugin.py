@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eventloop import SettingError, State, Time, hookimpl
+from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.passes import evaluation_mode
 from eventloop.toolbox.samples import num_samples, split
 from eventloop_selective_backprop.selection import draw, per_sample, take
@@ -130,7 +131,7 @@ def _resolved(name: str, time: Time | None, state: State) -> Time | None:
     except ValueError as error:
         raise SettingError(
             f"selective-backprop.{name}: {error}",
-            fix=f"write it in batches: `--selective-backprop.{name} 100ba`",
+            fix=f"write it in batches: {as_option('selective-backprop', **{name: '100ba'})}",
         ) from None
 
 
@@ -143,7 +144,8 @@ def _check_before(name: str, start: Time | None, end: Time | None, state: State)
         raise SettingError(
             f"selective-backprop.start={start} isn't before {name}={end}: no sample would ever be "
             "selected",
-            fix=f"give an earlier start: `--selective-backprop.start 0.1dur`, or a later {name}",
+            fix=f"give an earlier start: {as_option('selective-backprop', start='0.1dur')}, or a later "
+            f"{name}",
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from eventloop import Count, PluginError, State, Time, hookimpl
+from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.ramp import Ramp
 from eventloop.toolbox.samples import inputs_of, split
 from eventloop.toolbox.trial import refusal
@@ -121,7 +122,7 @@ class SeqLengthWarmup:
             raise PluginError(
                 f"seq-length-warmup can't shorten a batch: {error}",
                 fix="let the data loader give tokens and targets of shape (B, T), or switch it off "
-                "with `-p no:seq-length-warmup`",
+                f"with {switch_off('seq-length-warmup')}",
             ) from error
         length = length_at(full, self.min_length, self.length_increment, done)
         if length == full:

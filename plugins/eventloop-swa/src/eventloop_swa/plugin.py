@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from eventloop import SettingError, State, TaskError, Time, hookimpl
-from eventloop.toolbox.messages import counted
+from eventloop.toolbox.messages import as_option, counted
 from eventloop_swa.statistics import batch_norms, estimating
 from eventloop_swa.swap import in_place
 
@@ -131,7 +131,7 @@ class Swa:
                 f"swa has averaged nothing: it starts at {self._start}, every {self._interval}, and "
                 f"the run has ended after {counted(state.clock.epoch, 'epoch')} and "
                 f"{counted(state.clock.batch, 'batch', 'batches')}; give another start or "
-                "interval, `--swa.start 0.5dur --swa.interval 10ba`",
+                f"interval, {as_option('swa', start='0.5dur', interval='10ba')}",
                 stacklevel=2,
             )
 
@@ -256,4 +256,6 @@ def _interval(interval: Time, state: State) -> Time:
     try:
         return state.resolve(interval)
     except ValueError as error:
-        raise SettingError(f"swa.interval: {error}", fix="`--swa.interval 1ep`") from None
+        raise SettingError(
+            f"swa.interval: {error}", fix=f"write {as_option('swa', interval='1ep')}"
+        ) from None

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.tensorboard.summary import hparams
 
 from eventloop import Moment, PluginError, SettingError, Time, hookimpl
+from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.metric_names import named_metrics
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
@@ -98,7 +99,7 @@ class Tensorboard:
             raise SettingError(
                 f"tensorboard.histograms is {self._interval}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
-                "batches: `--tensorboard.histograms 100ba`",
+                f"batches: {as_option('tensorboard', histograms='100ba')}",
             )
         while self._on_the_way and self._on_the_way[0].is_there():
             self._write_histograms()
@@ -159,7 +160,7 @@ class Tensorboard:
             raise PluginError(
                 f"events can't be written to {self._file.folder}: {error.strerror or error}",
                 fix="free space, give another run_dir, or switch the plugin off with "
-                "`-p no:tensorboard`",
+                f"{switch_off('tensorboard')}",
             ) from error
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from eventloop import PluginError, hookimpl
+from eventloop.toolbox.messages import as_option
 from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
 from eventloop_throughput.window import Amounts, Window
@@ -73,7 +74,8 @@ class Throughput:
             raise PluginError(
                 f"peak_tflops={self.peak_tflops} has no effect: a compiled model's operations "
                 "can't be counted",
-                fix="give them with `--throughput.gflops-per-sample`, or leave the peak out",
+                fix=f"give them with {as_option('throughput', gflops_per_sample=2.0)}, or leave the peak "
+                "out",
             )
         if self.peak_tflops is None and state.device.type == "cuda":
             name = torch.cuda.get_device_name(state.device)
