@@ -84,12 +84,12 @@ def python(clean: Path, tmp_path: Path) -> Run:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
     environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
-    def python(*argv: str | Path) -> str:
+    def python(*argv: str | Path, status: int = 0) -> str:
         done = subprocess.run(
             [executable, *argv], capture_output=True, text=True, check=False, env=environ, cwd=clean
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + (done.stderr if status else "")
 
     return python
 
@@ -128,3 +128,134 @@ def test_a_plugin_is_active_from_install_to_uninstall(python, package, clean, tm
 def listed(python: Run) -> list[dict[str, str]]:
     """Returns the rows of `eventloop plugins`."""
     return json.loads(python("-m", "eventloop", "plugins", "--json"))
+
+
+EXTENDED = {
+    "regularizer": '''
+from eventloop import hookimpl, hookspec
+
+
+class Hooks:
+    """What `regularizer` asks other packages."""
+
+    @hookspec(per="microbatch", collection=True)
+    def regularizer_terms(self, state, scale=1.0):
+        """Returns a term to add to the loss."""
+
+    @hookspec(per="microbatch", firstresult=True)
+    def regularizer_weight(self, state):
+        """Returns the weight of all terms."""
+
+
+class Plugin:
+    """Adds the terms of other packages to the loss."""
+
+    hookspecs = Hooks
+
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        loss = yield
+        terms = state.call("regularizer_terms", scale=2.0)
+        weight = state.call("regularizer_weight")
+        print(f"{len(terms)} terms, weight {weight}")
+        return loss + weight * sum(terms)
+
+    @hookimpl(conditional=True, trylast=True)
+    def regularizer_weight(self, state):
+        return 0.5
+''',
+    "l1": '''
+from eventloop import hookimpl
+
+
+class Plugin:
+    """Keeps weights small."""
+
+    @hookimpl
+    def regularizer_terms(self, state, scale):
+        return scale * sum(param.abs().sum() for param in state.model.parameters())
+''',
+    "confidence": '''
+from eventloop import hookimpl
+
+
+class Plugin:
+    """Keeps outputs small."""
+
+    @hookimpl
+    def regularizer_terms(self, state):
+        return state.outputs.square().mean()
+''',
+    "weight": '''
+from eventloop import hookimpl
+
+
+class Plugin:
+    """Says how much the terms count."""
+
+    @hookimpl
+    def regularizer_weight(self, state):
+        return 0.25
+''',
+}
+
+
+@pytest.mark.nightly
+def test_packages_extend_another_from_install_to_uninstall(python, clean, tmp_path):
+    """What each step prints names the packages: who declares, who implements, what is missing."""
+    (clean / "task.py").write_text(TASK)
+    others = [row["name"] for row in listed(python) if row["role"] in ("algorithm", "callback")]
+    (clean / "pyproject.toml").write_text(f"[tool.eventloop]\ndisable = {others}\n")
+    offline = ("--no-index", "--no-deps")
+    folders = [written(tmp_path, name, code) for name, code in EXTENDED.items()]
+    python("-m", "pip", "wheel", *folders, "-w", tmp_path / "w", "--no-build-isolation", *offline)
+    wheels = {one.name.split("-")[0].removeprefix("eventloop_"): one
+              for one in (tmp_path / "w").glob("*.whl")}  # fmt: skip
+    eventloop = ("-m", "eventloop")
+
+    python("-m", "pip", "install", *(wheels[name] for name in wheels if name != "weight"), *offline)
+    terms = python(*eventloop, "plugins", "hooks", "regularizer_terms")
+    order = python(*eventloop, "plugins", "order", "regularizer_weight")
+    fit = python(*eventloop, "fit", "task.py")
+
+    assert terms == (
+        "def regularizer_terms(self, state, scale=1.0)\n"
+        "    collection, per microbatch\n"
+        "    declared by regularizer\n"
+        "    implemented by confidence, l1\n"
+        "\n"
+        "Returns a term to add to the loss.\n"
+    )
+    assert "regularizer algorithm conditional, trylast" in " ".join(order.split())
+    assert "2 terms, weight 0.5\n" in fit
+
+    python("-m", "pip", "install", wheels["weight"], *offline)
+    order = python(*eventloop, "plugins", "order", "regularizer_weight")
+    owned = python(*eventloop, "fit", "task.py")
+
+    assert "regularizer_weight weight algorithm owner" in " ".join(order.split())
+    assert "2 terms, weight 0.25\n" in owned
+
+    python("-m", "pip", "uninstall", "--yes", "eventloop-l1")
+    assert "1 terms, weight 0.25\n" in python(*eventloop, "fit", "task.py")
+
+    python("-m", "pip", "uninstall", "--yes", "eventloop-regularizer")
+    check = python(*eventloop, "plugins", "check", status=1)
+    refused = python(*eventloop, "fit", "task.py", status=1)
+
+    for name, hook in [("confidence", "terms"), ("weight", "weight")]:
+        for out in (check, refused):
+            what = f"no hook is named 'regularizer_{hook}', and no installed plugin declares it"
+            assert what in out
+            assert f"{name} (eventloop-{name} 0.3), method Plugin.regularizer_{hook}" in out
+
+
+def written(folder: Path, name: str, code: str) -> Path:
+    """Writes a package with one plugin as its author does."""
+    package = folder / f"eventloop-{name}"
+    package.mkdir()
+    pyproject = PYPROJECT.replace("wheel-test", name).replace("wheel_test", name)
+    pyproject = pyproject.replace(":WheelTest", ":Plugin").replace("callbacks", "algorithms")
+    (package / "pyproject.toml").write_text(pyproject)
+    (package / f"eventloop_{name}.py").write_text(code)
+    return package

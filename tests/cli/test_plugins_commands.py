@@ -204,7 +204,7 @@ def test_show_and_order_know_the_hooks_of_plugins(run, extended, only):
     assert (row["hook"], row["kind"], row["declared by"]) == ("aa_terms", "collection", "aa-test")
     assert "aa_terms  bb-test" in run("plugins", "order", "aa_terms", *only).out
     out = run("plugins", "order", "aa_weight", *only).out
-    assert "(no plugin, so that a call is an error)" in out
+    assert "(none: a call without an answer is an error)" in out
 
 
 def test_list_does_not_take_a_plugins_hook_for_a_slip(run, install, clean, only):

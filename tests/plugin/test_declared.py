@@ -456,7 +456,18 @@ def test_an_error_says_which_plugin_that_is_off_declares_the_hook(declaring):
     assert problem.what == (
         "no hook is named 'loss_terms'; the plugin declares declares it, but is off: -p no:declares"
     )
+    assert problem.fix.startswith("switch that plugin on, mark the method with @hookimpl(optional")
     assert "eventloop_declares_module" not in sys.modules
+
+
+def test_an_error_says_that_no_package_declares_a_hook(install):
+    """The one that did was uninstalled; there is nothing to rename."""
+    install("uses", IMPLEMENTS)
+
+    (problem,) = dry_assemble(Configuration.read({})).row("uses").problems
+
+    assert problem.what == ("no hook is named 'loss_terms', and no installed plugin declares it")
+    assert problem.fix.startswith("install the package that declares it, mark the method with")
 
 
 def test_order_and_owners_may_name_a_hook_whose_plugin_is_off(declaring, clean):

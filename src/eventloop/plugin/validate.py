@@ -310,11 +310,18 @@ def _returns_something(function: Callable[..., Any]) -> bool:
 
 
 def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable) -> PluginError:
+    hint, fix = (
+        hooks.hint(hook_name),
+        "rename the method, list the hooks with `eventloop plugins hooks`",
+    )
+    if hooks.knows(hook_name) or not hint:
+        missing = "switch that plugin on" if hint else "install the package that declares it"
+        fix = f"{missing}, mark the method with @hookimpl(optionalhook=True)"
     return PluginError(
-        f"no hook is named {hook_name!r}{hooks.hint(hook_name)}",
+        f"no hook is named {hook_name!r}{hint or ', and no installed plugin declares it'}",
         subjects=[plugin],
         plugin=f"{plugin.origin}, {method_of(plugin, method)}",
-        fix=plugin.fix("rename the method, list the hooks with `eventloop plugins hooks`"),
+        fix=plugin.fix(fix),
     )
 
 

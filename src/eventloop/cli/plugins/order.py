@@ -26,7 +26,7 @@ COMMAND = Command(
 )
 _COLUMNS = ("hook", "plugin", "role", "how", "why here")
 _NOBODY = "the task, else the core"
-_NOBODY_AT_ALL = "no plugin, so that a call is an error"
+_NOBODY_AT_ALL = "none: a call without an answer is an error"
 
 
 def run(arguments: Arguments) -> int:
