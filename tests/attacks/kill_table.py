@@ -232,7 +232,9 @@ def task(loader: str) -> Task:
 
 
 # Refused when the trainer is built: swa goes over the data once more, for batch norms.
-REFUSED = {("stateful", "swa")}
+REFUSED = {
+    (loader, "swa") for loader in ("stateful", "iterable", "iterable, workers", "plain iterable")
+}
 
 
 def rows() -> list[tuple[str, str, str]]:
