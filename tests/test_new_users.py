@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.optim import SGD, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from eventloop import Task
+from eventloop import Task, hookimpl
 from eventloop.data import cycled, zipped
 from eventloop.testing import Dies, differences, fit_and_die, isolated_trainer, last_checkpoint
 from eventloop_jsonl import Jsonl
 
-BATCH_SIZE, NUM_EPOCHS, KILLED_AT = 8, 2, 3
+BATCH_SIZE, NUM_EPOCHS, NUM_BATCHES, KILLED_AT = 8, 2, 6, 3
 Numbers = dict[str, float]
 
 
@@ -279,6 +279,98 @@ def table_evaluated(model):
     }
 
 
+# 5. PPO: drives a world of its own for a while, then learns from the drive in minibatches.
+
+
+class ActorCritic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(3, 1)
+
+    def forward(self, seen):
+        return self.actor(seen), self.critic(seen).squeeze(1)
+
+
+class World:
+    """Points that drift; the right action is the sign of their sum."""
+
+    def __init__(self):
+        self.places = torch.zeros(16, 3)
+
+    def drive(self, model, generator):
+        """Returns what was seen, done, how likely it was, and what it earned."""
+        rows = []
+        for _ in range(2):
+            self.places = 0.5 * self.places + torch.randn(16, 3, generator=generator)
+            with torch.no_grad():
+                chances = model(self.places)[0].softmax(1)
+            done = torch.multinomial(chances, 1, generator=generator)
+            earned = (done.squeeze(1) == (self.places.sum(1) > 0)).float()
+            rows.append((self.places, done, chances.gather(1, done).log(), earned))
+        names = ("seen", "done", "likely", "earned")
+        return {
+            name: torch.cat(one) for name, one in zip(names, zip(*rows, strict=True), strict=True)
+        }
+
+
+def ppo_terms(model, rows):
+    logits, values = model(rows["seen"])
+    ratio = (logits.log_softmax(1).gather(1, rows["done"]) - rows["likely"]).exp().squeeze(1)
+    gain = rows["earned"] - values.detach()
+    policy = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+    return policy, mse_loss(values, rows["earned"])
+
+
+class Ppo:
+    """Owns the batch: a drive, and two rounds of minibatches."""
+
+    def __init__(self):
+        self.world = World()
+
+    @hookimpl
+    def train_batch(self, state):
+        generator = state.generator("ppo")
+        rows = self.world.drive(state.model, generator)
+        state.log("ppo/earned", rows["earned"].mean())
+        for _ in range(2):
+            for chosen in torch.randperm(32, generator=generator).split(BATCH_SIZE):
+                state.batch = {name: one[chosen] for name, one in rows.items()}
+                stepped = state.update(self.minibatch_loss)
+        return stepped
+
+    def minibatch_loss(self, state):
+        policy, value = ppo_terms(state.model, state.microbatch)
+        state.log("ppo/policy", policy)
+        state.log("ppo/value", value)
+        return policy + value
+
+    def state_dict(self):
+        return {"places": self.world.places}
+
+    def load_state_dict(self, state, version):
+        self.world.places = state["places"].clone()
+
+
+SEEN = drawn(20, 3)
+
+
+def ppo_task():
+    return Task(
+        model=ActorCritic,
+        forward=lambda model, inputs: model(inputs)[0],
+        optimizer=adamw,
+        eval_dataloaders={"test": DataLoader(TensorDataset(SEEN, (SEEN.sum(1) > 0).long()), 8)},
+        metrics={"accuracy": MulticlassAccuracy(2, average="micro")},
+        num_samples=lambda batch: len(batch["seen"]) if "seen" in batch else 32,
+        algorithms=[Ppo()],
+    )
+
+
+def ppo_evaluated(model):
+    right = model(SEEN.to(model.critic.weight.dtype))[0].argmax(1) == (SEEN.sum(1) > 0)
+    return {"test/accuracy": right.double().mean().item()}
+
+
 # The loops by hand.
 
 
@@ -362,6 +454,36 @@ def by_hand(case: Case, num_parts: int) -> dict[tuple[int, str], float]:
     return rows
 
 
+def ppo_by_hand(num_parts: int, generator: torch.Generator) -> dict[tuple[int, str], float]:
+    """Trains an actor and its critic in a plain loop."""
+    torch.manual_seed(0)
+    world, model = World(), ActorCritic()
+    optimizer, rows = adamw(model), {}
+
+    def loss(model, part):
+        policy, value = ppo_terms(model, part)
+        return policy + value, {"ppo/policy": policy, "ppo/value": value}
+
+    case = Case(
+        ppo_task, ActorCritic, adamw, list, loss, ppo_evaluated,
+        part=lambda batch, rows: {name: one[rows] for name, one in batch.items()},
+        size=lambda batch: len(batch["seen"]),
+    )  # fmt: skip
+    for batch in range(1, NUM_BATCHES + 1):
+        drive, found = world.drive(model, generator), []
+        for _ in range(2):
+            for chosen in torch.randperm(32, generator=generator).split(BATCH_SIZE):
+                part = {name: one[chosen] for name, one in drive.items()}
+                found.append(update(case, model, optimizer, part, num_parts))
+        rows[batch, "ppo/earned"] = drive["earned"].double().mean().item()
+        rows |= {(batch, name.replace("train/loss", "train/loss.adamw")): value
+                 for name, value in found[-1].items()}  # fmt: skip
+        if batch % 2 == 0:
+            for name, value in ppo_evaluated(model).items():
+                rows[batch, name] = value
+    return rows
+
+
 def fit(folder: Path, dies: int | None, task: Callable[[], Task], **given: Any) -> None:
     """Trains with the task, saving every second batch; may die."""
     plugins = {"algorithms": [Dies(dies)], "callbacks": [Jsonl()]}
@@ -399,3 +521,14 @@ def test_a_new_users_numbers_are_true_and_resume(name, num_parts, tmp_path):
     size = {} if num_parts == 1 else {"microbatch_size": BATCH_SIZE // num_parts}
 
     compare(tmp_path, case.task, by_hand(case, num_parts), max_duration=f"{NUM_EPOCHS}ep", **size)
+
+
+@pytest.mark.parametrize("num_parts", [1, 4])
+def test_an_agent_s_numbers_are_true_and_resume(num_parts, tmp_path):
+    """Several updates a batch: of a number that each logs, the last one's stands, as of the loss."""
+    size = {} if num_parts == 1 else {"microbatch_size": BATCH_SIZE // num_parts}
+    with isolated_trainer(tmp_path / "aside", ppo_task(), max_duration="1ba") as trainer:
+        generator = trainer.state.generator("ppo")
+    given = {"max_duration": f"{NUM_BATCHES}ba", "eval_interval": "2ba", **size}
+
+    compare(tmp_path, ppo_task, ppo_by_hand(num_parts, generator), **given)
