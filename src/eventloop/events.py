@@ -1,7 +1,9 @@
 """The events and questions, in firing order; each docstring is the hook's contract.
 
 An event notifies: every implementation is called, and results are ignored. A question, named
-`should_...`, asks: any True means yes. Hooks that do the work are actions, in `actions.py`.
+`should_...`, asks: any True means yes. Hooks that do the work are actions, in `actions.py`. Plugins may
+declare more, also collections, whose call returns a list of results:
+`docs/how-to/let-others-extend-yours.md`.
 
 Every contract has the same lines. *Fires*: how often, where, relative to what. *State*: what is
 new in the State or worth knowing at this moment. *May*: what an algorithm may do here; a

@@ -241,7 +241,8 @@ def test_the_loops_own_hooks_are_not_for_plugins_to_call(make_trainer):
     trainer = make_trainer(algorithms=[Ema()])
 
     with pytest.raises(
-        PluginError, match="no active plugin declares a hook 'batch_end'; it is the core's"
+        PluginError,
+        match="no active plugin declares a hook 'batch_end'; it is an event of the core",
     ):
         trainer.state.call("batch_end")
 

@@ -490,5 +490,5 @@ def test_a_call_of_an_unknown_hook_says_what_is_known_of_the_name(make_trainer):
         PluginError, match="no active plugin declares a hook 'extra_term'; the clos"
     ):
         state.call("extra_term")
-    with pytest.raises(PluginError, match="'batch_end'; it is the core's, which calls it"):
+    with pytest.raises(PluginError, match="'batch_end'; it is an event of the core"):
         state.call("batch_end")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eventloop.actions import Actions
-from eventloop.errors import PluginError
+from eventloop.errors import PluginError, a
 from eventloop.events import Events
 from eventloop.hooks import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
 from eventloop.naming import fold
@@ -44,9 +44,10 @@ class HookTable(dict[str, Hook]):
         return name in self or self._declared_by_one_off(name) is not None
 
     def hint(self, name: str) -> str:
-        """Returns what to say of a name that no hook has, "; ..." or ""."""
+        """Returns what to say of a name that no such hook has, "; ..." or ""."""
         if name in self:
-            return "; it is the core's, which calls it" if not self[name].declared_by else ""
+            by = " and ".join(self[name].declared_by) or "the core"
+            return f"; it is {a(self[name].kind)} of {by}"
         if name in self.removed:
             return f"; it was {self.removed[name]}"
         if one := self._declared_by_one_off(name):
@@ -75,48 +76,52 @@ def hooks_of(
         if namespace is None:
             continue
         own = declared_hooks([namespace], plugin.name)
+        misfits = [*_unreadable(plugin, namespace, own)]
         hooks.removed |= getattr(namespace, "removed_hooks", {})
-        if not own and not marked_by_pluggy(namespace):
-            problems.append(
-                _problem(
-                    plugin,
-                    f"hookspecs of {plugin.name} declares no hooks: it is {namespace!r}",
-                    "put @hookspec(per=...) above its functions, or take hookspecs out",
-                )
-            )
-        problems += [
-            _problem(
-                plugin,
-                f"the hook {name!r} is marked with pluggy's own HookspecMarker",
-                "mark it with @hookspec(per=...) of eventloop",
-            )
-            for name in marked_by_pluggy(namespace)
-        ]
         for name, hook in own.items():
             known = hooks.setdefault(name, hook)
             if known is not hook and known.spec is hook.spec:
-                hooks[name] = dataclasses.replace(
-                    known, declared_by=(*known.declared_by, plugin.name)
-                )
+                by = (*known.declared_by, plugin.name)
+                hooks[name] = dataclasses.replace(known, declared_by=by)
             elif known is not hook:
-                by = " and ".join(known.declared_by) or "the core"
-                problems.append(
-                    _problem(
-                        plugin,
-                        f"the hook {name!r} of {plugin.name} is declared by {by} already",
-                        f"give it the plugin's name, {fold(plugin.name)}_{name}; plugins that "
-                        "mean the same hook share one class as their `hookspecs`",
-                    )
-                )
-        problems += [_problem(plugin, *misfit) for misfit in _misfits(own, hooks)]
+                misfits.append(_clash(plugin, known))
+        misfits += _misfits(own, hooks)
+        problems += [
+            PluginError(what, subjects=[plugin], plugin=plugin.origin, fix=plugin.fix(fix))
+            for what, fix in misfits
+        ]
     return hooks, problems
 
 
-def _problem(plugin: Plugin, what: str, fix: str) -> PluginError:
-    return PluginError(what, subjects=[plugin], plugin=plugin.origin, fix=plugin.fix(fix))
+# What is wrong, and how to fix it.
+_Misfit = tuple[str, str]
 
 
-def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, str]]:
+def _unreadable(plugin: Plugin, namespace: Any, own: Mapping[str, Hook]) -> Iterator[_Misfit]:
+    """Finds `hookspecs` without hooks, and those with marks that don't say how often a hook fires."""
+    marked = marked_by_pluggy(namespace)
+    for name in marked:
+        yield (
+            f"the hook {name!r} is marked with pluggy's own HookspecMarker",
+            "mark it with @hookspec(per=...) of eventloop",
+        )
+    if not own and not marked and not hasattr(namespace, "removed_hooks"):
+        yield (
+            f"hookspecs of {plugin.name} declares no hooks: it is {namespace!r}",
+            "put @hookspec(per=...) above its functions, or take hookspecs out",
+        )
+
+
+def _clash(plugin: Plugin, known: Hook) -> _Misfit:
+    by = " and ".join(known.declared_by) or "the core"
+    return (
+        f"the hook {known.name!r} of {plugin.name} is declared by {by} already",
+        f"give it the plugin's name, {fold(plugin.name)}_{known.name}; plugins that mean the same "
+        "hook share one class as their `hookspecs`",
+    )
+
+
+def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[_Misfit]:
     """Finds declarations that can't be called as they are written, and how to fix each."""
     for name, hook in own.items():
         parameters = list(hook.signature.parameters.values())
