@@ -14,6 +14,7 @@ from eventloop import hookimpl, schedules
 from eventloop.data import cycled, zipped
 from eventloop.task import Task
 from eventloop.testing.case import tiny_batches, tiny_task
+from eventloop.toolbox.param_groups import Unfreeze
 from eventloop_ema import Ema
 from eventloop_mixup import Mixup
 from eventloop_sam import Sam
@@ -198,6 +199,7 @@ PLUGINS = {
     "sam": lambda: [Sam()],
     "swa": lambda: [Swa(start="0.3dur", interval="4ba")],
     "selective": lambda: [SelectiveBackprop(keep_frac=0.75, start="2ba", end="90ba")],
+    "unfreeze": lambda: [Unfreeze({"0": "0.4dur", "1": "3ba"})],
     "counts": lambda: [Counts()],
     "several": lambda: [Mixup(alpha=0.4), Ema(half_life="5ba"), Counts()],
     "stops": lambda: [Counts(), Stops()],
