@@ -78,7 +78,7 @@ def plugin_differences(
         if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
             versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"
         held = [
-            {key: value for key, value in kept["options"].items() if key not in one["free"]}
+            {key: value for key, value in kept["options"].items() if key not in one.get("free", ())}
             for kept in (old, one)
         ]
         options += config_differences({one["name"]: held[0]}, {one["name"]: held[1]}, one["name"])
