@@ -11,7 +11,6 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -503,7 +502,7 @@ def logged(folder: Path) -> dict[tuple[int, str], float]:
 def compare(folder: Path, task: Callable[[], Task], expected: Any, **given: Any) -> None:
     """Trains in one go, and with a kill in mid-epoch; compares both with a loop by hand."""
     fit(folder / "one-go", None, task, **given)
-    fit_and_die(partial(fit, **given), folder / "killed", KILLED_AT, task)
+    fit_and_die(fit, folder / "killed", KILLED_AT, task, **given)
     fit(folder / "killed", None, task, **given)
 
     found, resumed = logged(folder / "one-go"), logged(folder / "killed")

@@ -234,11 +234,11 @@ class Dies:
             os._exit(_STATUS)
 
 
-def fit_and_die(fit: Callable[..., Any], *args: Any) -> None:
+def fit_and_die(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Calls a function, in which `Dies` strikes, in a fork of this process.
 
     Args:
-        args: what it is called with.
+        args, kwargs: what it is called with.
 
     Raises:
         AssertionError: it returned or raised; what it raised is printed.
@@ -247,7 +247,7 @@ def fit_and_die(fit: Callable[..., Any], *args: Any) -> None:
     if not child:
         torch.set_num_threads(1)  # a fork has none of the threads of the pool
         try:
-            fit(*args)
+            fit(*args, **kwargs)
         except BaseException:  # noqa: BLE001  nothing else prints it
             traceback.print_exc()
         finally:
