@@ -137,13 +137,13 @@ class Note(str):
     """A note on an exception that code asks for by its kind; the words are for people.
 
     Attributes:
-        kind: "origin" says what raised it, "later" what was raised after it, "plugins" which took
-            part.
+        kind: "origin" says what raised it, "given" what that was given, "later" what was raised after it,
+            "plugins" which took part.
     """
 
     kind: str
 
-    def __new__(cls, text: str, kind: Literal["origin", "later", "plugins"]) -> Self:
+    def __new__(cls, text: str, kind: Literal["origin", "given", "later", "plugins"]) -> Self:
         """Makes a note."""
         note = super().__new__(cls, text)
         note.kind = kind

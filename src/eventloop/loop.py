@@ -111,6 +111,8 @@ class Loop:
             hooks.training_start(state)
             self._in_training = True
         hooks.fit_start(state)
+        if state.settings.eval_at_start and not state.clock.batch:
+            self._evaluate_once(state)
         self._save_if_due(state)
 
         over = self.entry.between_epochs(state)
@@ -324,14 +326,15 @@ class Loop:
         hooks, of_set = self.hooks, self._numbers.of_set
         with evaluation_mode(state, logs=True):
             hooks.eval_before_all(state)
-            for name, dataloader in state.eval_dataloaders.items():
-                state.eval_name = name
+            for name in state.eval_sets:
+                state.eval_name, dataloader = name, state.eval_dataloaders[name]
                 metrics = state.metrics[f"eval/{name}"]
                 for metric in metrics.values():
                     metric.reset()
                 hooks.eval_start(state)
                 batches = hooks.eval_batches(state, dataloader)
-                for batch in batches_of(batches, f"eval data loader {name!r}"):
+                loaded = batches_of(batches, f"eval data loader {name!r}")
+                for state.eval_batch_idx, batch in enumerate(loaded):
                     state.batch = self.move(batch)
                     hooks.eval_batch_start(state)
                     hooks.eval_before_forward(state)

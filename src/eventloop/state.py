@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -71,7 +71,11 @@ class State:
         metrics: what the results are computed with, by data set: "train", "eval/NAME".
         train_metrics: the latest results in training by metric name, tensors; "loss" is the mean
             over the samples of the epoch, as it was when the epoch ended or was evaluated last.
+        eval_sets: the eval data loaders that evaluations go over, by name: all but `test_sets`; when
+            the run is over, once, those.
+        test_sets: those that are evaluated then only; `build_eval_dataloaders` may set it.
         eval_name: the eval data loader under way; None outside evaluation.
+        eval_batch_idx: the number of the eval batch under way within its set.
         eval_metrics: the latest results by data loader and metric name, tensors.
         duration: the length of the run, which fractions of it are of: `max_duration` when it was
             first started; None if it isn't set.
@@ -94,13 +98,13 @@ class State:
     __slots__ = (
         "_callable_hooks",
         "_capture",
+        "_current_count",
         "_generators",
         "_hook_hint",
         "_numbers",
         "_owner",
         "_processes",
         "_update",
-        "_weigh",
         "attempt",
         "batch",
         "checkpoint_requested",
@@ -111,9 +115,11 @@ class State:
         "duration",
         "enclosed",
         "epoch_length",
+        "eval_batch_idx",
         "eval_dataloaders",
         "eval_metrics",
         "eval_name",
+        "eval_sets",
         "is_logging",
         "loss",
         "manifest",
@@ -134,6 +140,7 @@ class State:
         "schedulers",
         "settings",
         "stop_reason",
+        "test_sets",
         "train_dataloader",
         "train_metrics",
         "until",
@@ -165,7 +172,7 @@ class State:
         self.enclosed: Callable[..., Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
-        self._weigh: Callable[[], float | Tensor] = _unweighed
+        self._current_count: Callable[[], data.Count] | None = None
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
@@ -186,7 +193,10 @@ class State:
         self.loss: Tensor | None = None
         self.metrics: Mapping[str, Mapping[str, Metric]] = {}
         self.train_metrics: dict[str, Tensor] = {}
+        self.eval_sets: Sequence[str] = ()
+        self.test_sets: frozenset[str] = frozenset()
         self.eval_name: str | None = None
+        self.eval_batch_idx = 0
         self.eval_metrics: dict[str, dict[str, Tensor]] = {}
         self.duration = settings.max_duration
         self.epoch_length: int | None = None
@@ -286,12 +296,29 @@ class State:
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         if self.eval_name is not None:
-            weight = 1 if self.batch is None else self._weigh()
+            weight = 1 if self.batch is None else self.current_count().weight
             self._numbers.of_set.record(name, value, weight, reduce)
         elif self.microbatch is not None:
             self._numbers.record_part(name, value, self.microbatch_idx, reduce)
         elif self.is_logging:
             self._numbers.record(name, value, reduce)
+
+    @contextmanager
+    def evaluating(self, names: Iterable[str]) -> Iterator[None]:
+        """Has evaluations inside of it go over these eval data loaders."""
+        kept, self.eval_sets = self.eval_sets, tuple(names)
+        try:
+            yield
+        finally:
+            self.eval_sets = kept
+
+    def current_count(self) -> data.Count:
+        """Returns what the microbatch under way, else the batch, counts for: samples, and weight.
+
+        For what is averaged over them: a metric, say. No device is read.
+        """
+        assert self._current_count is not None
+        return self._current_count()
 
     def resolve(self, time: Time) -> Time:
         """Returns a time that the clock can count: no fraction of the run, none of an epoch.
@@ -509,7 +536,7 @@ def connect(
     owner: Callable[[str], Plugin],
     update: Update,
     capture: Callable[[], Captured],
-    weigh: Callable[[], float | Tensor],
+    current_count: Callable[[], data.Count],
 ) -> None:
     """Hands a State what its methods need, once plans are frozen.
 
@@ -520,7 +547,7 @@ def connect(
         owner: returns the plugin that answers an action.
         update: makes one update of some optimizers.
         capture: returns what a checkpoint of now holds.
-        weigh: returns what the eval batch under way weighs in a mean.
+        current_count: returns what the microbatch or eval batch under way counts for.
     """
     state.plugins = plugins
     state._callable_hooks = callable_hooks
@@ -528,8 +555,4 @@ def connect(
     state._owner = owner
     state._update = update
     state._capture = capture
-    state._weigh = weigh
-
-
-def _unweighed() -> int:
-    return 1
+    state._current_count = current_count

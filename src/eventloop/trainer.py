@@ -30,6 +30,7 @@ from eventloop.errors import (
     counted,
     failures_of,
     keep,
+    notes_of,
 )
 from eventloop.naming import listed
 from eventloop.plugin.assembly import Assembly
@@ -40,6 +41,7 @@ from eventloop.plugin.records import Plugin, Selected
 from eventloop.rng import seed_everything
 from eventloop.run.build import build
 from eventloop.run.checks import (
+    check_evaluation,
     check_trainable,
     require_usable,
     warn_of_zero_rates,
@@ -159,6 +161,12 @@ class Trainer:
             require_same_run(processes, self.state.manifest)
             self._start.check(self.state.manifest)
             build(core, self._start, configuration.who_insists, brought.described)
+            interval = configuration.setting_values(brought.settings)["eval_interval"]
+            check_evaluation(
+                self.state,
+                evaluates=core.bookkeeping.evaluates,
+                is_interval_set=interval.source != "default",
+            )
 
     def __repr__(self) -> str:
         state = self.state
@@ -202,6 +210,11 @@ class Trainer:
                 own = (one for one in dir(type(self)) if not one.startswith("_"))
                 hint = known_as(name, METHODS, own)
             raise AttributeError(f"the trainer has no {name!r}{hint}")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
+        return bool(self.state.eval_dataloaders) or self._core.bookkeeping.evaluates
 
     def owner(self, action: str) -> Plugin:
         """Returns the plugin that answers an action: a plugin, else the task, else the core.
@@ -269,8 +282,9 @@ class Trainer:
             TaskError: the task has no eval data loader.
         """
         self._require_eval_data()
-        with self._told_of_failure():
-            metrics = self._hooks.evaluate(self.state)
+        state = self.state
+        with self._told_of_failure(), state.evaluating(state.eval_dataloaders):
+            metrics = self._hooks.evaluate(state)
             self._loop.deliver_everything(self.state)
         return {name: dict(found) for name, found in metrics.items()}
 
@@ -377,7 +391,7 @@ class Trainer:
 
     def _require_eval_data(self) -> None:
         self._require_open()
-        if not self.state.eval_dataloaders:
+        if not self.evaluates:
             raise TaskError(
                 "the task has no eval data loader", fix="give Task(eval_dataloaders=...)"
             )
@@ -412,6 +426,7 @@ class Trainer:
             with self._processes.watched(), self.state.precision.in_force(), shapes_must_match():
                 yield
         except BaseException as error:
+            _note_moment(error, self.state)
             late = failures_of(lambda: self._loop.deliver_everything(self.state, alone=True))
             failures = late + told(self._hooks.exception, self.state, error)
             if closing:
@@ -427,6 +442,13 @@ def _further(end: Time, *, is_named: bool) -> str:
     if is_command():
         return f"{as_set(max_duration=longer)} with {allowing('config_change')} goes further"
     return f"`fit(until={longer!r})` goes further"
+
+
+def _note_moment(error: BaseException, state: State) -> None:
+    """Notes when something failed that isn't the doing of a hook: a data loader, say."""
+    is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
+    if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
+        error.add_note(f"epoch {state.clock.epoch}, batch {state.clock.batch}")
 
 
 @dataclass(frozen=True)

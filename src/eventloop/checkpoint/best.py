@@ -11,7 +11,7 @@ from torch import Tensor
 from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
+    from eventloop.state import State
 
 _WHAT = "checkpoint_best"
 
@@ -35,16 +35,23 @@ class Best:
         self._before: tuple[float, int | None] = (-math.inf, None)
 
     @classmethod
-    def among(cls, metrics: Mapping[str, Mapping[str, Metric]], wanted: str) -> Best:
-        """Finds the number that a person named: "test/accuracy", "min test/error".
-
-        Args:
-            metrics: by data set, "eval/test".
+    def named(cls, wanted: str, state: State) -> Best:
+        """Follows the number that a person named: "test/accuracy", "min test/error".
 
         Raises:
             SettingError: there is none of that name, or whether higher is better isn't known.
         """
-        return cls(followed(_WHAT, wanted, metrics))
+        return cls(followed(_WHAT, wanted, state))
+
+    @property
+    def eval_set(self) -> str:
+        """The name of the eval set."""
+        return self._followed.eval_set
+
+    @property
+    def name(self) -> str:
+        """What is followed, and which way is better: max test/accuracy."""
+        return self._name
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
         """Takes up an evaluation; returns whether it is the best so far.

@@ -93,7 +93,7 @@ class Saver:
     def after_load(self, state: State) -> None:
         wanted = state.settings.checkpoint_best
         if wanted is not None:
-            self._best = Best.among(state.metrics, wanted)
+            self._best = Best.named(wanted, state)
             self._best.load_state_dict(self._kept_best)
         if self._interval is not None:
             try:
@@ -118,7 +118,10 @@ class Saver:
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
-        if self._best is not None and self._best.improves(state.eval_metrics, state.clock.batch):
+        best = self._best
+        if best is None or best.eval_set not in state.eval_sets:
+            return
+        if best.improves(state.eval_metrics, state.clock.batch):
             state.checkpoint_requested = True
 
     @hookimpl

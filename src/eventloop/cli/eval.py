@@ -15,7 +15,7 @@ from eventloop.cli.arguments import (
     CommandOption,
     allowed,
 )
-from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, prepare, weights_path
+from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, prepare, weights_line, weights_path
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.output import (
@@ -73,12 +73,14 @@ def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, 
         ).build(job.build_task()) as trainer,
     ):
         active += trainer.plugins
-        require_eval_data(trainer, arguments.task)
+        if not trainer.evaluates:
+            require_eval_data(trainer, arguments.task)
         if weights is not None:
             strict = "not_strict" not in arguments.given
             trainer.load_weights(weights, strict=strict, as_evaluated=strict)
         if "json" not in arguments.given:
             write_lines(header_lines(trainer, arguments.task, job.task_options()))
+            write_lines([weights_line(trainer, arguments)])
         return {
             dataset: {name: _plain(value) for name, value in values.items()}
             for dataset, values in trainer.eval().items()

@@ -215,6 +215,15 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
         yield "problem", f"  {problem.what}"
 
 
+def weights_line(trainer: Trainer, arguments: Arguments) -> str:
+    """Returns which weights are evaluated or predicted with: a line of the header."""
+    if "weights" in arguments.given:
+        return f"weights: {arguments.given['weights']}"
+    if trainer.state.clock.batch:
+        return "weights: those of the run that goes on"
+    return "weights: as the task builds them, not trained here; `--weights PATH` loads others"
+
+
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
     """Yields the header, a line for each subject.
 

@@ -24,6 +24,7 @@ from eventloop.cli.job import (
     header_lines,
     output_path,
     prepare,
+    weights_line,
     weights_path,
 )
 from eventloop.cli.output import crash_report, write_lines
@@ -72,6 +73,7 @@ def _predict(arguments: Arguments, weights: Path | None) -> int:
             strict = "not_strict" not in arguments.given
             trainer.load_weights(weights, strict=strict, as_evaluated=strict)
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
+        write_lines([weights_line(trainer, arguments)])
         tensors: dict[str, Tensor] = {}
         for name, loader in loaders.items():
             tensors |= concatenated(name, trainer.predict(loader))

@@ -41,6 +41,7 @@ class Settings:
         clip_norm: largest norm of all gradients together; larger ones are scaled down to it.
         clip_value: largest absolute value of any entry of a gradient; after clip_norm.
         eval_interval: how often to evaluate, as a time; once more at the end. none: never.
+        eval_at_start: whether to evaluate before the first batch, too.
         log_interval: how often logged numbers are brought to the host and handed to loggers, as
             a time; no number is lost in between.
         uneven: what becomes of samples and batches that some ranks have and others don't. pad: some
@@ -89,6 +90,7 @@ class Settings:
     clip_norm: float | None = None
     clip_value: float | None = None
     eval_interval: Time | None = Time("1ep")  # noqa: RUF009 - a Time can't change
+    eval_at_start: bool = False
     log_interval: Time = Time("10ba")  # noqa: RUF009
     uneven: Uneven = "pad"
     sync_batch_norm: bool = False
@@ -124,6 +126,7 @@ class SettingValues(TypedDict, total=False):
     clip_norm: float | None
     clip_value: float | None
     eval_interval: str | Time | None
+    eval_at_start: bool
     log_interval: str | Time
     uneven: Uneven
     sync_batch_norm: bool

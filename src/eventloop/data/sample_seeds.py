@@ -25,6 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from eventloop.data.described import shapes
 from eventloop.rng import KeptGenerators, get_rng_state, is_generator, reseed, set_rng_state
 
 _BITS = 2**64 - 1
@@ -200,6 +201,10 @@ class SeededCollate:
         """Makes a batch of samples."""
         try:
             return self._collate_fn(samples)
+        except Exception as error:
+            name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
+            error.add_note(f"collate_fn {name} was given {shapes(samples)}")
+            raise
         finally:
             self._seeds.end_batch()
 

@@ -129,6 +129,8 @@ class Cost:
 
     name = "cost"
 
+    needs_eval_data = True
+
     def __init__(self) -> None:
         self._mark: Callable[[], float | torch.cuda.Event] = time.perf_counter
         self._marks: deque[float | torch.cuda.Event | None] = deque(maxlen=_MOST_STEPS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
+from eventloop.training.given import ACTIONS, note_given
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation
@@ -79,7 +80,9 @@ def _first_argument(frame: FrameType) -> object:
 
 
 def blame(error: BaseException, one: Implementation, state: State) -> None:
-    """Notes on an exception who raised it, once, whatever passes it on."""
+    """Notes on an exception who raised it, once, and what of, whatever passes it on."""
+    if one.hook.name in ACTIONS:
+        note_given(error, one.hook.name, state)
     if one.plugin.role == "core" or isinstance(error, Interrupted):
         return
     if notes_of(error, "origin"):

@@ -59,6 +59,7 @@ def build(
     core.loop.feeds.take(state, state.train_dataloader)
     state.eval_dataloaders = hooks.build_eval_dataloaders(state)
     check_eval_dataloaders(state)
+    state.eval_sets = [name for name in state.eval_dataloaders if name not in state.test_sets]
     state.schedulers = hooks.build_schedulers(state)
     datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
     state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}

@@ -136,6 +136,31 @@ def warn_of_zero_rates(state: State) -> None:
         )
 
 
+def check_evaluation(state: State, *, evaluates: bool, is_interval_set: bool) -> None:
+    """Checks that a run which was told when to evaluate has something to evaluate.
+
+    Args:
+        evaluates: whether a plugin evaluates by itself.
+        is_interval_set: whether eval_interval isn't the default.
+
+    Raises:
+        SettingError: it hasn't.
+    """
+    settings = state.settings
+    if state.eval_sets or evaluates:
+        return
+    asked = [f"eval_interval is {settings.eval_interval}"] * (
+        is_interval_set and settings.eval_interval is not None
+    )
+    asked += ["eval_at_start is set"] * settings.eval_at_start
+    if asked:
+        raise SettingError(
+            f"{asked[0]}, but there is nothing to evaluate",
+            fix="give Task(eval_dataloaders=...), leave it out, or implement an event of "
+            "evaluation in a plugin: `eval_after_all`",
+        )
+
+
 def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_tokens: bool) -> None:
     """Checks that everything is there that a fit needs.
 

@@ -28,7 +28,7 @@ from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
-from eventloop.training.evaluation import batch_weight
+from eventloop.training.evaluation import current_count
 from eventloop.training.features import (
     ChannelsLast,
     Deterministic,
@@ -157,6 +157,11 @@ class Core:
             setattr(self.hooks, name, plan)
             is_told = hook.kind == "event" and hook.per == "microbatch"
             setattr(self.loop.quiet, name, nothing if is_told else plan)
+        # What is evaluated is the task's loss, without what plugins wrap around it in training.
+        owners = [one for one in assembly.implementations["loss"] if not one.wrapper]
+        loss = freeze(assembly.hooks["loss"], owners, state)
+        self.bookkeeping.eval_loss = state.precision.enclose("loss", loss)
+        self.bookkeeping.evaluates = _evaluates(assembly)
         state.manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest["task"] = dict(self._origin or {})
         self._numbers.is_heard = len(assembly.implementations["log"]) > 0
@@ -166,7 +171,7 @@ class Core:
             owner=assembly.owner,
             update=self.loop.update,
             capture=self.capture.all,
-            weigh=functools.partial(batch_weight, state, self.hooks),
+            current_count=functools.partial(current_count, state, self.hooks),
             callable_hooks={
                 name: checked(hook, getattr(self.hooks, name))
                 for name, hook in assembly.hooks.items()
@@ -184,6 +189,17 @@ def close_all(hooks: Plans, state: State) -> None:
         for other in others:
             keep(first, other)
         raise first
+
+
+def _evaluates(assembly: Assembly) -> bool:
+    """Returns whether a plugin implements an event of evaluation, and not only to watch one."""
+    events = [name for name, hook in assembly.hooks.items() if hook.per in ("eval", "eval batch")]
+    return any(
+        not getattr(one.plugin.target, "needs_eval_data", False)
+        for name in events
+        for one in assembly.implementations[name]
+        if one.hook.kind == "event" and one.plugin.role != "core"
+    )
 
 
 class Feature(Protocol):

@@ -6,72 +6,69 @@ Imported where there are some, for torchmetrics takes as long to import as torch
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from eventloop.data import num_samples
 from eventloop.errors import TaskError, a
+from eventloop.training.mean_of import MeanOf
 
 if TYPE_CHECKING:
     from eventloop.state import State
 
 
-def fresh_metrics(metrics: Any, device: torch.device) -> dict[str, Metric]:
-    """Copies metrics to a device, with nothing counted yet.
+def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | None]:
+    """Makes metrics on the State's device, with nothing counted yet.
 
     Args:
-        metrics: a mapping by name, a `MetricCollection`, one metric (named after its class), or a
-            factory of any of these.
+        metrics: a mapping by name, a `MetricCollection`, one metric (named after its class or
+            function), or a factory of any of these. A metric is torchmetrics', or a function of
+            outputs and targets, which is averaged over the samples. `loss: None` stays: it means
+            that the loss isn't measured.
 
     Raises:
-        TaskError: something in it isn't a torchmetrics metric.
+        TaskError: something in it is neither.
     """
-    if not isinstance(metrics, (Metric, MetricCollection, Mapping)) and callable(metrics):
+    if not isinstance(metrics, (Metric, MetricCollection, Mapping)) and _is_factory(metrics):
         metrics = metrics()
     if isinstance(metrics, Metric):
         metrics = {type(metrics).__name__.lower(): metrics}
-    result = {}
-    for name, metric in metrics.items():
-        if not isinstance(metric, Metric):
-            raise TaskError(
-                f"metric {name!r} is {a(type(metric).__name__)}, not a torchmetrics.Metric",
-                fix="give Task(metrics={'accuracy': MulticlassAccuracy(10)})",
-            )
-        result[str(name)] = copy.deepcopy(metric).to(device)
-        result[str(name)].reset()
-    return result
+    elif not isinstance(metrics, Mapping | MetricCollection):
+        metrics = {getattr(metrics, "__name__", "metric"): metrics}
+    return {str(name): _fresh(str(name), metric, state) for name, metric in metrics.items()}
 
 
-class MeanLoss(Metric):
-    """The mean of a task's loss over samples, added up on the device.
+def _fresh(name: str, metric: Any, state: State) -> Metric | None:
+    if metric is None and name == "loss":
+        return None
+    if isinstance(metric, Metric):
+        fresh = copy.deepcopy(metric).to(state.device)
+        fresh.reset()
+        return fresh
+    if callable(metric) and not isinstance(metric, type):
+        is_higher = getattr(metric, "higher_is_better", None)
+        return MeanOf(
+            metric, lambda: state.current_count().samples, state.device, is_higher=is_higher
+        )
+    raise TaskError(
+        f"metric {name!r} is {a(type(metric).__name__)}, neither a torchmetrics.Metric nor a "
+        "function of outputs and targets",
+        fix="give Task(metrics={'accuracy': MulticlassAccuracy(10)}), or "
+        "Task(metrics={'error': lambda outputs, targets: (outputs - targets).abs().mean()})",
+    )
 
-    Args:
-        loss: gives the loss of the batch under way, shape ().
-        state: where that batch stands.
-    """
 
-    higher_is_better = False
-    total: Tensor
-    num_samples: Tensor
+def _is_factory(metrics: Callable[..., Any]) -> bool:
+    """Returns whether a callable is called without arguments; a metric takes outputs and targets."""
+    return callable(metrics) and not _required(metrics)
 
-    def __init__(self, loss: Callable[[], Tensor], state: State) -> None:
-        super().__init__()
-        self._loss = loss
-        self._state = state
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("num_samples", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.to(state.device)
 
-    def update(self, *_: Any) -> None:
-        """Adds the batch under way; outputs and targets are read where the loss reads them."""
-        samples = num_samples(self._state.batch)
-        self.total += self._loss().detach() * samples
-        self.num_samples += samples
-
-    def compute(self) -> Tensor:
-        """Returns the mean, shape ()."""
-        return self.total / self.num_samples
+def _required(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(one.kind in kinds and one.default is one.empty for one in parameters)

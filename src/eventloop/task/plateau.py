@@ -95,7 +95,7 @@ class Plateau:
         Raises:
             SettingError: there is none of this name, or it is never computed.
         """
-        self._followed = followed(_WHAT, self.rule.metric, state.metrics)
+        self._followed = followed(_WHAT, self.rule.metric, state)
         if state.settings.eval_interval is None:
             raise SettingError(
                 f"schedules.plateau follows {self.rule.metric!r}, but eval_interval is not set, so "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
@@ -47,8 +46,9 @@ class Task:
             names what else it wants of max_duration, steps_per_epoch, total_steps, state; by name
             where there are several optimizers.
         scheduler_interval: "ba": the scheduler moves once a batch; "ep": once an epoch.
-        metrics: torchmetrics by name; each eval data loader gets a fresh copy. Where it is left
-            out, the mean of the task's loss over the samples, as `loss`; {} means none.
+        metrics: by name: torchmetrics, of which each eval data loader gets a fresh copy, and
+            functions of outputs and targets, averaged over the samples. The mean of the loss comes
+            beside them, as `loss`, unless that is None here; {} means no metrics at all.
         train_metrics: the same for training, computed at log intervals.
         forward: gives the outputs; names what it wants of model, batch, inputs, targets, state.
         num_tokens: gives the tokens of a batch, an int; names what it wants of batch, inputs,
@@ -140,8 +140,8 @@ class Task:
             given["build_optimizers"] = _optimizers_hook(self.optimizer)
         if self.scheduler is not None:
             given["build_schedulers"] = schedulers_hook(self.scheduler, self.scheduler_interval)
-        if self.metrics is not None or self.train_metrics is not None or self.loss is not None:
-            given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics, self.loss)
+        if self.metrics is not None or self.train_metrics is not None:
+            given["build_metrics"] = _metrics_hook(self.metrics, self.train_metrics)
         if self.forward is not None:
             given["forward"] = _forward_hook(self.forward)
         if self.loss is not None:
@@ -199,24 +199,16 @@ def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any
     return build_optimizers
 
 
-def _metrics_hook(
-    for_eval: Any, for_training: Any, given_loss: Callable[[Any, Any], Tensor] | None
-) -> Callable[..., Mapping[str, Metric]]:
-    def build_metrics(state: State, dataset: str) -> Mapping[str, Metric]:
+def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Metric | None]]:
+    def build_metrics(state: State, dataset: str) -> Mapping[str, Metric | None]:
         given = for_training if dataset == "train" else for_eval
-        is_loss = dataset != "train" and for_eval is None and given_loss is not None
-        if given is None and not is_loss:
+        if given is None:
             return {}
-        from eventloop.task.metric_copies import (  # slow to import: see there
-            MeanLoss,
-            fresh_metrics,
-        )
+        if isinstance(given, Mapping) and not given:
+            return {"loss": None}
+        from eventloop.task.metric_copies import fresh_metrics  # slow to import: see there
 
-        if given is not None:
-            return fresh_metrics(given, state.device)
-        assert given_loss is not None
-        loss = state.precision.under_autocast(_loss_hook(given_loss))
-        return {"loss": MeanLoss(functools.partial(loss, state), state)}
+        return fresh_metrics(given, state)
 
     return build_metrics
 
@@ -238,7 +230,8 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
                 f"the task's loss takes targets, but a batch of {data.describe(state.batch)} "
                 "has none",
                 fix="let the data loader give pairs (inputs, targets) or mappings with 'labels', "
-                "implement the action loss, or evaluate without the loss: Task(metrics={})",
+                "implement the action loss, or evaluate without the loss: "
+                "Task(metrics={'loss': None})",
             )
         found = given(state.outputs, targets)
         if found is None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from eventloop.errors import SettingError
+from eventloop.errors import SettingError, TaskError
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import EpochLoss
-from eventloop.training.metrics import compute, metric_name
+from eventloop.training.metrics import EVAL, compute, loss_in, metric_name
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from eventloop.clock import Time
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
@@ -37,6 +39,8 @@ class Bookkeeping:
     Attributes:
         history: see `Result`.
         loss: of the epoch under way.
+        eval_loss: computes that of the outputs at hand.
+        evaluates: whether a plugin evaluates by itself, with eval data or without.
     """
 
     __slots__ = (
@@ -45,6 +49,8 @@ class Bookkeeping:
         "_numbers",
         "_plans",
         "_processes",
+        "eval_loss",
+        "evaluates",
         "history",
         "loss",
     )
@@ -59,6 +65,8 @@ class Bookkeeping:
         self._in_fit = False
         self.history: list[dict[str, float]] = []
         self.loss = EpochLoss(device)
+        self.eval_loss: Callable[[State], Tensor]
+        self.evaluates = False
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -66,6 +74,15 @@ class Bookkeeping:
         self._numbers.interval = _resolved("log_interval", settings.log_interval, state)
         if settings.eval_interval is not None:
             self._eval_interval = _resolved("eval_interval", settings.eval_interval, state)
+
+    # Innermost, so that what several ranks do with metrics is done with this one, too.
+    @hookimpl(wrapper=True, trylast=True)
+    def build_metrics(self, state: State, dataset: str) -> Generator[None, Any, Any]:
+        metrics = yield
+        found = {name: one for name, one in metrics.items() if one is not None}
+        if dataset != "train" and LOSS not in metrics:
+            found[LOSS] = self._mean_loss(state)
+        return found
 
     @hookimpl
     def fit_start(self, state: State) -> None:
@@ -79,7 +96,7 @@ class Bookkeeping:
     @hookimpl
     def should_eval(self, state: State) -> bool:
         interval = self._eval_interval
-        if interval is None or not state.eval_dataloaders:
+        if interval is None or not (state.eval_sets or self.evaluates):
             return False
         clock = state.clock
         return clock.crossed(interval) or clock.reached(state.until)
@@ -121,6 +138,12 @@ class Bookkeeping:
         # What a plugin has logged at this event; that of the batches is among the results.
         late = self._numbers.of_set.take(self._processes, state.device)
         results |= {name: value for name, value in late.items() if name not in results}
+        if not results and LOSS in state.metrics[f"{EVAL}{name}"] and not self.evaluates:
+            raise TaskError(
+                f"the evaluation of {name!r} gave no number: the task has neither loss nor metrics, "
+                "and the model's outputs have no .loss",
+                fix="give Task(loss=...) or Task(metrics=...); Task(metrics={}) evaluates in silence",
+            )
         for metric, value in results.items():
             if value.numel() == 1:
                 self._numbers.record(metric_name(name, metric), value)
@@ -159,6 +182,19 @@ class Bookkeeping:
         for eval_set, results in state.eval_metrics.items():
             row |= _scalars((metric_name(eval_set, name), one) for name, one in results.items())
         self.history.append(row)
+
+    def _mean_loss(self, state: State) -> Metric:
+        from eventloop.training.mean_of import MeanOf  # slow to import: see there
+
+        is_core = state.owner("loss") == "core"
+
+        def loss(_outputs: Any, _targets: Any) -> Tensor | None:
+            return loss_in(state.outputs) if is_core else self.eval_loss(state)
+
+        def weigh() -> float | Tensor:
+            return state.current_count().weight
+
+        return MeanOf(loss, weigh, state.device, is_higher=False)
 
     def _take_loss(self, state: State) -> None:
         """Has the results in training hold the mean loss over the samples of the epoch so far."""

@@ -21,7 +21,8 @@ from eventloop.data.combine import NoData
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
-from eventloop.training.metrics import predictions
+from eventloop.training.given import note_given
+from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
     drop_gradients,
@@ -138,16 +139,18 @@ class Defaults:
             batch, model = state.batch, state.model
         else:
             batch, model = state.microbatch, state.wrapped_model
-        if data.is_pair(batch):
-            return model(batch[0])
-        if isinstance(batch, Mapping):
-            try:
+        try:
+            if data.is_pair(batch):
+                return model(batch[0])
+            if isinstance(batch, Mapping):
                 return model(**batch)
-            except TypeError as error:
+            if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
+                return model(data.inputs_of(batch))  # to predict for takes no targets
+        except Exception as error:
+            if isinstance(error, TypeError) and isinstance(batch, Mapping):
                 _explain_keywords(error, state.model, batch)
-                raise
-        if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
-            return model(data.inputs_of(batch))  # to predict for takes no targets
+            note_given(error, "forward", state)
+            raise
         raise TaskError(
             f"a batch of {data.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "
@@ -157,14 +160,14 @@ class Defaults:
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
-        outputs = state.outputs
-        found = outputs.get("loss") if isinstance(outputs, Mapping) else _loss_of(outputs)
+        found = loss_in(state.outputs)
         if found is None:
+            kind = type(state.outputs).__name__
             raise TaskError(
-                f"the task has no loss, and the model's {type(outputs).__name__} has no .loss",
+                f"the task has no loss, and the model's {kind} has no .loss",
                 fix="give Task(loss=torch.nn.functional.cross_entropy), say",
             )
-        return found
+        return found  # type: ignore[no-any-return]
 
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
@@ -274,8 +277,12 @@ class Defaults:
         if metrics:
             given = predictions(state.outputs)
             targets = state.targets
-            for metric in metrics.values():
-                metric.update(given, targets)
+            for name, metric in metrics.items():
+                try:
+                    metric.update(given, targets)
+                except Exception as error:
+                    note_given(error, f"metric {name!r}", state)
+                    raise
         return True
 
     @hookimpl
@@ -359,7 +366,3 @@ def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, An
             "  fix  take the other keys out of the batch, or give "
             "Task(forward=lambda model, batch: model(batch['inputs']))"
         )
-
-
-def _loss_of(outputs: Any) -> Tensor | None:
-    return getattr(outputs, "loss", None)

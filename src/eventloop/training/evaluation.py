@@ -17,6 +17,7 @@ from eventloop.training.metrics import compute
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+    from eventloop.data import Count
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
@@ -49,10 +50,19 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
     Raises:
         TaskError: there is none.
     """
-    batch = None
-    for batch in dataloader:
+    num_batches = 0
+    batches = iter(dataloader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        except Exception as error:
+            error.add_note(f"raised by the {what}, at its batch {num_batches}")
+            raise
+        num_batches += 1
         yield batch
-    if batch is None:
+    if not num_batches:
         raise TaskError(
             f"the {what} gave no batch",
             fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
@@ -60,11 +70,13 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
         )
 
 
-def batch_weight(state: State, hooks: Plans) -> float | Tensor:
-    """Returns what the eval batch under way weighs in a mean: what it would in training."""
+def current_count(state: State, hooks: Plans) -> Count:
+    """Returns what the microbatch under way, else the batch, counts for as a microbatch."""
+    if state.microbatch is not None:
+        return hooks.count_batch(state, state.microbatch)
     state.microbatch = state.batch
     try:
-        return hooks.count_batch(state, state.batch).weight
+        return hooks.count_batch(state, state.batch)
     finally:
         state.microbatch = None
 
@@ -90,7 +102,8 @@ def try_evaluation(
             metrics = hooks.build_metrics(state, f"eval/{name}")
             batches = hooks.eval_batches(state, itertools.islice(dataloader, num_batches))
             try:
-                for batch in batches_of(batches, f"eval data loader {name!r}"):
+                loaded = batches_of(batches, f"eval data loader {name!r}")
+                for state.eval_batch_idx, batch in enumerate(loaded):
                     state.batch = move(batch)
                     state.outputs = hooks.eval_forward(state)
                     hooks.update_metrics(state, metrics)

@@ -12,6 +12,9 @@ from eventloop.errors import SettingError, TaskError, closest
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
+    from eventloop.state import State
+    from eventloop.view import StateView
+
 EVAL = "eval/"
 _OF_TRAINING = ("train", "lr")
 
@@ -21,6 +24,13 @@ def predictions(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs)
     return getattr(outputs, "logits", outputs)
+
+
+def loss_in(outputs: Any) -> Any:
+    """Returns the loss that outputs have themselves: `.loss`, or the key "loss"; None without."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return getattr(outputs, "loss", None)
 
 
 def metric_name(eval_set: str, metric: str) -> str:
@@ -109,9 +119,7 @@ def named_metrics(metrics: Mapping[str, Mapping[str, Metric]]) -> dict[str, Name
     return {one.name: one for one in found}
 
 
-def find_metric(
-    what: str, wanted: str, metrics: Mapping[str, Mapping[str, Metric]], *, also: str = ""
-) -> NamedMetric:
+def find_metric(what: str, wanted: str, state: State | StateView, *, also: str = "") -> NamedMetric:
     """Returns the number of an eval set that a person named, before the first evaluation.
 
     Args:
@@ -119,7 +127,7 @@ def find_metric(
         wanted: "test/accuracy", or "eval/test/accuracy"; "test/f1.micro" of a metric with several
             results; "min test/error" where the metric doesn't say what is better, which may also
             be a number that the task logs.
-        metrics: `state.metrics`.
+        state: whose metrics are built; those of test sets may not be followed.
         also: what else could have been named, for messages.
 
     Raises:
@@ -127,6 +135,11 @@ def find_metric(
     """
     direction, _, name = wanted.strip().rpartition(" ")
     is_higher = {"min": False, "max": True}.get(direction)
+    metrics = {
+        key: one
+        for key, one in state.metrics.items()
+        if key.removeprefix(EVAL) not in state.test_sets
+    }
     known = named_metrics(metrics)
     for one in (name, name.removeprefix(EVAL)):
         whole, _, part = one.rpartition(".")
@@ -150,13 +163,13 @@ def find_metric(
     )
 
 
-def followed(what: str, wanted: str, metrics: Mapping[str, Mapping[str, Metric]]) -> NamedMetric:
+def followed(what: str, wanted: str, state: State | StateView) -> NamedMetric:
     """Returns what `find_metric` finds, with whether higher is better.
 
     Raises:
         SettingError: that isn't known, either.
     """
-    found = find_metric(what, wanted, metrics)
+    found = find_metric(what, wanted, state)
     if found.is_higher is None:
         raise SettingError(
             f"{what}: the metric {found.name!r} doesn't say whether higher is better",

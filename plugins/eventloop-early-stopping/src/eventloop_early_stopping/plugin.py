@@ -37,6 +37,8 @@ class EarlyStopping:
         ValueError: an option has no such value, or says nothing without another.
     """
 
+    needs_eval_data = True
+
     def __init__(
         self,
         *,
@@ -71,7 +73,7 @@ class EarlyStopping:
     def after_load(self, state: StateView) -> None:
         """Settles what to watch, now that the metrics are known, and where a resumed run was."""
         evaluates = state.settings.eval_interval is not None
-        self._watched = watched_by(self.metric, state.metrics, mode=self.mode, evaluates=evaluates)
+        self._watched = watched_by(self.metric, state, mode=self.mode, evaluates=evaluates)
         self._waiting = Waiting(
             self._watched.name,
             is_higher=self._is_higher(self._watched),
@@ -127,7 +129,7 @@ class EarlyStopping:
     def eval_after_all(self, state: StateView) -> None:
         """Compares an evaluation's result; outside of a fit it doesn't count as progress."""
         assert self._watched is not None
-        if self._in_fit and self._watched.eval_set:
+        if self._in_fit and self._watched.eval_set in state.eval_sets:
             # The same on all ranks by itself, where they compute alike.
             value, *_ = state.all_gather(self._watched.value(state.eval_metrics, WHAT))
             self._take(state, value)

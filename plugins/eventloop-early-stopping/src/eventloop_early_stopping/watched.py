@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torchmetrics import Metric
+from typing import TYPE_CHECKING
 
 from eventloop.toolbox.metric_names import NamedMetric, find_metric, named_metrics
+
+if TYPE_CHECKING:
+    from eventloop import StateView
 
 WHAT = "early-stopping.metric"
 TRAIN_LOSS = NamedMetric("train/loss", eval_set="", metric="", is_higher=False)
@@ -14,7 +15,7 @@ TRAIN_LOSS = NamedMetric("train/loss", eval_set="", metric="", is_higher=False)
 
 def watched_by(
     name: str | None,
-    metrics: Mapping[str, Mapping[str, Metric]],
+    state: StateView,
     *,
     mode: str = "auto",
     evaluates: bool,
@@ -23,7 +24,7 @@ def watched_by(
 
     Args:
         name: as it is logged; of a metric with several results one, `test/f1.micro`.
-        metrics: by data set: `state.metrics`.
+        state: whose metrics are built.
         mode: min or max where a person said what is better.
         evaluates: whether the run evaluates by itself.
 
@@ -31,9 +32,10 @@ def watched_by(
         SettingError: there is nothing of this name.
     """
     if name is None:
-        known = named_metrics(metrics).values() if evaluates else ()
-        return next((one for one in known if one.is_higher is not None), TRAIN_LOSS)
+        known = named_metrics(state.metrics).values() if evaluates else ()
+        sure = (one for one in known if one.is_higher is not None)
+        return next((one for one in sure if one.eval_set in state.eval_sets), TRAIN_LOSS)
     if name == TRAIN_LOSS.name:
         return TRAIN_LOSS
     direction = "" if mode == "auto" else f"{mode} "
-    return find_metric(WHAT, direction + name, metrics, also=TRAIN_LOSS.name)
+    return find_metric(WHAT, direction + name, state, also=TRAIN_LOSS.name)

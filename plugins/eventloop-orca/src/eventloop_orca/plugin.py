@@ -37,6 +37,8 @@ class Orca:
     # A callback runs on every rank, and may keep there what it likes.
     state_per_rank = True
 
+    needs_eval_data = True
+
     def __init__(self, *, callbacks: list[Any] | str) -> None:
         listed = [callbacks] if isinstance(callbacks, str) else callbacks
         if not isinstance(listed, (list, tuple)):

@@ -40,6 +40,8 @@ class Progress:
         ValueError: `refresh_per_s` isn't a positive number.
     """
 
+    needs_eval_data = True
+
     def __init__(self, *, refresh_per_s: float = 10.0) -> None:
         if not (refresh_per_s > 0 and math.isfinite(refresh_per_s)):
             raise ValueError(f"refresh_per_s={refresh_per_s!r} isn't a positive number")

@@ -36,6 +36,8 @@ class Report:
         ValueError: the page's name doesn't end in `.html`.
     """
 
+    needs_eval_data = True
+
     def __init__(self, *, path: Path | None = None, pngs: bool = True) -> None:
         self.path = None if path is None else Path(path)
         if self.path is not None and self.path.suffix != ".html":

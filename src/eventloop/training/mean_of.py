@@ -1,0 +1,85 @@
+"""Means over the samples of a set, as metrics: of the loss, and of plain functions.
+
+Imported where there are some, for torchmetrics takes as long to import as torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from eventloop.errors import TaskError, a
+from eventloop.training.set_numbers import weighted
+
+Number = float | Tensor
+
+
+class MeanOf(Metric):
+    """The mean of what a function returns for each batch, added up in float64 on the device.
+
+    Args:
+        function: takes outputs and targets; returns a tensor of shape (), the mean over the batch,
+            or (samples,), a value for each sample; None for a batch that has no such number.
+        weigh: returns what the batch under way weighs in the mean.
+        device: where to add up.
+        is_higher: whether higher is better; None where that isn't known.
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        weigh: Callable[[], Number],
+        device: torch.device,
+        *,
+        is_higher: bool | None,
+    ) -> None:
+        super().__init__()
+        self._function = function
+        self._weigh = weigh
+        self._is_higher = is_higher
+        self._has_value = False
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.to(device)
+
+    @property
+    def higher_is_better(self) -> bool | None:  # type: ignore[override]  # an attribute there
+        """Whether higher is better; None where that isn't known."""
+        return self._is_higher
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Adds the batch under way."""
+        value = self._function(outputs, targets)
+        if value is None:
+            return
+        if not isinstance(value, Tensor | float | int):
+            raise TaskError(
+                f"it returned {a(type(value).__name__)}, not a tensor",
+                fix="return the mean over the batch, shape (), or a value for each sample",
+            )
+        value, weight = torch.as_tensor(value).detach(), self._weigh()
+        if value.ndim > 1:
+            raise TaskError(
+                f"it returned a tensor of shape {tuple(value.shape)}, which is neither one number "
+                "nor one for each sample",
+                fix="return the mean over the batch, .mean(), or a value for each sample",
+            )
+        self._has_value = True
+        self.total += weighted(value.double().mean(), weight)
+        self.weight += weight
+
+    def compute(self) -> Tensor | dict[str, Tensor]:
+        """Returns the mean, shape (); {} where no batch had the number."""
+        return self.total / self.weight if self._has_value else {}
+
+    def reset(self) -> None:
+        """Begins anew."""
+        super().reset()
+        self._has_value = False
