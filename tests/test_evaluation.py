@@ -161,7 +161,9 @@ def test_data_loaders_are_evaluated_in_the_order_of_their_names_in_the_task(
     names = []
     watch = make_plugin(eval_start=lambda state: names.append(state.eval_name))
     loaders = {"valid": make_batches(2), "test": make_batches(1), "a": make_batches(1)}
-    task = make_task(eval_dataloaders=loaders, metrics={"accuracy": MulticlassAccuracy(3)})
+    task = make_task(
+        eval_dataloaders=loaders, metrics={"accuracy": MulticlassAccuracy(3), "loss": None}
+    )
     trainer = make_trainer(task, callbacks=[watch])
 
     metrics = trainer.eval()
@@ -179,7 +181,7 @@ def test_each_evaluation_starts_its_metrics_anew(make_trainer, make_task, make_b
     task = make_task(
         forward=lambda model, inputs: torch.full((4,), value[0]),
         eval_dataloaders={"test": make_batches(1)},
-        metrics={"mean": FirstMean()},
+        metrics={"mean": FirstMean(), "loss": None},
     )
     trainer = make_trainer(task)
 

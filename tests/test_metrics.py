@@ -13,7 +13,7 @@ from eventloop.errors import TaskError
 from eventloop.task.metric_copies import fresh_metrics
 from eventloop.training.metrics import compute, predictions
 
-CPU = torch.device("cpu")
+STATE = SimpleNamespace(device=torch.device("cpu"))
 
 
 class Seen(Metric):
@@ -49,7 +49,7 @@ class Wordy(Seen):
 )
 def test_metrics_are_given_in_any_shape(given, names):
     """One, several by name, a collection, or what makes them."""
-    assert list(fresh_metrics(given, CPU)) == names
+    assert list(fresh_metrics(given, STATE)) == names
 
 
 def test_each_data_set_has_a_copy_with_nothing_counted():
@@ -57,7 +57,7 @@ def test_each_data_set_has_a_copy_with_nothing_counted():
     used = Seen()
     used.update(None, [1, 2, 3])
 
-    fresh = fresh_metrics({"seen": used}, CPU)["seen"]
+    fresh = fresh_metrics({"seen": used}, STATE)["seen"]
 
     assert fresh is not used
     assert (fresh.count.item(), used.count.item()) == (0, 3)
@@ -132,7 +132,10 @@ def test_the_numbers_of_an_evaluation_have_its_moment_and_name(
     trainer = make_trainer(task, callbacks=[watch])
     trainer.fit()
 
-    assert {name for name in heard[3] if name.startswith("valid")} == {"valid/seen"}
+    assert {name for name in heard[3] if name.startswith("valid")} == {
+        "valid/seen",
+        "valid/loss",
+    }
     assert heard[3]["valid/seen"] == 8.0
     assert trainer.state.eval_metrics["valid"]["matrix"].shape == (3, 3)
 
@@ -142,7 +145,8 @@ def test_an_evaluation_by_itself_is_delivered_at_once(
 ):
     """`eventloop eval` with a logger writes what it found."""
     heard = []
-    task = make_task(eval_dataloaders=make_batches(1), metrics={"seen": Seen()})
+    metrics = {"seen": Seen(), "loss": None}
+    task = make_task(eval_dataloaders=make_batches(1), metrics=metrics)
     watch = make_plugin(log=lambda numbers: heard.append(numbers))
 
     make_trainer(task, callbacks=[watch]).eval()

@@ -78,10 +78,12 @@ def test_the_task_may_say_how_long_and_a_keyword_overrides_it(make_task, clean):
 
 
 @pytest.mark.parametrize("name", ["eval_interval", "log_interval"])
-def test_tokens_must_be_counted_for_an_interval_in_them(name, make_trainer):
+def test_tokens_must_be_counted_for_an_interval_in_them(
+    name, make_trainer, make_task, make_batches
+):
     """It would never come, in silence."""
     with pytest.raises(SettingError, match=f"{name} is 1000tok, but tokens aren't counted"):
-        make_trainer(**{name: "1000tok"}).fit()
+        make_trainer(make_task(eval_dataloaders=make_batches()), **{name: "1000tok"}).fit()
 
 
 @pytest.mark.parametrize("given", [{}, {"loss_weight": lambda targets: len(targets)}])
@@ -298,7 +300,7 @@ def test_fit_gives_metrics_history_and_folder(make_trainer, make_task, make_batc
 
     names = ["valid/accuracy", "test/accuracy"]
     assert {name: list(found) for name, found in result.metrics.items()} == {
-        "valid": ["accuracy"], "test": ["accuracy"]
+        "valid": ["accuracy", "loss"], "test": ["accuracy", "loss"]
     }  # fmt: skip
     assert [(row["epoch"], row["batch"]) for row in result.history] == [(1, 3), (2, 6)]
     assert all(set(names) | {"train/loss"} <= row.keys() for row in result.history)

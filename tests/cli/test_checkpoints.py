@@ -56,7 +56,12 @@ def test_json_has_all_of_it(run, saved):
     assert (newest["batch"], newest["epoch"], newest["verified"]) == (6, 2, True)
     assert newest["bytes"] == sum(one.stat().st_size for one in NEWEST.iterdir()) - (
         NEWEST / "manifest.json").stat().st_size  # fmt: skip
-    assert newest["metrics"].keys() == {"test/accuracy", "valid/accuracy"}
+    assert newest["metrics"].keys() == {
+        "test/accuracy",
+        "test/loss",
+        "valid/accuracy",
+        "valid/loss",
+    }
     assert newest["saved"].startswith("20")
 
 

@@ -11,10 +11,12 @@ def test_metrics_are_a_table(run, tiny):
     """A row for each eval set and metric."""
     lines = run("eval", "tiny.py", "--no-plugins").out.splitlines()
 
-    assert lines[-3].split() == ["eval", "set", "metric", "value"]
-    assert [line.split()[:2] for line in lines[-2:]] == [
+    assert lines[-5].split() == ["eval", "set", "metric", "value"]
+    assert [line.split()[:2] for line in lines[-4:]] == [
         ["test", "accuracy"],
+        ["test", "loss"],
         ["valid", "accuracy"],
+        ["valid", "loss"],
     ]
 
 
@@ -115,3 +117,72 @@ def test_json_is_json_whatever_a_plugin_prints(run, tiny, install):
     assert set(json.loads(ran.out)) == {"test", "valid"}
     assert "hello" in ran.err
     assert "evaluating" in ran.err
+
+
+@pytest.fixture
+def followed(run, tiny):
+    """A run of which the first evaluation is the best: the loss falls, and the highest is wanted."""
+    ran = run("fit", "tiny.py", "--no-plugins", "--run-dir", "there", "--checkpoint-best",
+              "max test/loss", "--checkpoint-keep", "1")  # fmt: skip
+    assert ran.status == 0, ran.err
+
+
+def test_the_best_checkpoint_of_a_run_is_evaluated_where_that_is_asked_for(run, followed):
+    """Not the newest, which the folder of a run stands for."""
+    argv = ("eval", "tiny.py", "--no-plugins", "--json", "--weights")
+
+    newest, best, first = (
+        json.loads(run(*argv, *rest).out)
+        for rest in (("there",), ("there", "--best"), ("there/checkpoints/ba00000003",))
+    )
+
+    assert best == first
+    assert best["test"]["loss"] > newest["test"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--best"], "--best, but no --weights"),
+        (["--best", "--weights", "other"], "no checkpoint of 'other' is said to be of the best"),
+    ],
+)
+def test_where_no_best_is_known_that_is_told(given, told, run, tiny):
+    """The newest in its place would be a wrong number."""
+    assert run("fit", "tiny.py", "--no-plugins", "--run-dir", "other").status == 0
+
+    ran = run("eval", "tiny.py", "--no-plugins", *given)
+
+    assert (ran.status, told in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_the_header_says_which_weights_these_are(command, run, followed):
+    """A number of weights that nothing has trained is none of the run."""
+    argv = (command, "tiny.py", "--no-plugins")
+
+    assert "weights: as the task builds them, not trained here" in run(*argv).out
+    assert "weights: there\n" in run(*argv, "--weights", "there").out
+    assert "weights: there, the best" in run(*argv, "--weights", "there", "--best").out
+    assert "weights: those of the run that goes on" in run(*argv, "--run-dir", "there",
+                                                           "--allow-config-change").out  # fmt: skip
+
+
+def test_the_best_checkpoint_is_marked_in_the_list(run, followed):
+    """In the table, and for programs."""
+    lines = run("checkpoints", "there").out.splitlines()
+    rows = json.loads(run("checkpoints", "there", "--json").out)
+
+    assert lines[0].split()[6] == "best"
+    assert ["  best  " in line for line in lines[1:]] == [False, True]
+    assert [(row["batch"], row["best"]) for row in rows] == [(6, False), (3, True)]
+
+
+def test_a_run_that_kept_no_weights_says_how_to_keep_them(run, tiny):
+    """Hours of training would be gone with the process."""
+    hint = "no weights were kept: `--run-dir FOLDER`"
+    argv = ("fit", "tiny.py", "--no-plugins")
+
+    assert hint in run(*argv).out
+    for kept in (["--export", "m.safetensors"], ["--run-dir", "kept"], ["--dry-run"]):
+        assert hint not in run(*argv, *kept).out

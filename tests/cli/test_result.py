@@ -25,11 +25,19 @@ def test_the_result_has_the_last_metrics_and_what_is_better(result):
     """A program that compares runs needs no table to read."""
     found = result("--run-dir", "here")
 
-    assert list(found["metrics"]) == ["train/loss", "test/accuracy", "valid/accuracy"]
+    assert list(found["metrics"]) == [
+        "train/loss",
+        "test/accuracy",
+        "test/loss",
+        "valid/accuracy",
+        "valid/loss",
+    ]
     assert found["higher_is_better"] == {
         "train/loss": False,
         "test/accuracy": True,
+        "test/loss": False,
         "valid/accuracy": True,
+        "valid/loss": False,
     }
     assert (found["epoch"], found["batch"], found["sample"]) == (2, 6, 24)
     assert found["step_s"] > 0

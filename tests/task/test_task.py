@@ -151,7 +151,10 @@ def test_data_loaders_or_what_makes_them(wrap, make_trainer, make_task, make_bat
             {"metrics": {"accuracy": len}, "eval_dataloaders": [1]},
             "metric 'accuracy' is a builtin_function_or_method",
         ),
-        ({"train_metrics": {"n": 3}}, "metric 'n' is an int, not a torchmetrics.Metric"),
+        (
+            {"train_metrics": {"n": 3}},
+            "metric 'n' is an int, neither a torchmetrics.Metric nor a function",
+        ),
         (
             {"train_dataloader": lambda: DataLoader([], shuffle=True)},
             r"data set of a data loader is empty[\s\S]*test_task\.py[\s\S]*none to shuffle",

@@ -40,7 +40,7 @@ def rows(path):
 
 
 def test_every_number_of_a_run_is_a_line(tmp_path):
-    """12 batches log a loss and a learning rate, 4 evaluations one metric."""
+    """12 batches log a loss and a learning rate, 4 evaluations one metric and the loss."""
     fit(Jsonl(), run_dir=tmp_path / "run", log_interval="5ba")
 
     found = rows(tmp_path / "run" / "metrics.jsonl")
@@ -49,6 +49,7 @@ def test_every_number_of_a_run_is_a_line(tmp_path):
         "train/loss": 12,
         "lr/sgd": 12,
         "test/mean": 4,
+        "test/loss": 4,
     }
     losses = [row for row in found if row["name"] == "train/loss"]
     assert [row["batch"] for row in losses] == list(range(1, 13))
@@ -78,7 +79,7 @@ def test_runs_may_share_a_file(tmp_path):
     for name in ("one", "two"):
         fit(Jsonl(path=path), run_dir=tmp_path / name)
 
-    assert [row["run"] for row in rows(path)] == 28 * [f"{tmp_path}/one"] + 28 * [f"{tmp_path}/two"]
+    assert [row["run"] for row in rows(path)] == 32 * [f"{tmp_path}/one"] + 32 * [f"{tmp_path}/two"]
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -94,7 +95,7 @@ def test_a_path_starts_where_the_process_started(kind, tmp_path, monkeypatch):
 
     fit(Jsonl(path=kind("numbers.jsonl")), algorithms=[Moves()], log_interval="1ba")
 
-    assert len(rows(tmp_path / "numbers.jsonl")) == 28
+    assert len(rows(tmp_path / "numbers.jsonl")) == 32
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -69,9 +69,62 @@ def test_a_file_gets_a_line_an_epoch():
     """Logs are read later, line by line, so nothing else may be in them."""
     lines = fit(progress_on(terminal=False), log_interval="5ba").splitlines()
 
-    pattern = r"epoch {}/2  loss \S+  test/mean \S+  \S+ samples/s  \d+\.\d s"
+    pattern = r"epoch {}/2  loss \S+  test/mean \S+  test/loss \S+  \S+ samples/s  \d+\.\d s"
     assert len(lines) == 2
     assert all(re.fullmatch(pattern.format(idx), line) for idx, line in enumerate(lines, 1))
+
+
+def test_a_table_has_the_loss_in_training_too():
+    """Above that of the eval sets, in the same column."""
+    trainer = trainer_with(progress := progress_on(terminal=True))
+    with trainer:
+        history = trainer.fit().history
+
+    shown = [frame.split() for frame in frames(progress.console.file.getvalue())]
+    losses = [float(words[3]) for words in shown if words[2:3] == ["train"]]
+    tests = [float(words[1]) for words in shown if words[:1] == ["test"] and len(words) == 3]
+    assert losses == pytest.approx([row["train/loss"] for row in history], rel=1e-3)
+    assert tests == pytest.approx([row["test/loss"] for row in history], rel=1e-3)
+
+
+def test_each_evaluation_within_an_epoch_is_a_line():
+    """An epoch may take days; at its end, its own line has the numbers."""
+    lines = fit(progress_on(terminal=False), eval_interval="5ba", max_duration="1ep").splitlines()
+
+    assert [line.split("  ")[:2] for line in lines[:2]] == [
+        ["epoch 1/1", "batch 5/12"], ["epoch 1/1", "batch 10/12"]
+    ]  # fmt: skip
+    assert all("loss " in line and "test/loss " in line for line in lines)
+    assert len(lines) == 3
+
+
+def endless():
+    """An epoch without an end."""
+    while True:
+        yield BATCH
+
+
+@pytest.mark.parametrize(("interval_s", "num"), [(1e-9, 20), (1e9, 1)])
+def test_there_is_a_line_now_and_then_within_an_endless_epoch(interval_s, num):
+    """A log in which nothing has stood for hours looks like a run that hangs."""
+    progress = Progress(interval_s=interval_s)
+    progress.console = Console(file=io.StringIO(), force_terminal=False)
+    given = {"max_duration": "20ba", "log_interval": "1ba", "eval_interval": None}
+
+    lines = fit(progress, task=tiny_task(loader=endless()), **given).splitlines()
+
+    assert len(lines) >= num
+    assert lines[-1].startswith("epoch 1  batch 20/20  loss ")
+    if num > 1:
+        assert lines[5].startswith("epoch 1  batch 6/20  loss ")
+        assert "test/" not in lines[5]
+
+
+@pytest.mark.parametrize("name", ["interval_s", "refresh_per_s"])
+def test_an_interval_that_is_none_is_refused(name):
+    """At 0 seconds each batch would be a line."""
+    with pytest.raises(ValueError, match=f"{name}=0 isn't a positive number"):
+        Progress(**{name: 0})
 
 
 def test_a_line_is_never_broken():
@@ -132,7 +185,7 @@ def test_a_terminal_gets_a_bar_and_a_table():
     text = fit(progress_on(terminal=True))
 
     table = [frame.split()[:3] for frame in frames(text) if re.match(" +[12] ", frame)]
-    assert table == [["1", "12", "test"], ["2", "24", "test"]]
+    assert table == [["1", "12", "train"], ["2", "24", "train"]]
     last = [frame for frame in frames(text) if frame.startswith("epoch 2/2")][-1]
     assert re.fullmatch(r"epoch 2/2  batch 12/12  \u2501+  loss \S+  \S+ samples/s  0:00 *", last)
     assert any("test 1/2" in frame for frame in frames(text))

@@ -122,7 +122,7 @@ def test_tensorboard_reads_the_numbers_that_were_logged(in_one_go):
         (name, step, float(np.float32(value))) for name, step, value in logged
     ]
     assert {name for name, _, _ in logged} == {
-        "train/loss", "lr/sgd", "test/accuracy", "own/value"
+        "train/loss", "lr/sgd", "test/accuracy", "test/loss", "own/value"
     }  # fmt: skip
 
 

@@ -217,12 +217,12 @@ class Saver:
         if self._lock is not None:
             self._lock.require()
         finite = are_finite(parts["model"], names)
-        path = self._store.save(batch, parts, {**facts, "finite": finite})
         is_usable = finite is not False
+        best = kept.best if is_usable else kept.best_before
+        path = self._store.save(batch, parts, {**facts, "finite": finite, "best": best})
         if kept.newest is not None:
             # One that isn't finite stays until the next, and takes the place of no other.
             newest = [one.batch for one in self._store.found() if not one.reason][: kept.newest]
-            best = kept.best if is_usable else kept.best_before
             self._store.prune({*newest, batch, *([] if best is None else [best])})
         self._written = Written(path, batch, is_usable)
 

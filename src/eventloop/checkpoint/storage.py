@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.run_lock import Lock, RunLock
-from eventloop.checkpoint.store import Found, Store, look_at
+from eventloop.checkpoint.store import AnyPlace, Found, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
 from eventloop.errors import CheckpointError, EventloopError, UsageError, closest
 from eventloop.files.disk import CorruptFileError, OldFile
@@ -140,6 +140,17 @@ def checkpoints_at(path: Path) -> list[Path]:
     if _is_checkpoint(path):
         return [own]
     return Store(inside if os.path.lexists(inside) else own).paths()
+
+
+def best_among(found: Iterable[Found[AnyPlace]]) -> Found[AnyPlace] | None:
+    """Returns the checkpoint of the best evaluation, by the newest that says which; None without.
+
+    Args:
+        found: those of a run, the newest first.
+    """
+    usable = [one for one in found if not one.reason]
+    best = next((one.facts["best"] for one in usable if "best" in one.facts), None)
+    return next((one for one in usable if one.batch == best), None)
 
 
 def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:

@@ -15,7 +15,15 @@ from eventloop.cli.arguments import (
     CommandOption,
     allowed,
 )
-from eventloop.cli.job import NOT_STRICT, WEIGHTS, header_lines, prepare, weights_line, weights_path
+from eventloop.cli.job import (
+    BEST,
+    NOT_STRICT,
+    WEIGHTS,
+    header_lines,
+    prepare,
+    weights_line,
+    weights_path,
+)
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.output import (
@@ -33,6 +41,7 @@ COMMAND = Command(
     "Evaluates a task on its eval data, and writes the metrics.",
     (
         WEIGHTS,
+        BEST,
         NOT_STRICT,
         *CHANGES,
         NPROC,

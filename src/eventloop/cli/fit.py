@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 from torch import Tensor
 
+from eventloop.checkpoint.saver import interval_of
+from eventloop.checkpoint.storage import FOLDER
+from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import (
     CHANGES,
     Arguments,
@@ -119,7 +122,16 @@ def _train(
             trainer.export(export)
         result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
-        write_lines([*stopped, _result(state.clock, result.metrics)])
+        kept = export is not None or modes.is_dry or interval_of(state.settings) is not None
+        is_saved = Store(state.run_dir / FOLDER).paths() != []
+        hint = [] if kept or is_saved else [_NOTHING_KEPT]
+        write_lines([*stopped, _result(state.clock, result.metrics), *hint])
+
+
+_NOTHING_KEPT = (
+    "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
+    "writes the weights at the end"
+)
 
 
 def _require_duration(configuration: Configuration, task: object) -> None:

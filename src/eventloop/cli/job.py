@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import eventloop
+from eventloop.checkpoint.storage import best_among, checkpoints_at
+from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption, command_help, options_help
-from eventloop.cli.checkpoints.paths import one_checkpoint
+from eventloop.cli.checkpoints.paths import one_checkpoint, uploaded_at
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
@@ -145,18 +147,48 @@ def job_help(arguments: Arguments, command: Command) -> str:
     return command_help(command, [(heading, text or "  no options") for heading, text in sections])
 
 
+BEST = CommandOption(
+    "best",
+    "",
+    "of the run of --weights, take the checkpoint of the best evaluation, not the newest",
+)
+
+
 @contextmanager
 def weights_path(arguments: Arguments) -> Iterator[Path | None]:
     """Yields the file or folder of which `--weights` are to be loaded; of a URL a local copy.
 
     Raises:
-        UsageError: there is none, or `--not-strict` is said of no weights.
+        UsageError: there is none, or `--not-strict` or `--best` is said of no weights.
     """
-    if isinstance(place_of(arguments.given.get("weights", "")), Url):
+    if BEST.name in arguments.given:
+        with one_checkpoint(str(_best(arguments).path)) as (copy, _):
+            yield copy
+    elif isinstance(place_of(arguments.given.get("weights", "")), Url):
         with one_checkpoint(arguments.given["weights"]) as (copy, _):
             yield copy
     else:
         yield _local_weights(arguments)
+
+
+def _best(arguments: Arguments) -> Found[Any]:
+    """Returns the checkpoint of the best evaluation of the run of `--weights`."""
+    word = arguments.given.get("weights", "")
+    if not word:
+        raise UsageError(
+            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
+        )
+    place = place_of(word)
+    if isinstance(place, Url):
+        best: Found[Any] | None = best_among(uploaded_at(place, digests=False))
+    else:
+        best = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
+    if best is None:
+        raise UsageError(
+            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
+            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
+        )
+    return best
 
 
 def _local_weights(arguments: Arguments) -> Path | None:
@@ -218,7 +250,8 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
 def weights_line(trainer: Trainer, arguments: Arguments) -> str:
     """Returns which weights are evaluated or predicted with: a line of the header."""
     if "weights" in arguments.given:
-        return f"weights: {arguments.given['weights']}"
+        best = ", the best of its checkpoints" if BEST.name in arguments.given else ""
+        return f"weights: {arguments.given['weights']}{best}"
     if trainer.state.clock.batch:
         return "weights: those of the run that goes on"
     return "weights: as the task builds them, not trained here; `--weights PATH` loads others"

@@ -19,6 +19,7 @@ from eventloop.cli.arguments import (
 )
 from eventloop.cli.eval import require_eval_data
 from eventloop.cli.job import (
+    BEST,
     NOT_STRICT,
     WEIGHTS,
     header_lines,
@@ -38,6 +39,7 @@ COMMAND = Command(
     "Writes the outputs for a task's eval data, in the order of the data.",
     (
         WEIGHTS,
+        BEST,
         NOT_STRICT,
         *CHANGES,
         CommandOption("out", "FILE.safetensors", "where to (default: predictions.safetensors)"),

@@ -47,7 +47,7 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
         fresh = copy.deepcopy(metric).to(state.device)
         fresh.reset()
         return fresh
-    if callable(metric) and not isinstance(metric, type):
+    if callable(metric) and not isinstance(metric, type) and _takes_two(metric):
         is_higher = getattr(metric, "higher_is_better", None)
         return MeanOf(
             metric, lambda: state.current_count().samples, state.device, is_higher=is_higher
@@ -58,6 +58,17 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
         fix="give Task(metrics={'accuracy': MulticlassAccuracy(10)}), or "
         "Task(metrics={'error': lambda outputs, targets: (outputs - targets).abs().mean()})",
     )
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Returns whether a function can be called with outputs and targets, as far as that is known."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # written in C
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def _is_factory(metrics: Callable[..., Any]) -> bool:

@@ -129,6 +129,7 @@ class Bookkeeping:
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         self._numbers.of_set.forget()
+        self._take_loss(state)
 
     @hookimpl
     def eval_end(self, state: State) -> None:
@@ -162,6 +163,7 @@ class Bookkeeping:
         if is_interruption(state.stop_reason):
             return  # the run goes on, here or in another process, as if nothing had been
         if not self.history or self.history[-1]["batch"] != state.clock.batch:
+            self._take_loss(state)
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +177,6 @@ class Bookkeeping:
     def _add_row(self, state: State) -> None:
         """Adds what is known now to the history; waits for the device, outside of any step."""
         row: dict[str, float] = state.clock.moment()._asdict()
-        self._take_loss(state)
         if self._in_fit:
             log_train_metrics(state)
         row |= _scalars((f"train/{name}", value) for name, value in state.train_metrics.items())

@@ -54,11 +54,11 @@ class Fit:
         self.pace.observe(now, self._clock.sample, frac)
         return frac
 
-    def report(self, now: float, loss: float | None) -> Report:
-        """Sums the epoch up.
+    def report(self, now: float, loss: float | None, *, with_results: bool = True) -> Report:
+        """Sums the epoch up, as far as it is done.
 
         Args:
-            loss: the mean over its samples, where there is one.
+            loss: the mean over its samples, or the latest within it, where there is one.
         """
         busy_s = self.pace.busy_s(now) - self._epoch_began_busy_s
         samples = self._clock.sample - self._epoch_began_sample
@@ -67,10 +67,16 @@ class Fit:
         return Report(
             position=f"{self.epoch}  {where}".rstrip(),
             loss=loss,
-            results=self.results,
+            results=self.results if with_results else {},
             samples_per_s=samples / busy_s if samples else None,
             seconds=self.pace.elapsed_s(now) - self._epoch_began_s,
         )
+
+    @property
+    def is_in_epoch(self) -> bool:
+        """Whether the epoch under way has batches to come, as far as that is known."""
+        is_last = self._clock.batch_in_epoch == self._num_batches
+        return not (self._is_epoch_done or is_last or self._clock.reached(self._until))
 
     @property
     def epoch(self) -> str:

@@ -15,7 +15,10 @@ from eventloop.toolbox.samples import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on
 from eventloop_progress.fit import Fit
+from eventloop_progress.reports import Report
 from eventloop_progress.text import Results, clock_time, per_second, printable, short, shortened
+
+_TRAIN = "train"
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,28 +30,32 @@ class Progress:
     """Shows how a run goes: a bar and a table of results, or a line for each epoch.
 
     On a terminal a bar shows epoch, batch, loss, samples a second and the time left, and each
-    evaluation adds its results to a table above it. Anywhere else each epoch is one line.
+    evaluation adds its results to a table above it. Anywhere else each epoch is one line, each
+    evaluation within an epoch another, and where neither comes there is a line now and then.
 
     Args:
         refresh_per_s: how often the bar is drawn, at most, in times a second.
+        interval_s: how long there may be no line where no bar is drawn, in seconds.
 
     Attributes:
         console: the `rich.console.Console` that everything is printed to, standard output at
             first; may be replaced before training.
 
     Raises:
-        ValueError: `refresh_per_s` isn't a positive number.
+        ValueError: `refresh_per_s` or `interval_s` isn't a positive number.
     """
 
     needs_eval_data = True
 
-    def __init__(self, *, refresh_per_s: float = 10.0) -> None:
-        if not (refresh_per_s > 0 and math.isfinite(refresh_per_s)):
-            raise ValueError(f"refresh_per_s={refresh_per_s!r} isn't a positive number")
+    def __init__(self, *, refresh_per_s: float = 10.0, interval_s: float = 60.0) -> None:
+        for name, value in (("refresh_per_s", refresh_per_s), ("interval_s", interval_s)):
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name}={value!r} isn't a positive number")
         self.console = Console()
         # FORCE_COLOR, which continuous integration sets, makes no file a place to draw on.
         self.console.is_interactive &= self.console.file.isatty()
         self._refresh_s = 1 / refresh_per_s
+        self._interval_s = interval_s
         self._draw_at = math.inf
         self._display: Display = display_on(self.console)
         self._fit: Fit | None = None
@@ -82,7 +89,7 @@ class Progress:
 
     @hookimpl(rank_zero=True)
     def batch_end(self, state: StateView) -> None:
-        """Draws the bar if it is time; all that most steps pay is this comparison."""
+        """Draws the bar, or writes a line, if it is time; most steps pay this comparison alone."""
         if time.perf_counter() >= self._draw_at:
             self._draw(state)
 
@@ -122,11 +129,16 @@ class Progress:
         if self._fit is None:
             self._display.close(keep=False)
             return
-        clock = state.clock
-        results = _numbers(state.eval_metrics)
-        self._display.results(clock.epoch + (clock.batch_in_epoch > 0), clock.batch, results)
-        self._fit.pace.resume(time.perf_counter())
+        clock, loss = state.clock, _loss_of(state)
+        results = _numbers({name: state.eval_metrics[name] for name in state.eval_sets})
+        train = {} if loss is None or _TRAIN in results else {_TRAIN: {"loss": loss}}
+        epoch = clock.epoch + (clock.batch_in_epoch > 0)
+        self._display.results(epoch, clock.batch, {**train, **results})
+        now = time.perf_counter()
+        self._fit.pace.resume(now)
         self._fit.results = results
+        if results and self._fit.is_in_epoch:  # at the end of one its line has them
+            self._write(self._fit.report(now, loss))
         self._draw(state)
 
     @hookimpl(rank_zero=True)
@@ -146,9 +158,7 @@ class Progress:
     def epoch_checkpoint(self, state: StateView) -> None:
         """Reports the epoch, now that the evaluation at its end is done."""
         if self._fit is not None:
-            loss = state.train_metrics.get("loss")
-            report = self._fit.report(time.perf_counter(), None if loss is None else loss.item())
-            self._display.line(report.line())
+            self._write(self._fit.report(time.perf_counter(), _loss_of(state)))
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
@@ -171,16 +181,30 @@ class Progress:
         self._draw_at = math.inf
         self._display.close(keep=True)
 
-    def _draw(self, state: StateView, *, ended: bool = False) -> None:
+    def _write(self, report: Report) -> None:
+        self._display.line(report.line())
         if not self._display.draws:
-            return
+            self._draw_at = time.perf_counter() + self._interval_s
+
+    def _draw(self, state: StateView, *, ended: bool = False) -> None:
         now = time.perf_counter()
+        if not self._display.draws:
+            self._write_if_due(now)
+            return
         if self._fit is None:
             self._display.draw(*self._evaluation(state))
         else:
             frac = self._fit.observe(now)
             self._display.draw(self._fields(state, self._fit, now, ended=ended), frac)
         self._draw_at = now + self._refresh_s
+
+    def _write_if_due(self, now: float) -> None:
+        """Writes how far the run is, with the loss that has arrived last: nothing is waited for."""
+        if self._fit is not None and now >= self._draw_at:
+            self._fit.observe(now)
+            self._write(self._fit.report(now, self._loss, with_results=False))
+        elif self._draw_at == math.inf:
+            self._draw_at = now + self._interval_s
 
     def _fields(self, state: StateView, fit: Fit, now: float, *, ended: bool) -> list[Field]:
         left, speed = fit.pace.seconds_left, fit.pace.samples_per_s
@@ -210,6 +234,12 @@ class Progress:
         total = "" if num_batches is None else f"/{num_batches:,}"
         name = printable(shortened(state.eval_name or ""), self.console.encoding)
         return f"{name} {self._num_evaluated:,}{total}"
+
+
+def _loss_of(state: StateView) -> float | None:
+    """Reads the mean loss of the epoch so far, as it was computed last."""
+    loss = state.train_metrics.get("loss")
+    return None if loss is None else loss.item()
 
 
 def _numbers(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:

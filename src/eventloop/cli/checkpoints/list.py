@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint.leftovers import is_replaced
-from eventloop.checkpoint.storage import checkpoints_at, why_none
+from eventloop.checkpoint.storage import best_among, checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import (
     Arguments,
@@ -23,7 +23,7 @@ from eventloop.urls import Url, place_of
 COMMAND = Command(
     "checkpoints list",
     "Lists the checkpoints of a run, the newest first: when each was saved, how large it is, whether "
-    "it verifies, its metrics and plugins. RUN is a run's folder or URL, or the "
+    "it verifies, whether it is of the best evaluation, its metrics and plugins. RUN is a run's folder or URL, or the "
     "`checkpoints` in it.",
     (
         CommandOption("quick", "", "compare sizes alone; otherwise all files are read"),
@@ -39,6 +39,7 @@ _COLUMNS = (
     "saved",
     "size",
     "verified",
+    "best",
     "metrics",
     "plugins",
     "reason",
@@ -55,6 +56,9 @@ def run(arguments: Arguments) -> int:
         rows: list[Row] = list(_rows(checkpoints_at(place), is_quick=is_quick))
     else:
         rows = list(_remote_rows(place, is_quick=is_quick))
+    best = best_among([found for found, _ in rows])
+    for found, row in rows:
+        row["best"] = found is best
     if "json" in arguments.given:
         write_json([row for _, row in rows])
     elif rows:
@@ -107,6 +111,7 @@ def _cells(found: Found[Any], row: dict[str, Any]) -> list[str]:
         saved_at.strftime("%Y-%m-%d %H:%M:%S") if saved_at else "",
         size_text(row["bytes"]) if row["bytes"] else "",
         {True: "yes", False: "no", None: "not read"}[row["verified"]],
+        "best" if row["best"] else "",
         metrics,
         plugins,
         row["reason"],
