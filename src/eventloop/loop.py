@@ -7,6 +7,7 @@ implementations are the core's default for the action of their name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from eventloop.data import to_host
 from eventloop.data.feed import Feeds
 from eventloop.hooks import hookimpl
 from eventloop.plugin.plans import Plans
+from eventloop.signals import is_interruption
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.entry import Entry, FromStart
@@ -53,6 +55,7 @@ class Loop:
     Attributes:
         feeds: where batches come from.
         entry: where the run is entered.
+        best_weights: lends the model the weights of the best evaluation.
         is_finished: whether the last fit has done all that it had to, in this process or before.
     """
 
@@ -64,6 +67,7 @@ class Loop:
         "_in_training",
         "_numbers",
         "_saved_at",
+        "best_weights",
         "entry",
         "feeds",
         "hooks",
@@ -92,6 +96,7 @@ class Loop:
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
         self.entry: Entry = FromStart()
+        self.best_weights: Callable[[State], AbstractContextManager[None]]
         self.is_finished = True
         self._in_training = False
         self._evaluated_at = -1
@@ -123,13 +128,16 @@ class Loop:
         if not state.clock.reached(state.until):
             state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
         log_train_metrics(state)
+        is_over = state.stop_reason is not None or duration is None or state.clock.reached(duration)
+        if is_over and not is_interruption(state.stop_reason):
+            self._evaluate_test_sets(state)
         self.is_finished = True
         if hooks.should_checkpoint(state):
             self._saved_at = -1  # once more at this batch count: now nothing is left to be done
             self.save_once(state)
         self.deliver_everything(state)
         hooks.fit_end(state)
-        if state.stop_reason is not None or duration is None or state.clock.reached(duration):
+        if is_over:
             self._in_training = False
             hooks.training_end(state)
 
@@ -416,6 +424,13 @@ class Loop:
         if self._evaluated_at != state.clock.batch:
             self._evaluated_at = state.clock.batch
             self.hooks.evaluate(state)
+
+    def _evaluate_test_sets(self, state: State) -> None:
+        """Evaluates the test sets, with the best weights that were kept."""
+        names = [name for name in state.eval_dataloaders if name in state.test_sets]
+        if names:
+            with state.evaluating(names), self.best_weights(state):
+                self.hooks.evaluate(state)
 
     def _save_if_due(self, state: State) -> None:
         """Saves a checkpoint if any plugin says so."""

@@ -6,6 +6,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
@@ -167,6 +168,19 @@ class Saver:
         if failure is not None and not self._goes_on(failure):
             self._writer.forget()
             raise failure
+
+    def best_path(self, state: State) -> Path | None:
+        """Returns the checkpoint of the best evaluation, once it is written; None without one.
+
+        Collective: every rank must call it.
+        """
+        self._settle(state)
+        best, folder = self._best, self._store.folder
+        if best is None or best.batch is None or not isinstance(folder, Path):
+            return None
+        path = folder / name_of(best.batch)
+        (is_there, *_) = state.all_gather(path.is_dir())
+        return path if is_there else None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best evaluation so far."""

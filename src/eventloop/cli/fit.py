@@ -122,7 +122,7 @@ def _train(
             trainer.export(export)
         result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
-        kept = export is not None or modes.is_dry or interval_of(state.settings) is not None
+        kept = export is not None or modes.algorithms or interval_of(state.settings) is not None
         is_saved = Store(state.run_dir / FOLDER).paths() != []
         hint = [] if kept or is_saved else [_NOTHING_KEPT]
         write_lines([*stopped, _result(state.clock, result.metrics), *hint])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
+from eventloop.checkpoint.weights import weights_and_states
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
 from eventloop.errors import keep
@@ -100,6 +103,7 @@ class Core:
         self._saver = Saver(self.hooks, storage, settings)
         self._files = [RunFile(start, is_named=settings.run_dir is not None)]
         self.capture = self._new_capture()
+        self.loop.best_weights = self.best_weights
 
     def _new_capture(self) -> Capture:
         return Capture(
@@ -143,6 +147,29 @@ class Core:
             *(one.note for one in having if one.note),
             *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
         )
+
+    @contextmanager
+    def best_weights(self, state: State) -> Iterator[None]:
+        """Lends the model the weights of the best evaluation, and averages those of that moment.
+
+        Collective: every rank must call it. Where none was kept, the model stays as it is.
+        """
+        path = self._saver.best_path(state)
+        if path is None:
+            yield
+            return
+        plugins, names = self.capture.plugins, self.assembly.exporting
+        weights, states = weights_and_states(path, names)
+        now = {name: one.clone() for name, one in self.hooks.capture_model(state).items()}
+        taken = plugins.take(per_rank=False).items()
+        states_now = copy.deepcopy({name: one for name, one in taken if name in names})
+        try:
+            plugins.put(states)
+            self.hooks.restore_model(state, weights, True)
+            yield
+        finally:
+            plugins.put(states_now)
+            self.hooks.restore_model(state, now, True)
 
     def freeze(self, assembly: Assembly) -> None:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""

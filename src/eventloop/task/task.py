@@ -40,6 +40,8 @@ class Task:
         train_dataloader: an iterable of batches, `batch_size` counted per rank, or a function
             that gives one.
         eval_dataloaders: one iterable, or several by name, or a function that gives either.
+        test_dataloaders: likewise, but evaluated once, when the run is over: with the weights of
+            the best evaluation where `checkpoint_best` keeps them, else with the last.
         optimizer: takes the model, gives an optimizer or several by name; called after surgery
             and wrapping.
         scheduler: takes an optimizer, gives a torch scheduler, or one of `eventloop.schedules`;
@@ -73,6 +75,7 @@ class Task:
         loss: Callable[[Any, Any], Tensor] | None = None,
         train_dataloader: Any = None,
         eval_dataloaders: Any = None,
+        test_dataloaders: Any = None,
         optimizer: Callable[[nn.Module], Optimizer | Mapping[str, Optimizer]] | None = None,
         scheduler: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         scheduler_interval: Literal["ba", "ep"] = "ba",
@@ -101,6 +104,7 @@ class Task:
         self.loss = loss
         self.train_dataloader = train_dataloader
         self.eval_dataloaders = eval_dataloaders
+        self.test_dataloaders = test_dataloaders
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.scheduler_interval = scheduler_interval
@@ -134,8 +138,10 @@ class Task:
         given: dict[str, Callable[..., Any]] = {"build_model": _model_hook(self.model)}
         if self.train_dataloader is not None:
             given["build_train_dataloader"] = _train_dataloader_hook(self.train_dataloader)
-        if self.eval_dataloaders is not None:
-            given["build_eval_dataloaders"] = _eval_dataloaders_hook(self.eval_dataloaders)
+        if self.eval_dataloaders is not None or self.test_dataloaders is not None:
+            given["build_eval_dataloaders"] = _eval_dataloaders_hook(
+                self.eval_dataloaders, self.test_dataloaders
+            )
         if self.optimizer is not None:
             given["build_optimizers"] = _optimizers_hook(self.optimizer)
         if self.scheduler is not None:
@@ -172,24 +178,35 @@ def _train_dataloader_hook(given: Any) -> Callable[[State], Any]:
     return build_train_dataloader
 
 
-def _eval_dataloaders_hook(given: Any) -> Callable[[State], Mapping[str, Any]]:
+def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mapping[str, Any]]:
     def build_eval_dataloaders(state: State) -> Mapping[str, Any]:
-        loaders = _called(given)
-        if isinstance(loaders, list | tuple) and any(
-            isinstance(one, DataLoader) for one in loaders
-        ):
+        named = _named_loaders(given, "eval_dataloaders", "eval")
+        tests = _named_loaders(for_test, "test_dataloaders", "test")
+        if both := named.keys() & tests.keys():
             raise TaskError(
-                f"the task's eval_dataloaders are {a(type(loaders).__name__)} of {len(loaders)}, "
-                "without names",
-                fix="name them: eval_dataloaders={'valid': loader, 'test': other}",
+                f"the eval set {min(both)!r} is a test set, too",
+                fix="name it otherwise: test_dataloaders={'test': loader}",
             )
-        named = loaders if isinstance(loaders, Mapping) else {"eval": loaders}
-        return {
-            str(name): _iterable(_called(loader), f"eval_dataloaders[{name!r}]")
-            for name, loader in named.items()
-        }
+        state.test_sets = frozenset(tests)
+        return named | tests
 
     return build_eval_dataloaders
+
+
+def _named_loaders(given: Any, what: str, alone: str) -> dict[str, Any]:
+    """Returns data loaders by name; one alone has a name for it."""
+    if given is None:
+        return {}
+    loaders = _called(given)
+    if isinstance(loaders, list | tuple) and any(isinstance(one, DataLoader) for one in loaders):
+        raise TaskError(
+            f"the task's {what} are {a(type(loaders).__name__)} of {len(loaders)}, without names",
+            fix=f"name them: {what}={{'valid': loader, 'test': other}}",
+        )
+    named = loaders if isinstance(loaders, Mapping) else {alone: loaders}
+    return {
+        str(name): _iterable(_called(loader), f"{what}[{name!r}]") for name, loader in named.items()
+    }
 
 
 def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any]:
