@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pluggy
 import pytest
+import torch
 
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.choice import Choice
@@ -17,6 +18,7 @@ from eventloop.hooks import Edge
 from eventloop.plugin.assembly import OrderPreferences, arrange
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.records import Plugin
+from eventloop.testing import isolated_trainer, run_ranks
 
 
 class Specs:
@@ -248,6 +250,87 @@ def test_again_is_not_there_for_what_a_wrapper_calls(make_trainer, make_plugin):
     with pytest.raises(PluginError, match="inside a wrapper of an action only"):
         make_trainer(algorithms=[Wraps(), asks]).fit()
     make_trainer(algorithms=[Wraps()]).fit()
+
+
+class Penalizes(Ema):
+    """Asks for terms in each microbatch, and says when it has."""
+
+    @hookimpl(wrapper=True)
+    def loss(self, state):
+        loss = yield
+        terms = state.call("extra_terms", scale=1.0)
+        state.call("ema_moved", decay=len(terms))
+        return loss + sum(terms)
+
+
+class Square:
+    """Has a term, and its share of the state."""
+
+    name = "square"
+
+    def __init__(self):
+        self.num_calls = 0
+
+    @hookimpl
+    def extra_terms(self, state, scale):
+        self.num_calls += 1
+        return scale * state.outputs.square().mean()
+
+    def state_dict(self):
+        return {"num_calls": self.num_calls}
+
+    def load_state_dict(self, state, version):
+        self.num_calls = state["num_calls"]
+
+
+class HearsOnce:
+    """Listens on rank 0 alone."""
+
+    name = "hears-once"
+
+    def __init__(self):
+        self.heard = []
+
+    @hookimpl(rank_zero=True)
+    def ema_moved(self, state, decay):
+        self.heard.append((state.rank, decay))
+
+
+def fit_with_terms(folder, **given):
+    """Trains on this rank; returns the weights, what was heard and how often a term was asked."""
+    square, hears = Square(), HearsOnce()
+    with isolated_trainer(
+        folder, algorithms=[Penalizes(), square], callbacks=[hears], microbatch_size=1, **given
+    ) as trainer:
+        trainer.fit()
+        weights = [param.detach().clone() for param in trainer.state.model.parameters()]
+        return torch.cat([one.flatten() for one in weights]), hears.heard, square.num_calls
+
+
+def test_ranks_and_microbatches_call_hooks_of_plugins_alike(tmp_path):
+    """Each rank asks for each of its microbatches; `rank_zero` is heard on one."""
+    (first, heard, num_calls), (second, unheard, others) = run_ranks(fit_with_terms, tmp_path)
+
+    assert torch.equal(first, second)
+    assert (heard, unheard) == ([(0, 1)] * num_calls, [])
+    assert num_calls == others == 8  # two batches of four samples each, of three in all
+
+
+def test_a_resumed_run_calls_hooks_of_plugins_as_one_in_one_go(tmp_path):
+    """Declarations are read anew; what implements them goes on with its state."""
+    whole, _, num_calls = fit_with_terms(tmp_path / "whole", max_duration="2ep")
+    fit_with_terms(
+        tmp_path / "parts", max_duration="2ep", checkpoint_interval="2ba", checkpoint_keep=9
+    )
+    resumed, heard, num_more = fit_with_terms(
+        tmp_path / "resumed",
+        max_duration="2ep",
+        resume=str(tmp_path / "parts" / "run" / "checkpoints" / "ba00000002"),
+    )
+
+    assert torch.equal(whole, resumed)
+    assert num_calls == num_more == 24
+    assert len(heard) == 16
 
 
 # Sharing
