@@ -1,7 +1,7 @@
 """Hooks that plugins declare mean what pluggy means, for programs of several hooks that call each other.
 
 A program is drawn as data: the hooks, what each plugin does when one is called, and the calls. It is
-made twice: as plugins of a run, assembled, ordered and frozen as always and called with `state.call`,
+made twice: as plugins of a run, assembled, ordered and frozen as always and called as `state.call` does,
 and with pluggy's manager, in which the implementations are registered in the reverse of our order. Both
 keep a log of what was called with what. Where the design means something else than pluggy, the
 reference says so in one place, `as_designed`.
@@ -27,7 +27,7 @@ from eventloop.plugin.declared import checked
 from eventloop.plugin.order import order_of_owners
 from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
-from eventloop.state import State, connect
+from eventloop.state import State
 
 KINDS = ("event", "question", "action", "collection")
 NAMES = {kind: ("should_h{}" if kind == "question" else "h{}") for kind in KINDS}
@@ -277,16 +277,7 @@ def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> A
         for name, hook in assembly.hooks.items()
         if hook.declared_by
     }
-    connect(
-        state,
-        plugins={},
-        callable_hooks=calls,
-        hint=assembly.hooks.hint,
-        owner=assembly.owner,
-        update=lambda *_: None,
-        capture=lambda: None,
-    )
-    side.call = state.call
+    side.call = lambda name, *args, **given: calls[name](state, *args, **given)
     return assembly
 
 
