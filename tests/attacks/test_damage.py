@@ -75,7 +75,7 @@ def swap_with_next(path: Path, draw: random.Random) -> None:
 def take_from_before(path: Path, draw: random.Random) -> None:
     """A file of the checkpoint before, in this one's place; the same bytes aren't damage."""
     before = path.parent.with_name("ba00000001") / path.name
-    if before.read_bytes() == path.read_bytes():
+    if not before.exists() or before.read_bytes() == path.read_bytes():
         flip_bit(path, draw)
     else:
         shutil.copy(before, path)
