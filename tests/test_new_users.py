@@ -117,6 +117,7 @@ def vae_loss(model, batch):
 def vae_evaluated(model):
     likeness, divergence = vae_terms(model(OTHER_IMAGES.double()), OTHER_IMAGES.double())
     return {
+        "valid/loss": (likeness + divergence).item(),
         "valid/vae/likeness": likeness.item(),
         "valid/vae/divergence": divergence.item(),
     }
@@ -166,6 +167,10 @@ def transformer_task():
         num_tokens=lambda batch: num_targets(batch[0]),
         loss_weight=lambda batch: num_targets(batch[0]),
     )
+
+
+def transformer_evaluated(model):
+    return {"valid/loss": model(OTHER_TEXTS)["loss"].item()}
 
 
 # 3. Two loaders zipped: labelled samples, and unlabelled ones that never run out.
@@ -273,6 +278,7 @@ def table_loss(model, batch):
 def table_evaluated(model):
     outputs = model(TABLE["numbers"].double(), TABLE["categories"])
     return {
+        "test/loss": cross_entropy(outputs, TABLE["labels"]).item(),
         "test/accuracy": (outputs.argmax(1) == TABLE["labels"]).double().mean().item(),
         "test/table/spread": outputs.amax(1).mean().item(),
     }
@@ -386,7 +392,7 @@ CASES = {
     ),
     "transformer": Case(
         transformer_task, Transformer, adamw, lambda: epochs(texts_of(TEXTS)),
-        lambda model, batch: (model(batch[0])["loss"], {}), lambda model: {},
+        lambda model, batch: (model(batch[0])["loss"], {}), transformer_evaluated,
         part=lambda batch, rows: [batch[0][rows]], size=lambda batch: len(batch[0]),
         weight=lambda batch: num_targets(batch[0]),
     ),

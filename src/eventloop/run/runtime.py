@@ -187,7 +187,8 @@ class Core:
         # What is evaluated is the task's loss, without what plugins wrap around it in training.
         owners = [one for one in assembly.implementations["loss"] if not one.wrapper]
         loss = freeze(assembly.hooks["loss"], owners, state)
-        self.bookkeeping.eval_loss = state.precision.enclose("loss", loss)
+        # A partial, since the mark of a hook's function would make the attribute a hook.
+        self.bookkeeping.eval_loss = functools.partial(state.precision.enclose("loss", loss))
         self.bookkeeping.evaluates = _evaluates(assembly)
         state.manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest["task"] = dict(self._origin or {})
