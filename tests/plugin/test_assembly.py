@@ -346,6 +346,20 @@ def test_an_unsuitable_plugin_stands_off_with_its_reason(make_trainer, install):
     assert "picky" not in [one.name for one in trainer.plugins]
 
 
+def test_a_plugin_may_stand_off_where_the_loss_is_the_models(make_trainer, make_task, install):
+    """Plans are made once more then; what the core has read from the first ones isn't a hook."""
+    install("picky", UNSUITABLE)
+
+    def forward(model, inputs):
+        return {"loss": model(inputs).square().mean()}
+
+    trainer = make_trainer(make_task(loss=None, forward=forward), autoload=True)
+    trainer.fit()
+
+    assert "picky" in [one.found.name for one in trainer.off]
+    assert trainer.state.clock.epoch == 1
+
+
 def test_an_unsuitable_plugin_that_was_asked_for_is_an_error(make_trainer):
     """Who hands it over means it."""
 
