@@ -110,7 +110,9 @@ def test_the_counter_sees_a_read(read):
 def reads(make_trainer, make_task, make_batches):
     """Trains 100 steps with mixup, clipping, a scheduler, metrics and two microbatches."""
 
-    def reads(*algorithms, on_terminal: bool = False, fused: bool = False, **given) -> HostReads:
+    def reads(
+        *algorithms, on_terminal: bool = False, fused: bool = False, forward=None, **given
+    ) -> HostReads:
         counter, progress = HostReads(), Progress(refresh_per_s=1e9)
         progress.console = Console(file=io.StringIO(), force_terminal=on_terminal)
         task = make_task(
@@ -124,6 +126,7 @@ def reads(make_trainer, make_task, make_batches):
             metrics={"accuracy": MulticlassAccuracy(3)},
             train_metrics={"accuracy": MulticlassAccuracy(3, validate_args=False)},
             num_tokens=lambda inputs: inputs.numel(),
+            forward=forward,
         )
         make_trainer(
             task,
@@ -164,6 +167,23 @@ def test_a_step_in_fp16_reads_once(fused, reads):
 def test_no_setting_brings_a_read(given, reads):
     """Numbers come to the host, and evaluations happen, between steps."""
     assert reads(**given).num_reads == 0
+
+
+def two_terms(model, inputs, state):
+    """A forward pass that logs two numbers, as that of a VAE does."""
+    outputs = model(inputs)
+    state.log("vae/reconstruction", outputs.square().mean())
+    state.log("vae/kl", outputs.abs().mean(), "mean")
+    return outputs
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("interval", ["10ba", "1000ba"])
+def test_numbers_that_forward_logs_bring_no_read(interval, size, reads):
+    """With microbatches, whose mean they are, neither."""
+    counter = reads(forward=two_terms, log_interval=interval, microbatch_size=size)
+
+    assert (counter.num_reads, counter.num_windows) == (0, NUM_STEPS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from eventloop.errors import SettingError, TaskError
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
-from eventloop.training.epoch_loss import EpochLoss
+from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
 from eventloop.training.metrics import EVAL, compute, loss_in, metric_name
 
 if TYPE_CHECKING:
@@ -114,8 +114,12 @@ class Bookkeeping:
 
     @hookimpl
     def batch_end(self, state: State) -> None:
+        loss, now = self.loss, state.clock._now
         if state.loss is not None:
-            self.loss.add(state.loss, state.clock)
+            loss.latest = state.loss
+            loss.each.append((now[2] - state.clock._previous[2], state.loss))
+            if not now[1] % AT_ONCE:
+                loss.fold()
         self._numbers.record_batch(state.loss, state.optimizers)
         if state.metrics["train"] and state.clock.crossed(self._numbers.interval):
             log_train_metrics(state)

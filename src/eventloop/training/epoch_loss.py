@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from eventloop.clock import Clock
     from eventloop.distributed.processes import Processes
 
 # How many losses are added up at once: always the same ones, whenever a checkpoint is saved, so
 # that the last bits of the sum don't depend on that.
-_AT_ONCE = 64
+AT_ONCE = 64
 
 
 class EpochLoss:
@@ -27,9 +26,10 @@ class EpochLoss:
 
     Attributes:
         latest: of the latest batch that had one, shape (), detached; None before the first.
+        each: those that aren't in the sum yet, each with the samples of its batch.
     """
 
-    __slots__ = ("_device", "_each", "_samples", "_total", "latest")
+    __slots__ = ("_device", "_samples", "_total", "each", "latest")
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,16 +40,12 @@ class EpochLoss:
         """Begins the mean anew."""
         self._total: Tensor | None = None
         self._samples = 0
-        self._each: list[tuple[int, Tensor]] = []
+        self.each: list[tuple[int, Tensor]] = []
 
-    def add(self, loss: Tensor, clock: Clock) -> None:
-        """Adds the loss of the batch that the clock has just counted."""
-        now = clock._now
-        self.latest = loss
-        self._each.append((now[2] - clock._previous[2], loss))
-        if not now[1] % _AT_ONCE:
-            self._total, self._samples = self._sums()
-            self._each = []
+    def fold(self) -> None:
+        """Adds the losses that are kept one by one to the sum; due when as many are done."""
+        self._total, self._samples = self._sums()
+        self.each = []
 
     def mean(self, processes: Processes) -> Tensor | None:
         """Returns the mean over the samples of all ranks, shape (), float64; None without a loss.
@@ -67,12 +63,12 @@ class EpochLoss:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sum so far, and the losses that aren't in it."""
-        losses = [loss for _, loss in self._each]
+        losses = [loss for _, loss in self.each]
         return {
             "value": self.latest,
             "total": self._total,
             "samples": self._samples,
-            "counts": [samples for samples, _ in self._each],
+            "counts": [samples for samples, _ in self.each],
             "losses": torch.stack(losses) if losses else None,
         }
 
@@ -84,12 +80,12 @@ class EpochLoss:
         )
         self._total, self._samples = total, state["samples"]
         each = () if losses is None else losses.unbind()
-        self._each = list(zip(state["counts"], each, strict=True))
+        self.each = list(zip(state["counts"], each, strict=True))
 
     def _sums(self) -> tuple[Tensor | None, int]:
         """Returns the losses times samples, added up in float64, and the samples."""
         total, samples = self._total, self._samples
-        for count, group in itertools.groupby(self._each, itemgetter(0)):
+        for count, group in itertools.groupby(self.each, itemgetter(0)):
             losses = [loss for _, loss in group]
             part = torch.stack(losses).sum(dtype=torch.float64) * count
             total = part if total is None else total + part
