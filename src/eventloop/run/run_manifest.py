@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 import eventloop
 from eventloop.errors import EventloopError
@@ -153,8 +154,12 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Any]:
-    """Returns the model's class, and how many entries its parameters have, the frozen ones too."""
-    sizes = [(param.numel(), param.requires_grad) for param in model.parameters()]
+    """Returns the model's class, and how many entries its parameters have, the frozen ones too.
+
+    Those without a shape as yet have none.
+    """
+    shaped = (param for param in model.parameters() if not is_lazy(param))
+    sizes = [(param.numel(), param.requires_grad) for param in shaped]
     return {
         "model": type(model).__qualname__,
         "total": sum(size for size, _ in sizes),
@@ -187,6 +192,8 @@ class RunFile:
         start: of the run.
         is_named: whether the folder was asked for.
     """
+
+    __slots__ = ("_has_begun", "_is_named", "_is_written", "_start")
 
     def __init__(self, start: Start, *, is_named: bool) -> None:
         self._start = start
