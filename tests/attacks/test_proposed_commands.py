@@ -15,7 +15,7 @@ from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.plugin.select import _several, _unusable
-from eventloop.text import pip, shell, switch_off
+from eventloop.text import for_command, pip, shell, switch_off
 
 SOURCE = Path(eventloop.__file__).parent
 HOSTILE = (
@@ -39,10 +39,13 @@ OURS = {
     "example",
     "flag",
     "found",  # in plugin/extensions: a line of Python's metadata
+    "as_python",  # in config/options: a value as Python writes it, quoted
+    "example",
     "first",
     "folder",
     "impl",
     "key",
+    "longer",  # in trainer: a time, as text
     "name",
     "one",  # in plugin/select: what a person typed
     "option",
@@ -69,7 +72,8 @@ OURS = {
 )
 def test_a_name_is_one_word(make, start, name):
     """A shell reads the words that were meant, on one line, and nothing else."""
-    text = make(name)
+    with for_command():
+        text = make(name)
 
     assert (text[0], text[-1]) == ("`", "`")
     assert text.isprintable()
@@ -89,13 +93,14 @@ def test_a_hostile_package_proposes_nothing_else(name):
     entry_point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
     found = Found(name, "algorithm", entry_point, name, "1.0")
     plugin = Plugin(name, "algorithm", object(), name, "1.0", source=FROM_ENTRY_POINT)
-    messages = [
-        str(_problem(found, ImportError("no"))),
-        str(_several([found, found])),
-        str(_unusable(found)),
-        str(unexpected(found, ValueError("no"))),
-        plugin.fix("fix it"),
-    ]
+    with for_command():
+        messages = [
+            str(_problem(found, ImportError("no"))),
+            str(_several([found, found])),
+            str(_unusable(found)),
+            str(unexpected(found, ValueError("no"))),
+            plugin.fix("fix it"),
+        ]
 
     for message in messages:
         commands = message.split("`")[1::2]
