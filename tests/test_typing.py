@@ -91,9 +91,12 @@ ALGORITHMS_ALONE = {
     "again",
     "call",
     "capture",
+    "current_count",
     "enclosed",
+    "evaluating",
     "generator",
     "generators",
+    "is_logging",
     "training_pass",
     "update",
 }

@@ -204,7 +204,11 @@ KINDS = {
         settings={"log_interval": "4ba"},
         train_metrics=metrics(),
     ),
-    "auto": kind(settings={"microbatch_size": "auto"}, model=OutOfMemory, eval_dataloaders=None),
+    "auto": kind(
+        settings={"microbatch_size": "auto", "eval_interval": None},
+        model=OutOfMemory,
+        eval_dataloaders=None,
+    ),
     "shuffled": kind(train_dataloader=lambda: DataLoader(data(), 4, shuffle=True)),
     "iterable": kind(train_dataloader=lambda: DataLoader(Counting(), 4)),
     "stateful": kind(train_dataloader=lambda: StatefulDataLoader(data(), 4, shuffle=True)),

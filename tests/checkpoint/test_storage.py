@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import importlib_metadata
 import pytest
 from safetensors.torch import load_file
 
 from eventloop.checkpoint.remote_storage import storage_for
 from eventloop.cli import main
 from eventloop.errors import PluginError, UsageError
+from eventloop.plugin import metadata
 from eventloop.storage import RemoteFolder, Url
 from eventloop.testing import check_storage
 
@@ -36,16 +36,18 @@ NAMED = "def folder(url): return {0!r}\ndef lock(run, local): return local\n"
 @pytest.fixture
 def add(install, monkeypatch):
     """Installs storages; those of the environment are left out."""
-    everything = importlib_metadata.entry_points
+    everything = metadata.installed_entry_points
 
     def visible():
-        return [
+        points, problems = everything()
+        own = [
             one
-            for one in everything()
+            for one in points
             if one.group != "eventloop.storage" or one.value.endswith("_module")
         ]
+        return own, problems
 
-    monkeypatch.setattr(importlib_metadata, "entry_points", visible)
+    monkeypatch.setattr(metadata, "installed_entry_points", visible)
 
     def add(scheme, code, distribution):
         install(scheme, code, target="", group="eventloop.storage", distribution=distribution)
