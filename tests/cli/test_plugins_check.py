@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -476,17 +475,14 @@ def test_a_file_without_hooks_says_which_of_its_classes_has_some(run, clean, onl
     assert "name a class in it: `-p ./watch.py:Watch`" in ran.out
 
 
-def test_the_cost_of_an_import_is_the_plugins_own(run, install, clean, monkeypatch):
-    """One process imports torch, and each plugin alone: what one brought is no help to the next."""
+def test_the_cost_of_an_import_is_the_plugins_own(run, install, clean):
+    """Each is imported alone, after torch: what one brought is no help to the next."""
     shared = "import time\ntime.sleep(0.2)\n"
     (clean.parent / "site" / "slow_dependency.py").write_text(shared)
     body = "class Plugin:\n    @hookimpl\n    def close(self): pass\n"
     install("aa-test", f"import torch\nimport slow_dependency\n{HEAD}{body}")
     install("bb-test", f"import slow_dependency\n{HEAD}{body}")
     install("cc-test", f"{HEAD}{body}")
-    started = []
-    real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *a, **kw: started.append(a) or real(*a, **kw))
 
     ran = run(
         "plugins",
@@ -497,7 +493,6 @@ def test_the_cost_of_an_import_is_the_plugins_own(run, install, clean, monkeypat
     )
 
     rows = {one["name"]: one for one in json.loads(ran.out)["plugins"]}
-    assert len(started) == 1
     assert rows["aa-test"]["import_s"] >= 0.2
     assert rows["bb-test"]["import_s"] >= 0.2
     assert (rows["aa-test"]["imports_torch"], rows["cc-test"]["imports_torch"]) == (True, False)

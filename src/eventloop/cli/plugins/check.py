@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import json
-import subprocess
+import os
+import select
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.reading import JSON, Extension, imported_extensions, surveyed
+from eventloop.cli.plugins.reading import (
+    JSON,
+    Extension,
+    configuration_of,
+    imported_extensions,
+    surveyed,
+)
 from eventloop.errors import PluginError
-from eventloop.plugin.local import split_label
+from eventloop.plugin.candidates import select_all
+from eventloop.plugin.load import imported
 from eventloop.plugin.lock import check_lock, lock_path
+from eventloop.plugin.metadata import extensions
 from eventloop.text import plain
 
 if TYPE_CHECKING:
@@ -33,61 +47,16 @@ COMMAND = Command(
 )
 _COLUMNS = ("name", "status", "import s", "torch", "reason")
 _LONGEST_S = 120
-# Imports what every fit does, then each plugin in a fork of its own, where there are forks.
-_PROGRAM = """
-import builtins, importlib, importlib.util, json, os, select, signal, sys, time
-path, longest_s, given = json.loads(sys.stdin.read())
-sys.path[:] = path
-import torch
-from eventloop import Trainer
-
-def measured(name, file):
-    asked, real = set(), builtins.__import__
-    def noting(name, *rest, **named):
-        asked.add(name.partition(".")[0])
-        return real(name, *rest, **named)
-    builtins.__import__ = noting
-    start = time.perf_counter()
-    try:
-        if file:
-            spec = importlib.util.spec_from_file_location(name, file)
-            sys.modules[name] = module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            importlib.import_module(name)
-        return [time.perf_counter() - start, "torch" in asked]
-    except BaseException:
-        return [None, None]
-    finally:
-        builtins.__import__ = real
-
-def in_a_fork(name, file):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, json.dumps(measured(name, file)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    is_done, _, _ = select.select([reading], [], [], longest_s)
-    text = os.read(reading, 4096) if is_done else b""
-    os.close(reading)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return json.loads(text or "[null, null]")
-
-measure = in_a_fork if hasattr(os, "fork") else measured
-for name, file in given:
-    print(json.dumps(measure(name, file)), file=sys.__stderr__)
-"""
 
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
+    selected, _ = select_all(configuration_of(arguments))
+    active = (one.found for one in selected if one.status == "active")
+    costs = measure_imports([*active, *extensions()])
     _, found = surveyed(arguments, COMMAND)
     added = list(imported_extensions())
-    rows = list(_rows(found, added))
+    rows = list(_rows(found, added, costs))
     of_extensions = (one.problem for one in added if one.problem is not None)
     assembly = found.assembly
     problems = [*found.problems, *dict.fromkeys(of_extensions), *_lock_problems(assembly)]
@@ -114,16 +83,15 @@ def _lock_problems(assembly: Assembly) -> Iterator[PluginError]:
         yield error
 
 
-def _rows(found: DryAssembly, added: Sequence[Extension]) -> Iterator[dict[str, Any]]:
-    imported = [row.found for row in found.rows if row.target is not None]
-    measured = iter(measure_imports([*imported, *(one.found for one in added)]))
+def _rows(
+    found: DryAssembly, added: Sequence[Extension], costs: Mapping[Found, Measured]
+) -> Iterator[dict[str, Any]]:
     for row in found.rows:
         status = "problem" if row.problems else row.selected.status
         reason = row.problems[0].what if row.problems else row.selected.reason
-        cost = Measured() if row.target is None else next(measured)
-        yield _row(row.found, status, reason, cost)
-    for one, cost in zip(added, measured, strict=True):
-        yield _row(one.found, one.status, one.reason, cost)
+        yield _row(row.found, status, reason, costs.get(row.found, Measured()))
+    for one in added:
+        yield _row(one.found, one.status, one.reason, costs.get(one.found, Measured()))
 
 
 def _row(found: Found, status: str, reason: str, cost: Measured) -> dict[str, Any]:
@@ -149,7 +117,7 @@ class Measured:
     """What an import costs beyond what every fit imports, torch included.
 
     Args:
-        seconds: wall-clock time; None where it failed.
+        seconds: wall-clock time; None where it failed, or can't be measured.
         with_torch: whether its module, or one that came with it, imports torch.
     """
 
@@ -157,29 +125,52 @@ class Measured:
     with_torch: bool | None = None
 
 
-def measure_imports(found: Iterable[Found]) -> list[Measured]:
-    """Imports each plugin's module in a process in which nothing but torch and eventloop was."""
-    given = list(map(_module, found))
-    if not given:
-        return []
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM],
-            input=json.dumps([sys.path, _LONGEST_S, given]),
-            capture_output=True,
-            text=True,
-            timeout=_LONGEST_S * (1 + len(given)),
-            check=True,
-        )
-        lines = done.stderr.splitlines()[-len(given) :]
-        return [Measured(*json.loads(line)) for line in lines]
-    except (subprocess.SubprocessError, OSError, ValueError, TypeError):
-        return [Measured()] * len(given)
+def measure_imports(found: Iterable[Found]) -> dict[Found, Measured]:
+    """Imports each plugin in a fork of its own, in which nothing but torch and eventloop was.
+
+    To be called before plugins are imported. Where there are no forks, nothing is measured.
+
+    Returns:
+        The costs, by what was found.
+    """
+    if not hasattr(os, "fork"):
+        return {}
+    importlib.import_module("eventloop.trainer")
+    return {one: _in_a_fork(one) for one in found}
 
 
-def _module(found: Found) -> tuple[str, str]:
-    """Returns a module's name, and its file where that is what names it."""
-    module, _ = split_label(found.entry_point.value)
-    return (
-        (f"plugin_{Path(module).stem}", str(found.path)) if module.endswith(".py") else (module, "")
-    )
+def _in_a_fork(found: Found) -> Measured:
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which imports don't need
+        child = os.fork()
+    if not child:
+        try:
+            silent = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(silent, descriptor)
+            sys.stdout = sys.stderr = os.fdopen(silent, "w")  # they may lead elsewhere
+            os.write(writing, json.dumps(_cost(found)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    is_done, _, _ = select.select([reading], [], [], _LONGEST_S)
+    text = os.read(reading, 4096) if is_done else b""
+    os.close(reading)
+    os.kill(child, signal.SIGKILL)  # it may have threads that stay
+    os.waitpid(child, 0)
+    return Measured(*json.loads(text)) if text else Measured()
+
+
+def _cost(found: Found) -> tuple[float, bool]:
+    asked: set[str] = set()
+    real = builtins.__import__
+
+    def noting(name: str, *rest: Any, **named: Any) -> Any:
+        asked.add(name.partition(".")[0])
+        return real(name, *rest, **named)
+
+    builtins.__import__ = noting
+    start = time.perf_counter()
+    imported(found)
+    return time.perf_counter() - start, "torch" in asked

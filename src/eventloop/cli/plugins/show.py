@@ -12,6 +12,7 @@ from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
     JSON,
     Extension,
+    configuration_of,
     imported_extensions,
     refuse_choice,
     surveyed,
@@ -19,6 +20,7 @@ from eventloop.cli.plugins.reading import (
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
+from eventloop.plugin.candidates import select_all
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
@@ -44,13 +46,14 @@ def run(arguments: Arguments) -> int:
             "`eventloop plugins show` needs the NAME of a plugin",
             fix="list what is installed with `eventloop plugins`",
         )
+    cost = _cost(arguments)
     configuration, found = surveyed(arguments, COMMAND)
     row = found.row(arguments.task)
     added = next(imported_extensions(arguments.task), None) if row is None else None
     if row is not None:
-        content = _content(row, found.assembly, configuration)
+        content = _content(row, found.assembly, configuration, cost)
     elif added is not None:
-        content = _extension_content(added)
+        content = _extension_content(added, cost)
     else:
         names = [*(one.found.name for one in found.rows), *(one.name for one in extensions())]
         raise UsageError(
@@ -65,12 +68,24 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict[str, Any]:
+def _cost(arguments: Arguments) -> dict[str, Any]:
+    """Measures what is named, before it is imported here."""
+    selected, _ = select_all(configuration_of(arguments))
+    active = (one.found for one in selected if one.status == "active")
+    named = (one for one in [*active, *extensions()] if fold(one.name) == fold(arguments.task))
+    for measured in measure_imports(named).values():
+        return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
+    return {}
+
+
+def _content(
+    row: Row, assembly: Assembly, configuration: Configuration, cost: dict[str, Any]
+) -> dict[str, Any]:
     found = row.found
     status = "problem" if row.problems else row.selected.status
     content = _origin(found, status, row.selected.reason)
     if row.target is not None:
-        content |= _measured(found)
+        content |= cost
     content["options"] = list(_options(row, configuration.section(found.name)))
     content["hooks"] = list(_hooks(row, assembly))
     content["declares"] = list(_declares(row, assembly))
@@ -86,10 +101,10 @@ def _content(row: Row, assembly: Assembly, configuration: Configuration) -> dict
     return content
 
 
-def _extension_content(added: Extension) -> dict[str, Any]:
+def _extension_content(added: Extension, cost: dict[str, Any]) -> dict[str, Any]:
     content = _origin(added.found, added.status, added.reason)
     if added.problem is None:
-        content |= _measured(added.found)
+        content |= cost
     problems = [] if added.problem is None else [str(added.problem)]
     return content | {"options": [], "hooks": [], "declares": [], "edges": [], "problems": problems}
 
@@ -105,11 +120,6 @@ def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
         "status": status,
         "reason": reason,
     }
-
-
-def _measured(found: Found) -> dict[str, Any]:
-    (measured,) = measure_imports([found])
-    return {"import_s": measured.seconds, "imports_torch": measured.with_torch}
 
 
 def _options(row: Row, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
