@@ -44,7 +44,7 @@ def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
     first, *_ = err.splitlines()
     assert statuses == [1, 1]
     hangs = r"rank 1: hangs in batch_end of callback hangs \(Task\(callbacks=...\)\), at work/hangs.py:\d+"
-    waits = r"rank 0 waits in evaluate, at eventloop/[\w/]+.py:\d+"
+    waits = r"rank 0 waits in epoch_end, at eventloop/[\w/]+.py:\d+"
     assert re.match(rf"{hangs}; {waits}: RuntimeError: .*Timed out waiting 4000ms", first)
 
 

@@ -126,6 +126,7 @@ class OnRank:
     """Calls a function at the end of the second batch, on one rank or on all."""
 
     name = "on-rank"
+    free_options = ("function",)
 
     def __init__(self, function, rank=None):
         self.function = function

@@ -22,6 +22,7 @@ OPTIMIZERS = {
 # What has no kernel on a GPU: other views of the same memory, a batch that is asked to come and is
 # there, and the fit's last loss, which is brought to the host for the history.
 NO_KERNEL = {"aten::detach", "detach", "aten::to", "aten::item", "aten::_local_scalar_dense"}
+NO_KERNEL |= {"aten::unsqueeze", "aten::as_strided"}  # of losses that are stacked once a fit
 
 
 @pytest.fixture
@@ -82,12 +83,18 @@ def plain_run(make_cnn, make_images):
 
 
 @pytest.fixture
-def eventloop_run(make_run):
-    """Returns a function that makes so many steps of `Trainer.fit`."""
+def eventloop_run(make_run, make_images):
+    """Returns a function that makes so many steps of `Trainer.fit`, within one epoch.
+
+    At the end of an epoch the mean of its losses is computed, which a plain loop doesn't.
+    """
 
     def eventloop_run(mode, optimizer, *algorithms):
         make = OPTIMIZERS[optimizer]
-        task = {"optimizer": lambda model: make(model.parameters())}
+        task = {
+            "optimizer": lambda model: make(model.parameters()),
+            "train_dataloader": [*make_images()] * 100,
+        }
         trainer = make_run(mode.device, task, precision=mode.precision, algorithms=algorithms,
                            max_duration="1000ba")  # fmt: skip
         torch.backends.cudnn.benchmark = False  # it chooses by time, not the same ones each time

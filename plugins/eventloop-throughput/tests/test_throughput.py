@@ -48,6 +48,7 @@ class Takes:
     """An algorithm by which a step takes a second, everything else far too long."""
 
     name = "takes"
+    free_options = ("ends",)
 
     def __init__(self, watch, step_s=lambda batch: 1.0, ends=-1):
         self.watch, self.step_s, self.ends = watch, step_s, ends

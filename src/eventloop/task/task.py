@@ -187,7 +187,8 @@ def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mappi
                 f"the eval set {min(both)!r} is a test set, too",
                 fix="name it otherwise: test_dataloaders={'test': loader}",
             )
-        state.test_sets = frozenset(tests)
+        if tests:
+            state.test_sets = frozenset(tests)
         return named | tests
 
     return build_eval_dataloaders
