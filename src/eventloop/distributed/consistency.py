@@ -34,7 +34,16 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
         mine = manifest[what]
         if isinstance(mine, Mapping):
             mine = {key: one for key, one in mine.items() if key not in _OWN}
+        if what == "plugins":
+            mine = [_without_free_options(one) for one in mine]
         require_same(processes, what, mine)
+
+
+def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a manifest says of a plugin, without the options that may differ."""
+    free = plugin.get("free", ())
+    options = {name: one for name, one in plugin["options"].items() if name not in free}
+    return {**plugin, "options": options}
 
 
 def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
