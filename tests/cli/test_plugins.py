@@ -193,7 +193,7 @@ def test_a_wheel_on_the_path_is_a_plugin_like_another(run, site, tmp_path, monke
     """Its files aren't there by themselves, and its code can be imported all the same."""
     other_plugin(tmp_path / "built", "zipped", "zipped_module", HEARS)
     archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path / "built")
-    monkeypatch.syspath_prepend(archive)
+    monkeypatch.setattr(sys, "path", [archive, *sys.path])
 
     rows = {one["name"]: one for one in json.loads(run("plugins", "list", "--json").out)}
     locked = run("plugins", "lock", "--no-plugins", "-p", "zipped")
