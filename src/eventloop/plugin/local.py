@@ -10,6 +10,7 @@ from importlib.abc import SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from importlib_metadata import EntryPoint
 
@@ -117,19 +118,8 @@ def import_local(found: Found) -> object:
         return getattr(module, attribute) if attribute else module
     _look_in(path.parent)
     name = f"eventloop_plugin_{path.stem}".replace(".", "_")  # never that of a module
-    known = sys.modules.get(name)
-    if known is None or getattr(known, "__file__", None) != str(path):
-        spec = spec_of_file(name, path)
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # so that its classes can be pickled
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        known = module
-    return getattr(known, attribute) if attribute else known
+    module = module_of_file(name, path)
+    return getattr(module, attribute) if attribute else module
 
 
 def _look_in(folder: Path) -> None:
@@ -166,6 +156,28 @@ def _constants(body: list[ast.stmt]) -> dict[str, str]:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     }
+
+
+def module_of_file(name: str, path: Path) -> ModuleType:
+    """Imports a file under a name, once; an import that fails leaves nothing behind.
+
+    Args:
+        name: of the module, unlike that of any other.
+        path: absolute.
+    """
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = spec_of_file(name, path)
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that its classes can be pickled
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def spec_of_file(name: str, path: Path) -> ModuleSpec:

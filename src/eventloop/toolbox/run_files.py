@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from eventloop.files.run_folder import RunFolder, why_no_file
-from eventloop.plugin.local import spec_of_file
+from eventloop.plugin.local import module_of_file, spec_of_file
 
-__all__ = ["RunFolder", "spec_of_file", "why_no_file"]
+__all__ = ["RunFolder", "module_of_file", "spec_of_file", "why_no_file"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from eventloop import PluginError
 from eventloop.toolbox.messages import closest
-from eventloop.toolbox.run_files import spec_of_file
+from eventloop.toolbox.run_files import module_of_file
 
 
 def callback_of(given: object) -> object:
@@ -67,17 +66,4 @@ def _module(place: str, path: str) -> ModuleType:
             f"the callback {path!r} isn't there: there is no file {str(file)!r}",
             fix="give the path of a file, as in `./callbacks.py:Clip`",
         )
-    name = f"eventloop_orca_file_{file.stem}"  # never that of another module
-    module = sys.modules.get(name)
-    if module is not None and getattr(module, "__file__", None) == str(file):
-        return module
-    spec = spec_of_file(name, file)
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that its classes can be pickled
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return module_of_file(f"eventloop_orca_file_{file.stem}", file)
