@@ -52,6 +52,8 @@ def _hook_sections(hooks: Mapping[str, Hook], namespace: type) -> Iterator[str]:
         facts = [hook.kind, f"per {hook.per}" if hook.per != "any" else "at any time"]
         if hook.closes:
             facts.append(f"closes `{hook.closes}`")
+        if hook.since:
+            facts.append(f"since {hook.since}")
         yield f"## {name}\n\n```python\ndef {name}({arguments}) -> {result}\n```\n"
         yield f"*{', '.join(facts)}*\n"
         yield _contract(hook.doc)

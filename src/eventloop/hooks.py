@@ -41,6 +41,7 @@ class Hook:
         for_algorithms: whether callbacks can't implement it; true of every action.
         spec: the function that declares it.
         declared_by: the names of the plugins that declare it; none for the core's.
+        since: the version of what declares it in which it came; "" for the first.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Hook:
     for_algorithms: bool = False
     spec: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     declared_by: tuple[str, ...] = ()
+    since: str = ""
 
     @property
     def signature(self) -> inspect.Signature:
@@ -67,6 +69,7 @@ def hookspec(
     firstresult: bool = False,
     collection: bool = False,
     for_algorithms: bool = False,
+    since: str = "",
     warn_on_impl: Warning | None = None,
     warn_on_impl_args: Mapping[str, Warning] | None = None,
 ) -> Callable[[Function], Function]:
@@ -82,6 +85,8 @@ def hookspec(
         firstresult: one implementation owns the hook, and its result is the hook's.
         collection: a call returns a list of all results that aren't None, in order.
         for_algorithms: callbacks can't implement it; true of every action.
+        since: the version of the core, or of the package that declares it, in which it came; what
+            was there in the first needs none.
         warn_on_impl: the warning that each implementation causes, of a hook that is going.
         warn_on_impl_args: by argument, the warning that each implementation that takes it causes.
 
@@ -98,7 +103,7 @@ def hookspec(
             )
         kind: Kind = "question" if is_question else "action" if firstresult else "event"
         kind = "collection" if collection else kind
-        setattr(function, _SPEC, (kind, per, closes, for_algorithms or firstresult))
+        setattr(function, _SPEC, (kind, per, closes, for_algorithms or firstresult, since))
         return _mark_spec(
             function,
             firstresult=firstresult,
@@ -234,10 +239,12 @@ def _members(namespace: object) -> dict[str, Any]:
 
 
 def _describe(name: str, function: Callable[..., Any], declared_by: tuple[str, ...]) -> Hook:
-    kind, per, closes, for_algorithms = getattr(function, _SPEC)
+    kind, per, closes, for_algorithms, since = getattr(function, _SPEC)
     argnames = tuple(_without_self(function).parameters)
     doc = inspect.getdoc(function) or ""
-    return Hook(name, kind, per, closes, argnames, doc, for_algorithms, function, declared_by)
+    return Hook(
+        name, kind, per, closes, argnames, doc, for_algorithms, function, declared_by, since
+    )
 
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:

@@ -75,15 +75,22 @@ def as_json(ran):
 
 
 @pytest.mark.parametrize(("code", "part"), DEFECTS.values(), ids=DEFECTS)
-def test_check_finds_each_defect(run, install, clean, only, code, part):
-    """What pluggy accepts in silence, and what it refuses without a way out."""
+def test_check_finds_each_defect_that_a_run_refuses(
+    run, install, clean, only, tmp_path, code, part
+):
+    """What pluggy accepts in silence, and what it refuses without a way out: in the same words."""
     install("aa-test", f"{HEAD}class Plugin:\n    {code}\n")
     install("bb-test")
+    (tmp_path / "task.py").write_text("from eventloop.testing import tiny_task\ntask = tiny_task\n")
 
     ran = run("plugins", "check", "--json", *only)
+    refused = run("fit", str(tmp_path / "task.py"), "--max-duration", "1ba", *only)
     content = json.loads(ran.out)
 
     assert ran.status == 1
+    assert refused.status == 1
+    for problem in content["problems"]:
+        assert problem in refused.err
     assert part in "\n".join(content["problems"])
     status = {row["name"]: row["status"] for row in content["plugins"]}
     assert status["aa-test"] == "problem"
@@ -140,6 +147,19 @@ def test_check_finds_what_a_project_asks_for_in_vain(run, two, only):
     assert ran.status == 1
     for part in ("eventloop-nosuch>=2", "eventloop-aa-test>=9", "'epoch_end'", "3 problems"):
         assert part in ran.out
+
+
+def test_an_order_on_a_hook_that_a_plugin_does_not_implement_is_a_problem(run, two, only):
+    """It would be without effect; `all` means the hooks that each has, and a pair counts as one."""
+    (two / "pyproject.toml").write_text(
+        '[tool.eventloop.order]\nepoch_end = ["bb-test", "aa-test"]\nall = ["aa-test"]\n'
+    )
+
+    ran = run("plugins", "check", *only)
+
+    assert ran.status == 1
+    assert "order.epoch_end names 'aa-test', which doesn't implement epoch_end" in ran.out
+    assert "2 problems" in ran.out
 
 
 def test_check_finds_a_circle_and_who_drew_it(run, install, clean, only):

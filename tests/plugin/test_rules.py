@@ -208,7 +208,7 @@ def test_an_order_of_what_does_not_exist_is_a_problem(read):
     """A misspelt hook or plugin would leave the order as it was."""
     rules = read('order = {before_foward = ["ema"], all = ["ema", "mixpu"]}').rules
 
-    first, second = rules.order_problems(HOOKS, ["ema", "mixup"])
+    first, second = rules.order_problems(HOOKS, ["ema", "mixup"], lambda _hook: set())
 
     assert "no hook has this name; the closest is 'before_forward'" in str(first)
     assert "order.all names 'mixpu'" in str(second)

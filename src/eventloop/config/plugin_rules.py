@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
+from eventloop.config.version_ranges import is_in_range, split_requirement
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
 from eventloop.hooks import Edge
@@ -20,41 +20,6 @@ if TYPE_CHECKING:
 
 KEYS = ("plugins", "disable", "allow", "required", "order", "owners")
 EVERY_HOOK = "all"
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
-
-
-def is_in_range(version: str, specifier: str) -> bool:
-    """Returns whether a version will do; pre-releases will, where they are in range.
-
-    Args:
-        version: what there is; one that isn't a version is in no range.
-        specifier: as pip writes it, ">=0.2,<1"; "" for any.
-    """
-    if not specifier:
-        return True
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # not all commands need it
-    from packaging.version import InvalidVersion
-
-    try:
-        return SpecifierSet(specifier).contains(version, prereleases=True)
-    except (InvalidVersion, InvalidSpecifier):
-        return False
-
-
-def split_requirement(text: str) -> tuple[str, str] | None:
-    """Returns a plugin's name and the versions that are asked for, "" for any; None for neither."""
-    match = _REQUIREMENT.fullmatch(text)
-    if match is None:
-        return None
-    name, specifier = match.groups()
-    if specifier:
-        from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-        try:
-            SpecifierSet(specifier)
-        except InvalidSpecifier:
-            return None
-    return name, specifier
 
 
 @dataclass(frozen=True)
@@ -235,12 +200,15 @@ class Rules:
                     fix="leave it out; what the site says can't be overruled",
                 )
 
-    def order_problems(self, hooks: KnownHooks, plugins: Collection[str]) -> Iterator[PluginError]:
-        """Finds hooks and plugins in `order` that don't exist.
+    def order_problems(
+        self, hooks: KnownHooks, plugins: Collection[str], idle: Callable[[str], Collection[str]]
+    ) -> Iterator[PluginError]:
+        """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call.
 
         Args:
             hooks: all there are, those that plugins declare included.
             plugins: the names of all that are installed or were handed over.
+            idle: returns the folded names of those that take part and don't implement a hook.
         """
         known = {fold(name) for name in plugins}
         for order in self.orders:
@@ -259,6 +227,12 @@ class Rules:
                             source=value.source,
                             fix="fix or remove the name; list what is installed with "
                             "`eventloop plugins`",
+                        )
+                    elif fold(name) in idle(hook) and value.source != self.site:
+                        yield PluginError(
+                            f"order.{hook} names {name!r}, which doesn't implement {hook}",
+                            source=value.source,
+                            fix=f"remove the name; `eventloop plugins hooks {hook}` lists who does",
                         )
 
 

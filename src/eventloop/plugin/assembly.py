@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pluggy
 
-from eventloop.config.plugin_rules import is_in_range, split_requirement
+from eventloop.config.version_ranges import admits_older
 from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hooks import PROJECT, Edge, warnings_of
 from eventloop.naming import fold
@@ -21,14 +21,13 @@ from eventloop.plugin.order import (
     order_of_owners,
 )
 from eventloop.plugin.records import Plugin, Selected
-from eventloop.plugin.select import RESERVED
+from eventloop.plugin.relations import name_problems, relation_problems
 from eventloop.plugin.validate import (
     equal_plugins,
     implementations,
     unknown_edges,
     unknown_names,
 )
-from eventloop.text import pip, switch_off
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,29 @@ class Assembly:
         """The plugins that export other weights than the model's, by folded name."""
         return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
 
+    def idle(self, hook: str) -> set[str]:
+        """Returns the plugins that implement neither a hook nor the event that closes it, folded."""
+        if hook not in self.hooks:
+            return set()
+        called = [hook, *(one.name for one in self.hooks.values() if one.closes == hook)]
+        busy = {fold(one.plugin.name) for name in called for one in self.implementations[name]}
+        return {fold(one.name) for one in self.plugins} - busy
+
     def remarks(self, ordered: Ordered) -> Iterator[str]:
-        """Yields what needn't be wrong with a hook: edges to what isn't installed, deprecations."""
+        """Yields what needn't be wrong with a hook: unknown edges, deprecations, too wide a range."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]
         for one, name in unknown_edges(ordered, known):
             yield f"{one.origin}: an edge to {name}, which isn't installed"
         for one in ordered:
             for warning in warnings_of(one.hook, one.argnames):
                 yield f"{one.origin}: {warning}"
+            needs = one.plugin.found.needs if one.plugin.found else ""
+            since = "" if one.hook.declared_by else one.hook.since
+            if since and needs and admits_older(needs, since):
+                yield (
+                    f"{one.origin}: the hook came in torch-eventloop {since}, and the plugin says that "
+                    f"{needs} will do: ask for >={since}"
+                )
 
     def decisions(self) -> Iterator[Decision]:
         """Yields the actions in which a plugin replaces the task, or a person chose among several."""
@@ -158,7 +172,7 @@ def arrange(
     """
     place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
     plugins = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
-    problems = [*_name_problems(plugins), *equal_plugins(plugins), *_relations(plugins, off)]
+    problems = [*name_problems(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
     hooks, clashes = hooks_of(plugins, off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:
@@ -221,74 +235,6 @@ def refused_by_pluggy(
                 )
             )
     return refused
-
-
-def _name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
-    by_name: dict[str, Plugin] = {}
-    for plugin in plugins:
-        if plugin.role == "core":
-            continue
-        if fold(plugin.name) in RESERVED and plugin.role != "task":
-            yield PluginError(
-                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
-                "something else",
-                subjects=[plugin],
-                plugin=plugin.origin,
-                fix="give it another `name`",
-            )
-            continue
-        other = by_name.setdefault(fold(plugin.name), plugin)
-        if other is not plugin:
-            yield PluginError(
-                f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
-                subjects=[other, plugin],
-                fix="give one of them another `name`, or leave it out",
-            )
-
-
-def _relations(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Iterator[PluginError]:
-    """Finds plugins that need one that isn't active, or can't stand one that is."""
-    active = {fold(one.name): one for one in plugins if one.role != "core"}
-    reasons = {fold(one.found.name): one.reason for one in off}
-    for plugin in plugins:
-        for name, versions in _named(plugin, "requires"):
-            other = active.get(fold(name))
-            if other is None:
-                reason = reasons.get(fold(name))
-                distribution = f"eventloop-{fold(name).replace('_', '-')}"
-                fix = pip("install", f"{distribution}{versions}")
-                yield PluginError(
-                    f"{plugin.name} requires {name}{versions}, which "
-                    + (f"is off: {reason}" if reason is not None else "isn't installed"),
-                    subjects=[plugin],
-                    plugin=plugin.origin,
-                    fix=f"{'switch it on' if reason is not None else fix}, or switch "
-                    f"{plugin.name} off with {switch_off(plugin.name)}",
-                )
-            elif other.version and not is_in_range(other.version, versions):
-                fix = pip("install", f"{other.distribution}{versions}")
-                yield PluginError(
-                    f"{plugin.name} requires {name}{versions}, and {other.version} is installed",
-                    subjects=[plugin, other],
-                    plugin=plugin.origin,
-                    fix=f"{fix}, or switch {plugin.name} off with {switch_off(plugin.name)}",
-                )
-        for name, versions in _named(plugin, "conflicts"):
-            other = active.get(fold(name))
-            if other and (not versions or is_in_range(other.version, versions)):
-                yield PluginError(
-                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
-                    subjects=[plugin, other],
-                    plugins=f"{plugin.origin}, {other.origin}",
-                    fix=f"switch one off: {switch_off(plugin.name)} or {switch_off(other.name)}",
-                )
-
-
-def _named(plugin: Plugin, attribute: str) -> Iterator[tuple[str, str]]:
-    """Yields names of plugins with the versions that are meant, as `"ema>=0.2"` has them."""
-    names = getattr(plugin.target, attribute, ())
-    for text in (names,) if isinstance(names, str) else names:
-        yield split_requirement(text) or (text, "")
 
 
 def _choose_owners(

@@ -249,7 +249,11 @@ def dry_assemble(
     owners = {action: str(value.value) for action, value in rules.owners.items()}
     installed = tuple(one.found.name for one in selected)
     assembly, misfits = _arranged(plugins, off, OrderPreferences(rules.edges, owners, installed))
-    problems += [*failures, *misfits, *rules.order_problems(assembly.hooks, installed)]
+    problems += [
+        *failures,
+        *misfits,
+        *rules.order_problems(assembly.hooks, installed, assembly.idle),
+    ]
     with warnings.catch_warnings(action="ignore"):  # the assembly's remarks have them
         problems += refused_by_pluggy(assembly, problems)
     by_subject: dict[Found, list[EventloopError]] = {}

@@ -101,7 +101,7 @@ def assemble(
     owners = {action: value.value for action, value in rules.owners.items()}
     assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
     problems += [*failures, *rules.object_problems(given), *misfits]
-    raise_all([*problems, *rules.order_problems(assembly.hooks, known)])
+    raise_all([*problems, *rules.order_problems(assembly.hooks, known, assembly.idle)])
     raise_all(refused_by_pluggy(assembly))
     return assembly
 

@@ -9,8 +9,7 @@ of the core's events that no wrapper receives, for one.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -18,15 +17,13 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
-from eventloop.plugin.blame import blame, enter, fits, misfit, returned_nothing, swallowed
+from eventloop.plugin.adapt import STATE_ALONE, adapted, direct
+from eventloop.plugin.blame import blame, enter, misfit, returned_nothing
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.view import StateView, view_of
+from eventloop.plugin.wrappers import Plan, enclose
 
 if TYPE_CHECKING:
     from eventloop.state import State
-
-Plan = Callable[..., Any]
-_STATE_ALONE = ("state",)
 
 
 class Plans(Events, Actions, Protocol):
@@ -58,14 +55,14 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     if not wrappers and len(plain) == 1 and _is_direct(plain[0]):
         return plain[0].function
     if hook.kind == "action":
-        plan = _enclose(_act(order_of_owners(plain), state), wrappers, state)
+        plan = enclose(_act(order_of_owners(plain), state), wrappers, state)
         has_owner = any(not one.conditional for one in plain)
         return plan if has_owner else _answered(hook, plan)
     if not plain and not wrappers:
         return _silence(hook)
     if hook.kind == "event" and not wrappers and not hook.declared_by:
         return _tell(hook, plain, state)
-    gather = _enclose(_gather(hook, plain, state), wrappers, state)
+    gather = enclose(_gather(hook, plain, state), wrappers, state)
     return _ask(gather) if hook.kind == "question" else gather
 
 
@@ -89,7 +86,7 @@ def _silence(hook: Hook) -> Plan:
     if hook.kind == "collection":
         return lambda *_args: []
     silent = unanswered if hook.kind == "question" else nothing
-    return silent if hook.argnames == _STATE_ALONE else lambda state, *_rest: silent(state)
+    return silent if hook.argnames == STATE_ALONE else lambda state, *_rest: silent(state)
 
 
 def _is_direct(one: Implementation) -> bool:
@@ -99,9 +96,9 @@ def _is_direct(one: Implementation) -> bool:
 
 def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order; their results are ignored."""
-    if hook.argnames == _STATE_ALONE:
+    if hook.argnames == STATE_ALONE:
         return _tell_directly(plain, state)
-    calls = [(_adapted(one, state), one) for one in plain]
+    calls = [(adapted(one, state), one) for one in plain]
 
     def tell_each(_state: State, *rest: Any) -> None:
         for function, one in calls:
@@ -120,7 +117,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
     One function of Python's calls another, without `functools` in between: a third less. One plugin,
     and the core with one, need no loop, which takes longer than what it calls.
     """
-    calls = [(*_direct(one, state), one) for one in plain]
+    calls = [(*direct(one, state), one) for one in plain]
     if len(calls) == 1:
         ((only_function, only_given, only),) = calls
 
@@ -169,7 +166,7 @@ def _with_own_code(plan: Any) -> Plan:
 
 def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, in order, and returns their results that aren't None."""
-    calls = [(_adapted(one, state), one) for one in plain]
+    calls = [(adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
     is_event = hook.kind == "event" and bool(hook.declared_by)
 
@@ -204,9 +201,9 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
     """Asks the conditional ones, then the owner, and returns the first result."""
     owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
     asked = plain[: owner_idx + 1]
-    if asked and asked[0].hook.argnames == _STATE_ALONE:
+    if asked and asked[0].hook.argnames == STATE_ALONE:
         return _act_directly(asked, state)
-    calls = [(_adapted(one, state), one) for one in asked]
+    calls = [(adapted(one, state), one) for one in asked]
 
     def act(_state: State, *rest: Any) -> Any:
         for function, one in calls:
@@ -226,7 +223,7 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
 
 def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
     """Does the same for actions that pass the State alone, as `_gather_directly` does."""
-    calls = [(*_direct(one, state), one) for one in asked]
+    calls = [(*direct(one, state), one) for one in asked]
 
     def act(_state: State) -> Any:
         for function, given, one in calls:
@@ -259,89 +256,9 @@ def _answered(hook: Hook, plan: Plan) -> Plan:
     return answered
 
 
-def _enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
-    """Puts the wrappers around a plan, the first outermost."""
-    for one in reversed(wrappers):
-        inner = _wrap(inner, one, state)
-    return inner
-
-
-def _wrap(inner: Plan, one: Implementation, state: State) -> Plan:
-    start: Callable[..., Generator[None, Any, Any]] = _adapted(one, state)
-    is_action = one.hook.kind == "action"
-    must_return = one.hook.kind != "event" and not one.conditional
-
-    def enclosed(*args: Any) -> Any:
-        outer_again = state.enclosed
-
-        def run(*others: Any) -> Any:
-            state.enclosed = None  # what is enclosed would ask for itself, without end
-            try:
-                return inner(args[0], *others) if others else inner(*args)
-            finally:
-                state.enclosed = again
-
-        state.enclosed = again = run if is_action else None
-        result, passing = None, None
-        try:
-            generator = start(*args[1:])
-            try:
-                next(generator)
-            except StopIteration:
-                raise PluginError("a wrapper didn't yield", wrapper=one.origin) from None
-            try:
-                result = run()
-            except BaseException as error:  # noqa: BLE001  the wrapper decides what becomes of it
-                passing = error
-            result = _resume(generator, result, passing, one)
-            if passing is not None and one.plugin.role == "callback":
-                raise swallowed(one) from passing
-            if result is None and must_return:
-                raise returned_nothing(one)
-            if not is_action and not fits(result, one):
-                raise misfit(result, one)
-            return result
-        except BaseException as error:
-            if error is not passing:
-                blame(error, one, state)
-            raise
-        finally:
-            state.enclosed = outer_again
-
-    return enclosed
-
-
-def _resume(
-    generator: Generator[None, Any, Any],
-    result: Any,
-    error: BaseException | None,
-    one: Implementation,
-) -> Any:
-    """Resumes a wrapper with the result or the exception of what it encloses.
-
-    Returns:
-        What the wrapper returns.
-    """
-    try:
-        if error is None:
-            generator.send(result)
-        else:
-            generator.throw(error)
-    except StopIteration as stop:
-        return stop.value
-    except RuntimeError as converted:
-        # Python turns a StopIteration that leaves a generator into a RuntimeError.
-        if isinstance(error, StopIteration) and converted.__cause__ is error:
-            generator.close()
-            raise error from None
-        raise
-    generator.close()
-    raise PluginError("a wrapper yielded a second time", wrapper=one.origin)
-
-
 def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
     """Calls all, whatever any of them raises, and returns what they raised."""
-    calls = [(_adapted(one, state), one) for one in plain]
+    calls = [(adapted(one, state), one) for one in plain]
 
     def tell_all(_state: State, *rest: Any) -> list[BaseException]:
         failures: list[BaseException] = []
@@ -354,80 +271,3 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
         return failures
 
     return tell_all
-
-
-def _direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
-    """Returns a function and the State, or the view of it, that it takes."""
-    if one.every is None and one.argnames == _STATE_ALONE:
-        return one.function, _given(one, state)
-    adapted = _adapted(one, state)
-    return lambda _state: adapted(), state
-
-
-def _given(one: Implementation, state: State) -> State | StateView:
-    """Returns the State, of which a callback gets a view."""
-    return view_of(state, one.origin) if one.plugin.role == "callback" else state
-
-
-def _adapted(one: Implementation, state: State) -> Callable[..., Any]:
-    """Returns the function as it takes what the hook passes after the State, by position.
-
-    The State, or a callback's view of it, is bound: there is one for the whole run.
-    """
-    given = _given(one, state)
-    if one.argnames == one.hook.argnames:
-        return _sometimes(one, functools.partial(one.function, given), state)
-    idxs = [one.hook.argnames.index(name) for name in one.argnames]
-
-    def pick(*rest: Any) -> Any:
-        args = (given, *rest)
-        return one.function(*(args[idx] for idx in idxs))
-
-    return _sometimes(one, pick, state)
-
-
-def _sometimes(
-    one: Implementation, function: Callable[..., Any], state: State
-) -> Callable[..., Any]:
-    """Returns the function as its option `every` wants it: it runs once for each multiple crossed."""
-    if one.every is None:
-        return function
-    every, clock = one.every, state.clock
-    is_inside_batch = one.hook.per == "microbatch"
-    if one.hook.declared_by and one.hook.per == "any":
-        return _once_a_batch(one, function, state)
-
-    def now_and_then(*rest: Any) -> Any:
-        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
-            return function(*rest)
-        return None
-
-    def around(*rest: Any) -> Generator[None, Any, Any]:
-        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
-            return (yield from function(*rest))
-        return (yield)
-
-    return around if one.wrapper else now_and_then
-
-
-def _once_a_batch(
-    one: Implementation, function: Callable[..., Any], state: State
-) -> Callable[..., Any]:
-    """Does the same for a plugin's hook, which may be called any number of times in a batch."""
-    every, clock = one.every, state.clock
-    assert every is not None
-    last: list[int] = []
-
-    def is_due() -> bool:
-        due = clock.crossed(every) and last != [clock.batch]
-        if due:
-            last[:] = [clock.batch]
-        return due
-
-    def now_and_then(*rest: Any) -> Any:
-        return function(*rest) if is_due() else None
-
-    def around(*rest: Any) -> Generator[None, Any, Any]:
-        return (yield from function(*rest)) if is_due() else (yield)
-
-    return around if one.wrapper else now_and_then

@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from eventloop import __version__
 from eventloop.config.choice import Choice, Reason
-from eventloop.config.plugin_rules import Requirement, Rules, is_in_range
+from eventloop.config.plugin_rules import Requirement, Rules
+from eventloop.config.version_ranges import is_in_range
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected
+from eventloop.plugin.static_check import foreign_hooks
 from eventloop.text import pip, shell, switch_off
 
 RESERVED = ("task", "core")
@@ -29,7 +31,7 @@ def select(
     rules = rules or Rules()
     local = sorted((one for one in found if one.local), key=lambda one: one.by_flag)
     files = {fold(one.name): one for one in local}  # what a flag names is stronger
-    return tuple(_decide(one, choice, rules, files.get(fold(one.name))) for one in found)
+    return tuple(_decide(one, choice, rules, files.get(fold(one.name)), found) for one in found)
 
 
 def problems_of(
@@ -138,7 +140,9 @@ def is_usable_name(name: str) -> bool:
     return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
 
 
-def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None) -> Selected:
+def _decide(
+    found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
+) -> Selected:
     """Decides for one plugin; the strongest word comes first."""
     if reason := rules.ban(found.name, by_site=True):
         return Selected(found, "off", *reason)
@@ -151,7 +155,7 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
         return Selected(found, "off", taken, "flag", from_file.way_out)
     banned = rules.ban(found.name)
     if not is_in_range(__version__, found.needs):
-        return Selected(found, "off", *_by_version(found))
+        return Selected(found, "off", *_by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):
         reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")
         return Selected(found, "active", *reason)
@@ -164,10 +168,12 @@ def _decide(found: Found, choice: Choice, rules: Rules, from_file: Found | None)
     return Selected(found, "off", *_by_flag(choice.autoload_reason))
 
 
-def _by_version(found: Found) -> Reason:
+def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:
     core = f"torch-eventloop{found.needs}"
     fix = f"{pip('install', core)}, or {pip('install -U', found.distribution)}"
-    return Reason(f"needs {core}, and {__version__} is installed", "version", fix)
+    names = " and ".join(foreign_hooks(found, all_found))
+    which = f", which has {names}; " if names else ", and "
+    return Reason(f"needs {core}{which}{__version__} is installed", "version", fix)
 
 
 def _by_flag(flag: str, does: str = "") -> Reason:

@@ -129,12 +129,11 @@ class Scope:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 yield name, node.value
 
-    def declared(self) -> Iterator[str]:
-        """Yields the names of functions under `@hookspec(...)`."""
+    def marked(self, marker: str) -> Iterator[str]:
+        """Yields the names of functions under a marker: `@hookspec(...)`, `@hookimpl`."""
         for node in self.body if self.body is not None else _parsed(self.path):
             if isinstance(node, ast.FunctionDef) and any(
-                isinstance(mark, ast.Call)
-                and ast.unparse(mark.func).rpartition(".")[2] == "hookspec"
+                ast.unparse(mark).partition("(")[0].rpartition(".")[2] == marker
                 for mark in node.decorator_list
             ):
                 yield node.name

@@ -62,19 +62,37 @@ def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
 @functools.cache
 def static_hooks(found: Found) -> frozenset[str]:
     """Returns the hooks that a plugin declares, by name, as far as its files tell."""
-    module, _, name = found.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
-    if found.path is not None:
-        name = split_label(found.entry_point.value)[1]
     try:
-        path = found.path or locate(module)[0]
-        own = Scope(module, path).scope(name.split(".") if name else [])
+        own = _scope_of(found)
         value = dict(own.assigned()).get("hookspecs") if own else None
         if own is None or value is None:
             return frozenset()
         specs = own.scope(ast.unparse(value).split("."))
-        return frozenset(specs.declared() if specs else ())
+        return frozenset(specs.marked("hookspec") if specs else ())
     except (SyntaxError, ValueError, OSError):
         return frozenset()
+
+
+def foreign_hooks(found: Found, others: Iterable[Found]) -> list[str]:
+    """Returns the hooks that a plugin implements and this core lacks, as far as its files tell.
+
+    Args:
+        others: plugins that may declare the hooks that this one implements.
+    """
+    try:
+        own = _scope_of(found)
+        names = [name for name in (own.marked("hookimpl") if own else ()) if name not in _HOOKS]
+    except (SyntaxError, ValueError, OSError):
+        return []
+    return [name for name in names if not any(name in static_hooks(one) for one in others)]
+
+
+def _scope_of(found: Found) -> Scope | None:
+    """Returns the class or module of a plugin."""
+    module, _, name = found.entry_point.value.partition("[")[0].replace(" ", "").partition(":")
+    if found.path is not None:
+        name = split_label(found.entry_point.value)[1]
+    return Scope(module, found.path or locate(module)[0]).scope(name.split(".") if name else [])
 
 
 def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> StaticReport:

@@ -65,6 +65,7 @@ def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
         "per": hook.per,
         "closes": hook.closes,
         "declared_by": declared_by(hook),
+        "since": hook.since,
         "implemented_by": implemented_by(hook, assembly),
         "signature": _signature(hook),
         "contract": hook.doc,
@@ -81,6 +82,8 @@ def _contract(hook: Hook, content: dict[str, Any]) -> str:
     facts = [f"{hook.kind}, {'at any time' if hook.per == 'any' else f'per {hook.per}'}"]
     if hook.closes:
         facts.append(f"closes {hook.closes}: algorithms run it in the reverse order")
+    if hook.since:
+        facts.append(f"since {hook.since}")
     lines = [content["signature"], f"    {', '.join(facts)}"]
     if hook.declared_by:
         lines.append(f"    declared by {content['declared_by']}")
