@@ -117,7 +117,7 @@ LAUNCHERS = {
 QUICK = [
     ("before joining", "exit 0", "eventloop"),
     ("training", "exit 0", "torchrun"),
-    ("closing", "sigstop", "torchrun"),
+    ("closing", "raise", "torchrun"),
 ]
 ROWS = [
     pytest.param(

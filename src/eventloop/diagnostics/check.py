@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
+
+# Private, but torch's documented way to see every operation, and without a public name
+# (torch 2.13).
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventloop.diagnostics.fingerprints import Snapshot

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+# Private, but what all batch norms are, those over several ranks included (torch 2.13).
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
