@@ -1,0 +1,7 @@
+"""Runs LightningModules, their data modules, callbacks and loggers on eventloop, unchanged."""
+
+from eventloop_lightning.from_command import task
+from eventloop_lightning.task import LightningTask
+from eventloop_lightning.trainer import Trainer
+
+__all__ = ["LightningTask", "Trainer", "task"]

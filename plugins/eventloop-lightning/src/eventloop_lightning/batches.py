@@ -1,0 +1,35 @@
+"""What is asked of a batch on its way to the module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+
+from eventloop_lightning.hook_calls import is_overridden
+
+TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+def has_transfer(trainer: Any) -> bool:
+    """Returns whether module or data module move batches in a way of their own."""
+    selector = trainer._data_connector._datahook_selector
+    things = [(selector.model, LightningModule), (selector.datamodule, LightningDataModule)]
+    return any(
+        one is not None and is_overridden(one, name, parent)
+        for name in TRANSFER
+        for one, parent in things
+    )
+
+
+def num_samples(batch: Any) -> int:
+    """Returns how many samples a batch has: the length of the first tensor that is found."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and batch:
+        return next((found for one in batch if (found := num_samples(one))), 0)
+    return 0

@@ -1,0 +1,142 @@
+"""A LightningModule as a task: for `eventloop fit eventloop_lightning`, and for scripts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+from eventloop import SettingError, State
+from eventloop_lightning.task import LightningTask
+from eventloop_lightning.trainer import Trainer
+
+
+def task(
+    module: Any,
+    data: Any = None,
+    *,
+    callbacks: list[Any] | None = None,
+    accumulate_grad_batches: int = 1,
+    log_every_n_steps: int = 50,
+    num_sanity_val_steps: int = 2,
+) -> LightningTask:
+    """Returns the task that trains a LightningModule.
+
+    How it is trained is said by eventloop's settings: max_duration, clip_norm, eval_interval.
+
+    Args:
+        module: a LightningModule, a class of one, or where it stands, my.module:LitModel.
+        data: likewise a LightningDataModule; not set: the module's own data loaders.
+        callbacks: callbacks of Lightning's, or where they stand.
+        accumulate_grad_batches: how many batches make a step.
+        log_every_n_steps: how often numbers of a step are logged.
+        num_sanity_val_steps: how many batches are validated before training.
+    """
+    found = _found(module)
+    trainer = Trainer(
+        logger=False,
+        callbacks=[_made(_found(one)) for one in callbacks or ()],
+        accumulate_grad_batches=accumulate_grad_batches,
+        log_every_n_steps=log_every_n_steps,
+        num_sanity_val_steps=num_sanity_val_steps,
+        max_epochs=-1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    def attach(made: LightningModule, state: State) -> None:
+        datamodule = None if data is None else _made(_found(data))
+        if datamodule is not None and not isinstance(datamodule, LightningDataModule):
+            raise SettingError(
+                f"data={data!r} is not a LightningDataModule",
+                fix="name one, or leave it out and let the module have train_dataloader",
+            )
+        _take_settings(trainer, state)
+        trainer.loggers = [StateLogger(state)]
+        trainer.strategy._lightning_module = made
+        trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
+        trainer.training = True
+        trainer._data_connector.attach_data(made, datamodule=datamodule)
+
+    return LightningTask(trainer, lambda: _made(found), attach)
+
+
+class StateLogger(Logger):
+    """Hands what a module logs to eventloop's loggers.
+
+    Args:
+        state: of the run.
+    """
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        """The name of the logger."""
+        return "eventloop"
+
+    @property
+    def version(self) -> int:
+        """The number of the run."""
+        return 0
+
+    @property
+    def save_dir(self) -> str:
+        """Where the run's files go."""
+        return str(self._state.run_dir)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Leaves them: the manifest has what a run is made of."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Logs numbers for the moment under way."""
+        for name, value in metrics.items():
+            if name != "epoch":
+                self._state.log(name, value)
+
+
+def _take_settings(trainer: Any, state: State) -> None:
+    """Has Lightning's trainer say what eventloop's settings are."""
+    settings = state.settings
+    loop = trainer.fit_loop
+    duration = settings.max_duration
+    loop.max_epochs = int(duration.value) if duration and duration.unit == "ep" else -1
+    trainer.gradient_clip_val = settings.clip_norm
+    trainer.strategy._root_device = state.device
+    interval = settings.eval_interval
+    if interval is None:
+        trainer.limit_val_batches = 0
+    elif interval.unit == "ep" and float(interval.value).is_integer():
+        trainer.check_val_every_n_epoch = int(interval.value)
+    elif interval.unit == "ba":
+        trainer.check_val_every_n_epoch, trainer.val_check_interval = None, int(interval.value)
+
+
+def _found(thing: Any) -> Any:
+    """Returns what a text names, `my.module:Name`; anything else as it is."""
+    if not isinstance(thing, str):
+        return thing
+    module, _, name = thing.partition(":")
+    if not name:
+        raise SettingError(
+            f"{thing!r} names no class", fix="write it as my.module:Name, module and class"
+        )
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(f"{thing!r} isn't there: {error}", fix="write my.module:Name") from error
+
+
+def _made(thing: Any) -> Any:
+    """Calls a class or function without arguments; returns an object as it is."""
+    is_maker: Callable[..., Any] | bool = isinstance(thing, type) or (
+        callable(thing) and not isinstance(thing, LightningModule)
+    )
+    return thing() if is_maker else thing

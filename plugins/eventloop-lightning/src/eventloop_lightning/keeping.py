@@ -1,0 +1,150 @@
+"""What Lightning's half of a run keeps in checkpoints, and how it is put back in Lightning's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.loops.loop import _Loop
+from torch import Tensor
+
+# Parts of a checkpoint of Lightning's that ours has elsewhere, or that come with the task.
+_ELSEWHERE = (
+    "state_dict",
+    "optimizer_states",
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+)
+# What the logger connector knows in mid-epoch (lightning 2.6.6).
+_NUMBERS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_PLACE = ("_first_loop_iter", "_current_fx")
+
+
+class Keeping:
+    """Takes Lightning's trainer apart for a checkpoint, and puts it together again.
+
+    Args:
+        trainer: Lightning's.
+
+    Attributes:
+        is_loading: whether weights and optimizers wait for what the callbacks say.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loaded: dict[str, Any] = {}
+        self._weights: Mapping[str, Tensor] = {}
+        self._optimizers: list[Mapping[str, Any]] = []
+        self.is_loading = False
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return bool(self._loaded)
+
+    def take(self) -> dict[str, Any]:
+        """Returns what Lightning's checkpoint has beside weights and optimizers, and what it lacks.
+
+        It lacks what is under way: sums of `self.log`, accumulated gradients, what is frozen.
+        """
+        trainer, module = self._trainer, self._trainer.lightning_module
+        dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        kept = {key: one for key, one in dumped.items() if key not in _ELSEWHERE}
+        if not _is_of(module, dumped["state_dict"]):
+            kept["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
+        connector = trainer._logger_connector
+        kept["numbers"] = {name: dict(getattr(connector, name)) for name in _NUMBERS}
+        kept["place"] = {name: getattr(connector, name) for name in _PLACE}
+        kept["results"] = trainer.fit_loop.epoch_loop._results.state_dict()
+        params = module.named_parameters()
+        kept["frozen"] = [name for name, one in params if not one.requires_grad]
+        kept["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
+        kept["gradients"] = self._gradients()
+        return kept
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Returns gradients to which the next batch adds its own."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        if module.automatic_optimization and not trainer.fit_loop._should_accumulate():
+            return {}
+        params = module.named_parameters()
+        return {name: one.grad for name, one in params if one.grad is not None}
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Keeps what `take` returned until everything is built."""
+        self._loaded = dict(state)
+
+    def keep_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Keeps the weights until the module was told of the checkpoint."""
+        self._weights = weights
+
+    def keep_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keeps the optimizers' states until callbacks have made the groups that they had."""
+        self._optimizers = list(states.values())
+
+    def put_modules(self) -> None:
+        """Restores module, data module and callbacks, each told of the checkpoint first."""
+        self.is_loading = False
+        if not self._loaded:
+            return
+        connector = self._trainer._checkpoint_connector
+        ours = {"state_dict": dict(self._weights), "optimizer_states": self._optimizers}
+        connector._loaded_checkpoint = {**ours, **self._loaded}
+        connector.restore_model()
+        connector.restore_datamodule()
+        connector.restore_callbacks()
+
+    def put_training(self) -> None:
+        """Restores loops, optimizers and schedulers, after `on_fit_start`."""
+        if not self._loaded:
+            return
+        trainer, module = self._trainer, self._trainer.lightning_module
+        trainer._checkpoint_connector.restore_training_state()
+        trainer._checkpoint_connector._loaded_checkpoint = {}
+        for loop in _loops(trainer.fit_loop):
+            loop.on_iteration_done()  # it goes on where it was: nothing is begun again
+        connector = trainer._logger_connector
+        for name, values in self._loaded["numbers"].items():
+            setattr(connector, name, dict(values))
+        for name, value in self._loaded["place"].items():
+            setattr(connector, name, value)
+        trainer.fit_loop.epoch_loop._results.load_state_dict(self._loaded["results"])
+        frozen, in_eval = set(self._loaded["frozen"]), set(self._loaded["in_eval_mode"])
+        gradients = self._loaded["gradients"]
+        for name, param in module.named_parameters():
+            param.requires_grad_(name not in frozen)
+            param.grad = gradients[name].to(param.device) if name in gradients else None
+        for name, one in module.named_modules():
+            one.training = name not in in_eval
+        self._optimizers = []
+
+    def put_epoch(self) -> None:
+        """Restores what a callback has set up when the epoch began that goes on."""
+        trainer, module = self._trainer, self._trainer.lightning_module
+        averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
+        for one in averaging:
+            one.on_train_epoch_start(trainer, module)
+        if averaging and self._weights:
+            # It may have moved the average into the module, and begun its batch norms anew.
+            module.load_state_dict(self._weights)
+        self._weights = {}
+
+
+def _is_of(module: LightningModule, weights: Mapping[str, Any]) -> bool:
+    """Returns whether these are the module's own weights, in their own memory."""
+    own = module.state_dict()
+    return own.keys() == weights.keys() and all(
+        isinstance(one, Tensor) and one.data_ptr() == own[name].data_ptr()
+        for name, one in weights.items()
+    )
+
+
+def _loops(loop: _Loop) -> Iterator[_Loop]:
+    yield loop
+    for one in vars(loop).values():
+        if isinstance(one, _Loop):
+            yield from _loops(one)

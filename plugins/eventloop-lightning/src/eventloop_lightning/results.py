@@ -1,0 +1,88 @@
+"""What `self.log` has logged in training: Lightning's collection, which a checkpoint can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# Private: what the loops of Lightning collect numbers with (lightning 2.6.6).
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
+
+from eventloop import PluginError
+
+# What a number is logged with, but for what reduces it, of which the name is kept.
+_META = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "dataloader_idx",
+    "metric_attribute",
+)
+_REDUCE = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
+
+
+class Results(_ResultCollection):
+    """The numbers of an epoch, by hook and name.
+
+    Args:
+        reduce: reduces a tensor over the ranks.
+    """
+
+    def __init__(self, reduce: Callable[..., Any]) -> None:
+        super().__init__(training=True)
+        self._reduce = reduce
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the sums of an epoch under way; metrics of the module are the module's to keep."""
+        return {key: _taken(one) for key, one in self.items() if one.is_tensor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        for key, kept in state.items():
+            self[key] = _made(kept, self._reduce)
+
+
+def _taken(one: Any) -> dict[str, Any]:
+    meta, sync = one.meta, one.meta.sync
+    names = [name for name, function in _REDUCE.items() if function is meta.reduce_fx]
+    if not names:
+        raise PluginError(
+            f"self.log({meta.name!r}, reduce_fx=...) is a function that a checkpoint can't hold",
+            fix="reduce with 'mean', 'sum', 'max' or 'min'",
+        )
+    return {
+        "meta": {name: getattr(meta, name) for name in _META},
+        "reduce": names[0],
+        "sync": {"should": sync.should, "rank_zero_only": sync.rank_zero_only},
+        "values": {name: getattr(one, name) for name in _values_of(one)},
+        "has_reset": one.has_reset,
+        "updates": one._update_count,
+    }
+
+
+def _made(kept: Mapping[str, Any], reduce: Callable[..., Any]) -> _ResultMetric:
+    meta = _Metadata(**kept["meta"], reduce_fx=_REDUCE[kept["reduce"]])
+    sync = kept["sync"]
+    meta.sync = _Sync(_should=sync["should"], fn=reduce, rank_zero_only=sync["rank_zero_only"])
+    metric = _ResultMetric(meta, is_tensor=True)
+    for name, value in kept["values"].items():
+        setattr(metric, name, value)
+    metric.has_reset, metric._update_count = kept["has_reset"], kept["updates"]
+    return metric
+
+
+def _values_of(one: Any) -> list[str]:
+    means = ["cumulated_batch_size"] if one.meta.is_mean_reduction else []
+    return ["value", "_forward_cache", *means]

@@ -1,0 +1,133 @@
+"""The stages of a fit: what Lightning's trainer does before, between and after its epochs.
+
+Its own functions are called one by one, in its own order; their names are private, and those of
+lightning 2.6.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers.utilities import _log_hyperparams
+from lightning.pytorch.loops.utilities import _is_max_limit_reached, _parse_loop_limits
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
+from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities.parsing import clean_namespace
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from eventloop import State
+from eventloop.toolbox.state_dicts import write_checkpoint
+from eventloop_lightning.hook_calls import HookCalls
+from eventloop_lightning.keeping import Keeping
+
+
+def set_up(trainer: Any, module: LightningModule) -> None:
+    """Prepares data, module and callbacks: what comes before `configure_optimizers`."""
+    loop = trainer.fit_loop
+    loop.min_epochs, loop.max_epochs = _parse_loop_limits(
+        trainer.min_steps, trainer.max_steps, trainer.min_epochs, trainer.max_epochs, trainer
+    )
+    clean_namespace(module.hparams)
+    trainer.strategy.connect(module)
+    trainer._callback_connector._attach_model_callbacks()
+    trainer._callback_connector._attach_model_logging_functions()
+    _verify_loop_configurations(trainer)
+    trainer.strategy.setup_environment()
+    trainer._data_connector.prepare_data()
+    call._call_setup_hook(trainer)
+    call._call_configure_model(trainer)
+    trainer._logger_connector.reset_results()
+    trainer._logger_connector.reset_metrics()
+
+
+def begin(trainer: Any, keeping: Keeping) -> None:
+    """Calls `on_fit_start`, tries the validation out, and calls `on_train_start`."""
+    call._call_callback_hooks(trainer, "on_fit_start")
+    call._call_lightning_module_hook(trainer, "on_fit_start")
+    if trainer.enable_autolog_hparams:
+        _log_hyperparams(trainer)
+    trainer.lightning_module.zero_grad()
+    keeping.put_training()
+    if not keeping.is_resumed:
+        with isolate_rng():
+            trainer._run_sanity_check()
+    trainer.fit_loop.on_run_start()
+
+
+def begin_epoch(loop: Any) -> None:
+    """Has the counters of batches begin anew."""
+    loop.batch_progress.reset_on_run()
+    loop.scheduler_progress.reset_on_run()
+    loop.automatic_optimization.optim_progress.reset_on_run()
+    loop.val_loop.batch_progress.total.reset()
+
+
+def move_schedulers(loop: Any, *, of_step: bool = True) -> None:
+    """Moves the schedulers of a step, and at the last batch those of an epoch."""
+    if loop.trainer.lr_scheduler_configs:
+        if of_step:
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if loop._num_ready_batches_reached():
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+
+def end_advance(loop: Any) -> None:
+    """Does what follows a batch and its validation."""
+    if loop.trainer.lr_scheduler_configs:
+        loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+    if not loop._should_accumulate():
+        loop._batches_that_stepped += 1
+    loop._save_loggers_on_train_batch_end()
+
+
+def end_epoch(trainer: Any, calls: HookCalls) -> None:
+    """Calls `on_train_epoch_end`, and what follows it."""
+    fit_loop, connector = trainer.fit_loop, trainer._logger_connector
+    loop = fit_loop.epoch_loop
+    connector.epoch_end_reached()
+    fit_loop.epoch_progress.increment_processed()
+    calls.tell_epoch_end()
+    connector.on_epoch_end()
+    if loop._num_ready_batches_reached():
+        loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+    # Loggers get the numbers of an epoch at the step of its last batch.
+    loop._batches_that_stepped -= 1
+    connector.update_train_epoch_metrics()
+    loop._batches_that_stepped += 1
+    fit_loop.epoch_progress.increment_completed()
+
+
+def is_done(trainer: Any) -> bool:
+    """Returns whether Lightning's loop would end here, its epochs apart, which eventloop counts."""
+    loop = trainer.fit_loop
+    if _is_max_limit_reached(loop.epoch_loop.global_step, loop.max_steps):
+        return True
+    return bool(trainer.should_stop and loop._can_stop_early)
+
+
+def finish(trainer: Any) -> None:
+    """Calls `on_train_end`, `on_fit_end` and `teardown`."""
+    trainer.fit_loop.on_run_end()
+    trainer._teardown()
+    call._call_callback_hooks(trainer, "on_fit_end")
+    call._call_lightning_module_hook(trainer, "on_fit_end")
+    call._call_teardown_hook(trainer)
+    trainer.state.status = TrainerStatus.FINISHED
+    trainer.state.stage = None
+
+
+def writer_of(state: State) -> Callable[[Path], None]:
+    """Returns what writes a checkpoint of now to a folder, between two batches."""
+
+    def write(folder: Path) -> None:
+        if state.batch is not None:
+            return  # half a batch can't be gone on from; Lightning's file is there
+        captured = state.capture()
+        if state.rank == 0:
+            write_checkpoint(folder, captured.parts, captured.facts)
+
+    return write

@@ -1,0 +1,364 @@
+"""The task: a LightningModule on eventloop's loop, with its hooks at their places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
+from lightning.fabric.utilities.seed import (
+    _collect_rng_states,
+    _set_rng_states,
+)
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.trainer import call
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop import Count, PluginError, State, StepOutcome, Time, hookimpl, is_interruption
+from eventloop.toolbox.state_dicts import take_from_first
+from eventloop_lightning import stages
+from eventloop_lightning.batches import has_transfer, num_samples
+from eventloop_lightning.evaluation import evaluated, predicted
+from eventloop_lightning.hook_calls import HookCalls
+from eventloop_lightning.keeping import Keeping
+from eventloop_lightning.optimization import Automatic, Manual
+
+
+class LightningTask:
+    """Trains a LightningModule.
+
+    Lightning's trainer is there for all that modules, callbacks and loggers ask of it; its loops
+    don't run, but know where the run is.
+
+    Args:
+        trainer: Lightning's, with an eventloop's strategy and fit loop.
+        module: what is trained, or a function that makes it.
+        attach: hands the trainer the module and its data; None where that is done.
+        generators: where the random generators shall stand when training begins; None to leave
+            them where eventloop has put them.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: LightningModule | Callable[[], LightningModule],
+        attach: Callable[[LightningModule, State], None] | None = None,
+        generators: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._given = module
+        self._attach = attach
+        self._generators = generators
+        self._fit_loop = trainer.fit_loop
+        self._epoch_loop = trainer.fit_loop.epoch_loop
+        self._progress = self._epoch_loop.batch_progress
+        self._connector = trainer._logger_connector
+        self._keeping = Keeping(trainer)
+        self._module: LightningModule
+        self._calls: HookCalls
+        self._optimization: Automatic | Manual
+        self._modes: list[nn.Module] = []
+        self._batch: Any = None
+        self._in_batch = self._in_train_batch = False
+        self._ends_epoch = False
+        self._has_transfer = False
+        self._epoch = 0
+
+    # Building
+
+    @hookimpl
+    def build_model(self, state: State) -> nn.Module:
+        """Sets the module up as Lightning does, up to `configure_model`."""
+        if self._generators is not None:
+            _set_rng_states(dict(self._generators))
+        given = self._given
+        self._module = module = given if isinstance(given, LightningModule) else given()
+        if self._attach is not None:
+            self._attach(module, state)
+        stages.set_up(self._trainer, module)
+        self._calls = HookCalls(self._trainer)
+        module.to(state.device)
+        return module
+
+    @hookimpl
+    def wrap_model(self, state: State) -> nn.Module:
+        """Leaves the module bare: its training step isn't its forward, so the loop averages gradients."""
+        if state.world_size > 1:
+            take_from_first(state.model)
+        return state.model
+
+    @hookimpl
+    def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
+        """Calls `configure_optimizers`, which may be in any of its forms."""
+        self._trainer.strategy.setup(self._trainer)
+        optimizers = self._trainer.optimizers
+        if any(isinstance(one, _MockOptimizer) for one in optimizers):
+            raise PluginError(
+                "configure_optimizers returned None, and a run without an optimizer trains nothing",
+                by=type(self._module).__name__,
+                fix="return an optimizer, or evaluate with trainer.validate(model)",
+            )
+        if len(optimizers) == 1:
+            return {type(optimizers[0]).__name__.lower(): optimizers[0]}
+        return {f"optimizer{idx}": one for idx, one in enumerate(optimizers)}
+
+    @hookimpl
+    def build_train_dataloader(self, state: State) -> Any:
+        """Asks the module, the data module or the caller for the training data."""
+        self._fit_loop.setup_data()
+        if self._fit_loop.loader is None:
+            return ()
+        return self._fit_loop.loader
+
+    @hookimpl
+    def should_rebuild_dataloader(self, state: State) -> bool:
+        """Answers by `reload_dataloaders_every_n_epochs`."""
+        return bool(self._fit_loop._should_reload_train_dl)
+
+    @hookimpl
+    def build_schedulers(self, state: State) -> dict[str, Any]:
+        """Returns none: those of `configure_optimizers` have intervals and monitors of their own."""
+        if self._generators is not None:
+            self._generators = _collect_rng_states()
+        return {}
+
+    # Going on from a checkpoint
+
+    @hookimpl
+    def before_load(self, state: State) -> None:
+        """Has weights and optimizers wait for what comes with them."""
+        self._keeping.is_loading = True
+
+    @hookimpl
+    def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
+        """Loads weights; those of a run that goes on when its module knows of the checkpoint."""
+        if self._keeping.is_loading:
+            self._keeping.keep_weights(weights)
+        else:
+            state.model.load_state_dict(weights, strict=strict)
+        return True
+
+    @hookimpl
+    def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
+        """Keeps them for `on_fit_start`, in which callbacks may make the groups that they had."""
+        self._keeping.keep_optimizers(states)
+        return True
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Restores module and callbacks; notes which modules were made to stay in evaluation mode."""
+        self._keeping.put_modules()
+        self._modes = [one for one in state.model.modules() if not one.training]
+        if self._generators is not None:
+            _set_rng_states(dict(self._generators))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what Lightning's checkpoint has beside weights and optimizers."""
+        return {**self._keeping.take(), "ends_epoch": self._ends_epoch}
+
+    def load_state_dict(self, state: dict[str, Any], version: str) -> None:
+        """Keeps it until everything is built."""
+        self._ends_epoch = state["ends_epoch"]
+        self._keeping.keep(state)
+
+    # The fit
+
+    @hookimpl
+    def training_start(self, state: State) -> None:
+        """Calls what Lightning calls before its first epoch, from `on_fit_start` on."""
+        for one in self._modes:
+            one.training = False
+        trainer, calls = self._trainer, self._calls
+        trainer.strategy.write_beside = stages.writer_of(state)
+        stages.begin(trainer, self._keeping)
+        self._has_transfer = has_transfer(trainer)
+        kind = Automatic if self._module.automatic_optimization else Manual
+        self._optimization = kind(trainer, calls)
+        trainer.strategy.step = getattr(self._optimization, "step", None)
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        """Lets a callback that has moved `max_epochs` have its epochs."""
+        epochs = self._fit_loop.max_epochs
+        length = state.duration
+        if length is None or length.unit != "ep" or state.until != length:
+            return
+        if epochs > length.value:
+            state.until = Time(epochs, "ep")
+
+    @hookimpl
+    def epoch_start(self, state: State) -> None:
+        """Calls `on_train_epoch_start`, unless the epoch goes on."""
+        self._calls.refresh()
+        self._epoch = state.clock.epoch
+        if state.resumed:
+            self._keeping.put_epoch()
+            return
+        self._ends_epoch = False
+        progress = self._fit_loop.epoch_progress
+        progress.increment_ready()
+        self._calls.tell("on_train_epoch_start")
+        progress.increment_started()
+        stages.begin_epoch(self._epoch_loop)
+
+    @hookimpl
+    def count_batch(self, state: State, batch: Any) -> Count:
+        """Counts the samples of the first tensor that is found."""
+        num = num_samples(batch)
+        return Count(num, 0, num)
+
+    @hookimpl
+    def after_dataloader(self, state: State) -> None:
+        """Calls the hooks that move a batch, where there are any."""
+        if self._has_transfer:
+            batch = self._module._on_before_batch_transfer(state.batch, dataloader_idx=0)
+            strategy = self._trainer.strategy
+            state.batch = strategy.batch_to_device(batch, dataloader_idx=0)
+
+    @hookimpl
+    def batch_start(self, state: State) -> None:
+        """Calls `on_train_batch_start`, whose -1 ends the epoch."""
+        progress, batch = self._progress, state.batch
+        progress.increment_ready()
+        progress.is_last_batch = self._is_last(progress.current.ready)
+        self._connector.on_batch_start(batch)
+        self._batch, self._in_batch = batch, True
+        if self._calls.tell("on_train_batch_start", batch, progress.current.ready - 1) == -1:
+            self._ends_epoch = progress.is_last_batch = True
+        else:
+            progress.increment_started()
+
+    @hookimpl
+    def should_skip_batch(self, state: State) -> bool:
+        """Answers what `on_train_batch_start` said."""
+        return self._ends_epoch
+
+    @hookimpl
+    def train_batch(self, state: State) -> bool | StepOutcome:
+        """Trains on the batch; schedulers are told of it whenever gradients aren't accumulated."""
+        self._in_train_batch = True
+        try:
+            self._optimization.train(state)
+        finally:
+            self._in_train_batch = False
+        return not self._epoch_loop._should_accumulate()
+
+    @hookimpl
+    def backward(self, state: State, loss: Tensor) -> bool:
+        """Calls the hooks around `backward`, and it."""
+        return self._automatic.backward(state, loss)
+
+    @hookimpl
+    def clip_gradients(
+        self, state: State, optimizers: Mapping[str, Optimizer]
+    ) -> dict[str, Tensor]:
+        """Calls `on_before_optimizer_step` and `configure_gradient_clipping`."""
+        self._automatic.clip()
+        return {}
+
+    @hookimpl
+    def optimizer_step(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        closure: Callable[[], Tensor],
+    ) -> bool:
+        """Steps, unless gradients are accumulated."""
+        return self._automatic.move(optimizers, closure)
+
+    @hookimpl
+    def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
+        """Leaves gradients to `backward`, which empties them where Lightning does."""
+        if not self._in_train_batch:
+            self._module.zero_grad()
+        return True
+
+    @hookimpl
+    def scheduler_step(self, state: State, interval: str) -> bool:
+        """Moves the schedulers of a step, and at the last batch those of an epoch."""
+        if interval == "ba":
+            stages.move_schedulers(self._epoch_loop)
+        return True
+
+    @hookimpl
+    def should_eval(self, state: State) -> bool:
+        """Ends the batch as Lightning does, with all that it may decide, then answers by it."""
+        if not self._in_batch:
+            return False
+        self._in_batch = False
+        self._progress.increment_processed()
+        if self._ends_epoch:
+            stages.move_schedulers(self._epoch_loop, of_step=False)
+            self._batch = None
+            return False
+        self._end_batch()
+        return bool(self._epoch_loop._should_check_val_fx(None))
+
+    @hookimpl
+    def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
+        """Has Lightning's own loop validate; outside of a fit, too."""
+        found = evaluated(self._trainer, self._calls)
+        state.eval_metrics |= found
+        return found
+
+    @hookimpl
+    def predict(self, state: State, dataloader: Any) -> list[Any]:
+        """Has Lightning's own loop predict."""
+        return predicted(self._trainer, dataloader)
+
+    @hookimpl
+    def batch_checkpoint(self, state: State) -> None:
+        """Moves the schedulers that follow a metric."""
+        if not self._ends_epoch:
+            stages.end_advance(self._epoch_loop)
+
+    @hookimpl
+    def should_end_epoch(self, state: State) -> bool:
+        """Answers by `limit_train_batches`, and what `on_train_batch_start` said."""
+        return self._ends_epoch or self._progress.current.ready >= self._fit_loop.num_batches
+
+    @hookimpl
+    def should_stop(self, state: State) -> bool:
+        """Answers by `max_steps` and `trainer.should_stop`."""
+        return stages.is_done(self._trainer)
+
+    @hookimpl
+    def epoch_end(self, state: State) -> None:
+        """Calls `on_train_epoch_end`, unless the epoch will go on."""
+        is_complete = state.clock.epoch != self._epoch
+        is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
+        if is_complete or is_stopped or stages.is_done(self._trainer):
+            stages.end_epoch(self._trainer, self._calls)
+
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Calls what Lightning calls after its last epoch, unless the run will go on."""
+        self._trainer.strategy.step = self._trainer.strategy.write_beside = None
+        if not is_interruption(state.stop_reason):
+            stages.finish(self._trainer)
+
+    @hookimpl
+    def exception(self, state: State, error: BaseException) -> None:
+        """Calls `on_exception`, where Lightning's trainer doesn't see the error itself."""
+        if self._attach is not None:
+            call._interrupt(self._trainer, error)
+
+    @property
+    def _automatic(self) -> Automatic:
+        assert isinstance(self._optimization, Automatic)
+        return self._optimization
+
+    def _is_last(self, number: int) -> bool:
+        loop = self._fit_loop
+        return number == loop.num_batches or bool(getattr(loop.loader, "is_last", False))
+
+    def _end_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        progress, connector = self._progress, self._connector
+        output = self._optimization.output()
+        self._calls.tell("on_train_batch_end", output, batch, progress.current.ready - 1)
+        connector.on_batch_end()
+        progress.increment_completed()
+        connector.update_train_step_metrics()

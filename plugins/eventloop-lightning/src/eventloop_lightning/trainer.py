@@ -1,0 +1,199 @@
+"""The trainer in the place of Lightning's: its arguments, its methods, eventloop's loop."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+# Private: where random generators stand (lightning 2.6.6).
+from lightning.fabric.utilities.seed import _collect_rng_states
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.trainer.states import TrainerFn
+
+import eventloop
+from eventloop import SettingError
+from eventloop_lightning.fit_loop import FitLoop
+from eventloop_lightning.results import Results
+from eventloop_lightning.strategy import beside, strategy_for
+from eventloop_lightning.task import LightningTask
+
+# What can't be honoured, and what to do.
+REFUSED = {
+    "profiler": "leave it out; `eventloop fit --profile` profiles, settings={...} of this trainer too",
+    "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
+    "sync_batchnorm": "leave it out, or convert the module: "
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+    "model_registry": "leave it out, and save with ModelCheckpoint",
+}
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16")
+_ENDLESS = "1000000000ba"
+
+
+class Trainer(LightningTrainer):
+    """Lightning's Trainer, with eventloop's loop in `fit`.
+
+    Args:
+        settings: of eventloop, by name: {"run_dir": "runs/a", "checkpoint_interval": "1ep"}.
+        algorithms: plugins of eventloop that may change the training, beside those installed.
+        watchers: plugins of eventloop that only watch.
+        arguments: Lightning's, under its names.
+
+    Raises:
+        SettingError: an argument can't be honoured.
+    """
+
+    fit_loop: FitLoop
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        algorithms: Sequence[object] = (),
+        watchers: Sequence[object] = (),
+        **arguments: Any,
+    ) -> None:
+        self.eventloop_settings = dict(settings or {})
+        self._algorithms, self._watchers = algorithms, watchers
+        device = _checked(arguments)
+        given = {key: one for key, one in arguments.items() if key not in ("devices", "num_nodes")}
+        given["strategy"], given["devices"] = strategy_for(device), 1
+        super().__init__(**given)
+        epoch_loop = self.fit_loop.epoch_loop
+        self.fit_loop = FitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
+        self.fit_loop.epoch_loop = epoch_loop
+        epoch_loop._results = Results(self.strategy.reduce)
+
+    def _run(
+        self, model: LightningModule, ckpt_path: Any = None, weights_only: bool | None = None
+    ) -> Any:
+        """Runs a fit on eventloop's loop; validation, test and prediction on Lightning's own."""
+        if self.state.fn != TrainerFn.FITTING:
+            return super()._run(model, ckpt_path, weights_only)
+        self._refuse_for_fit()
+        generators = _collect_rng_states()
+        task = LightningTask(self, model, generators=generators)
+        settings = {**self._settings(model), **self.eventloop_settings}
+        if ckpt_path is not None:
+            settings["resume"] = _checkpoint_at(ckpt_path)
+        anomalies = (
+            torch.autograd.set_detect_anomaly(True) if self._detect_anomaly else nullcontext()
+        )
+        with (
+            anomalies,
+            eventloop.Trainer(
+                task, algorithms=self._algorithms, callbacks=self._watchers, **settings
+            ) as trainer,
+        ):
+            if self.limit_train_batches != 0:
+                trainer.fit()
+        return None
+
+    def _settings(self, model: LightningModule) -> dict[str, Any]:
+        """Returns eventloop's settings for what the arguments ask."""
+        return {
+            "max_duration": self._duration(model),
+            "device": str(self.strategy.root_device),
+            # Lightning's plugin does the autocast, in manual optimization and validation, too.
+            "precision": "fp32",
+            "seed_samples": False,
+            "eval_interval": None,
+            "on_bad_loss": "ignore",
+        }
+
+    def _duration(self, model: LightningModule) -> str:
+        epochs, steps = self.fit_loop.max_epochs, self.max_steps
+        if epochs is None and steps == -1:
+            epochs = 1000
+        if epochs is not None and epochs != -1:
+            return f"{epochs}ep"
+        if steps != -1 and model.automatic_optimization:
+            return f"{steps * self.accumulate_grad_batches}ba"
+        return _ENDLESS
+
+    def _refuse_for_fit(self) -> None:
+        if self.fit_loop.epoch_progress.total.ready:
+            raise SettingError(
+                "this Trainer has fitted already, and eventloop begins a run with each fit",
+                fix="make a new Trainer; fit(ckpt_path=...) goes on from a checkpoint",
+            )
+        for one in self.callbacks:
+            if isinstance(one, BatchSizeFinder | LearningRateFinder):
+                raise SettingError(
+                    f"{type(one).__name__} runs fits inside of a fit, which the loop doesn't",
+                    fix="set the batch size, or the learning rate, in the module; "
+                    'settings={"microbatch_size": "auto"} fits a batch into the memory',
+                )
+
+
+def _checked(arguments: Mapping[str, Any]) -> torch.device:
+    """Refuses what can't be honoured; returns the device.
+
+    Raises:
+        SettingError: an argument isn't one of Lightning's, or can't be honoured.
+    """
+    known = inspect.signature(LightningTrainer.__init__).parameters
+    for name, value in arguments.items():
+        if name not in known:
+            raise SettingError(
+                f"Lightning's Trainer has no argument {name!r}",
+                fix=f'eventloop\'s own go into settings={{"{name}": ...}}',
+            )
+        if name in REFUSED and value:
+            raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
+    _require(arguments, "strategy", STRATEGIES, "start the script with torchrun for several ranks")
+    _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
+    _require(arguments, "precision", PRECISIONS, "give 32-true or bf16-mixed")
+    _require_ranks(arguments)
+    if arguments.get("accelerator") == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:
+    value = arguments.get(name, allowed[0])
+    if not any(value is one or value == one for one in allowed):
+        raise SettingError(
+            f"{name}={value!r} can't be honoured; known are {', '.join(map(repr, allowed))}",
+            fix=fix,
+        )
+
+
+def _require_ranks(arguments: Mapping[str, Any]) -> None:
+    """Refuses a number of devices that isn't the number of processes that there are."""
+    devices, nodes = arguments.get("devices", "auto"), arguments.get("num_nodes", 1)
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(devices)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if devices in ("auto", -1, "-1"):
+        return
+    if int(devices) * int(nodes) != world_size:
+        raise SettingError(
+            f"devices={devices!r} and num_nodes={nodes!r} are not the {world_size} processes that "
+            "there are",
+            fix=f"start the script with `torchrun --nproc-per-node {devices}`, which makes them",
+        )
+
+
+def _checkpoint_at(path: Any) -> str:
+    """Returns eventloop's checkpoint beside a file of Lightning's.
+
+    Raises:
+        SettingError: there is none.
+    """
+    folder = beside(path)
+    if not folder.is_dir():
+        raise SettingError(
+            f"{str(path)!r} has no checkpoint of eventloop's beside it, {folder.name}",
+            fix="load the weights, `Model.load_from_checkpoint(path)`, and begin a run with them; "
+            "files that this trainer writes have it",
+        )
+    return str(folder)
