@@ -78,7 +78,9 @@ def python(clean: Path, tmp_path: Path) -> Run:
     (site,) = home.rglob("site-packages")
     running = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
     source = str(Path(eventloop.__file__).parents[1])  # where it isn't installed
-    (site / "running.pth").write_text("\n".join([*running, source]))
+    # With what their own .pth files add: an editable installation is one.
+    lines = [f"import site; site.addsitedir({one!r})" for one in running]
+    (site / "running.pth").write_text("\n".join([*lines, source]))
     executable = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     # What is set for the pip and Python of these tests isn't meant for that environment.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON"))}
