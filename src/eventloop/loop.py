@@ -321,9 +321,11 @@ class Loop:
 
         self._begin(state)
         suffix = f".{'.'.join(optimizers)}"
+        self._numbers.next_update()
         stepped = self._update(state, optimizers, accumulate, own_passes, suffix)
+        self._numbers.next_update()
         assert state.loss is not None
-        state.log(f"train/loss{suffix}", state.loss, "mean")
+        self._numbers.record_part(f"train/loss{suffix}", state.loss, 0, "mean")
         # The passes may have left gradients with the parameters of the others.
         self.hooks.zero_grad(state, state.optimizers)
         return stepped

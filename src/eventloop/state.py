@@ -270,7 +270,7 @@ class State:
         """Logs a number for the moment under way; it stays on its device until it is delivered.
 
         In a microbatch it is a part of the batch's number: the mean over the microbatches, weighted
-        as the loss is. While an eval set is under way it is SET/NAME, the mean over all samples of
+        as the loss is; of several updates, the mean of theirs. While an eval set is under way it is SET/NAME, the mean over all samples of
         the set, and stands in `eval_metrics`. In a prediction it is dropped.
 
         Args:

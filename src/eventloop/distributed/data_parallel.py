@@ -38,14 +38,14 @@ from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError
 from eventloop.text import as_set
-from eventloop.training.numbers import Share
+from eventloop.training.numbers import Share, mean
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Agreed, Exchange
     from eventloop.run.runtime import Feature
     from eventloop.state import State
-    from eventloop.training.numbers import OverRanks, Place, Reduction, Row
+    from eventloop.training.numbers import OverRanks, Place, Reduction, Row, Shares
     from eventloop.training.set_numbers import Number
 
 
@@ -175,8 +175,8 @@ class DataParallel:
             dist.all_reduce(sums, group=self.aside)
             summed = iter(sums)
             for row, name in places:
-                if isinstance(row[name], Share):
-                    row[name] = Share(next(summed), next(summed)).mean()
+                if isinstance(shares := row[name], tuple):
+                    row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
                 elif reductions[name] == "sum":
                     row[name] = next(summed)
                 else:
@@ -289,9 +289,9 @@ def _groups() -> list[dist.ProcessGroup]:
     return groups
 
 
-def _summands(value: Number | Share) -> Sequence[Number]:
+def _summands(value: Number | Shares) -> Sequence[Number]:
     """Returns what is summed over the ranks for a number: a share of a mean is two."""
-    return value if isinstance(value, Share) else (value,)
+    return [one for share in value for one in share] if isinstance(value, tuple) else (value,)
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:

@@ -37,9 +37,13 @@ class Share(NamedTuple):
         return self.total / self.weight
 
 
-Row = dict[str, Number | Share]
+# Of the updates of a batch, each one's share of its mean; the number is the mean of theirs.
+Shares = tuple[Share, ...]
+Row = dict[str, Number | Shares]
 Place = tuple[Row, str]
 OverRanks = Callable[[Sequence[Row], Mapping[str, Reduction]], Iterable[Place]]
+# What a batch or an update in one piece weighs: it is the mean by itself.
+_ALONE: Sequence[Number] = (1.0,)
 
 
 class Numbers:
@@ -64,6 +68,7 @@ class Numbers:
         "_row",
         "_rows",
         "_tensors",
+        "_update",
         "interval",
         "is_heard",
         "of_set",
@@ -77,7 +82,8 @@ class Numbers:
         self._reductions: dict[str, Reduction] = {"train/loss": "mean"}
         self.weights: Sequence[Number] | None = None
         self.of_set = SetNumbers()
-        self._parts: dict[str, _Parts] = {}
+        self._parts: dict[str, dict[int, _Parts]] = {}
+        self._update = 0
         self._row: Row = {}
         self._rows: list[Row] = []
         self._at: list[Counts] = []
@@ -105,25 +111,40 @@ class Numbers:
     ) -> None:
         """Keeps a number of a microbatch; the batch has their mean, weighted as the loss is.
 
-        With "sum" they are added up instead, as the ranks' are.
+        Of several updates it is the mean of theirs. With "sum" all are added up instead, as the
+        ranks' are.
 
         Args:
             value: as `record` takes it.
             idx: of the microbatch.
         """
-        weights = self.weights
-        if weights is None:
+        weights, update = self.weights, self._update
+        if weights is None and not update:
             self.record(name, value, reduce)
         elif self.is_heard:
-            parts = self._parts.get(name)
+            if (updates := self._parts.get(name)) is None:
+                self._parts[name] = updates = {}
+                before = self._row.get(name) if update else None
+                if before is not None and not isinstance(before, tuple):
+                    # The batch was trained on in one piece before this update.
+                    updates[0] = _Parts(_ALONE, reduce)
+                    updates[0].values[0] = before
+            weights = weights or _ALONE
+            parts = updates.get(update)
             if parts is None or parts.weights is not weights:
-                self._parts[name] = parts = _Parts(weights, reduce)
+                updates[update] = parts = _Parts(weights, reduce)
             parts.values[idx] = value
+
+    def next_update(self) -> None:
+        """Begins another of several updates of a batch, or ends the last one."""
+        self._update += 1
+        self.weights = None
 
     def record_batch(self, loss: Tensor | None, optimizers: Mapping[str, Optimizer]) -> None:
         """Keeps what every batch has: its loss, if any, and the learning rates."""
         if not self.is_heard:
             return
+        self._update = 0
         if self._parts:
             self._join_parts()
         row = self._row
@@ -140,7 +161,7 @@ class Numbers:
     def forget(self) -> None:
         """Drops the numbers of the moment under way, which won't come."""
         self._tensors = [one for one in self._tensors if one[0] is not self._row]
-        self._row, self._parts = {}, {}
+        self._row, self._parts, self._update = {}, {}, 0
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
@@ -185,17 +206,19 @@ class Numbers:
         return rows
 
     def _join_parts(self) -> None:
-        """Makes one number of those of the microbatches, by name, in the row under way."""
+        """Makes one number of those of microbatches and updates, by name, in the row under way."""
         parts, self._parts = self._parts, {}
-        for name, one in parts.items():
-            if one.reduce == "sum":
-                self.record(name, sum(one.values.values()), "sum")
-                continue
-            if one.reduce is None or self._over_ranks is None:
-                self.record(name, one.mean())
+        for name, updates in parts.items():
+            several = tuple(updates.values())
+            reduce = several[-1].reduce
+            if reduce == "sum":
+                values = [value for one in several for value in one.values.values()]
+                self.record(name, sum(values), "sum")
+            elif reduce is None or self._over_ranks is None:
+                self.record(name, mean([one.mean() for one in several]))
             else:
-                self._row[name] = one.share()
-                self._reductions[name] = one.reduce
+                self._row[name] = tuple(one.share() for one in several)
+                self._reductions[name] = reduce
 
     def _start_copy(self, *, alone: bool) -> None:
         if self._over_ranks is not None and not alone:
@@ -207,7 +230,7 @@ class Numbers:
 
 
 class _Parts:
-    """The numbers of one name that the microbatches of a batch have.
+    """The numbers of one name that the microbatches of an update have.
 
     Args:
         weights: what each microbatch weighs.
@@ -241,13 +264,20 @@ class _Parts:
         return sum(self.values.values()) / len(self.values)
 
 
+def mean(values: Sequence[Number]) -> Number:
+    """Returns the mean of several numbers, in float64; of one it is that number."""
+    if len(values) == 1:
+        return values[0]
+    return sum(weighted(value, 1.0) for value in values) / len(values)
+
+
 def _own_means(rows: Iterable[Row]) -> list[Place]:
     """Puts a rank's own means in the place of its shares; returns where."""
     places = []
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, Share):
-                row[name] = value.mean()
+            if isinstance(value, tuple):
+                row[name] = mean([one.mean() for one in value])
                 places.append((row, name))
     return places
 
