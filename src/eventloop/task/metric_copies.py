@@ -14,6 +14,7 @@ from torchmetrics import Metric, MetricCollection
 
 from eventloop.errors import TaskError, a
 from eventloop.training.mean_of import MeanOf
+from eventloop.training.shapes import watched_once
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -50,7 +51,10 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
     if callable(metric) and not isinstance(metric, type) and _takes_two(metric):
         is_higher = getattr(metric, "higher_is_better", None)
         return MeanOf(
-            metric, lambda: state.current_count().samples, state.device, is_higher=is_higher
+            watched_once(metric, f"metric {name!r}"),
+            lambda: state.current_count().samples,
+            state.device,
+            is_higher=is_higher,
         )
     raise TaskError(
         f"metric {name!r} is {a(type(metric).__name__)}, neither a torchmetrics.Metric nor a "

@@ -19,6 +19,7 @@ from eventloop.hooks import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import argument_meant, check_values, named_optimizers
+from eventloop.training.shapes import watched_once
 from eventloop.vocabulary import names_unknown
 
 if TYPE_CHECKING:
@@ -241,7 +242,10 @@ def _forward_hook(given: Callable[..., Any]) -> Callable[[State], Any]:
 
 
 def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]:
+    call = watched_once(given, "the loss")
+
     def loss(state: State) -> Tensor:
+        nonlocal call
         targets = state.targets
         if targets is None:
             raise TaskError(
@@ -251,7 +255,10 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
                 "implement the action loss, or evaluate without the loss: "
                 "Task(metrics={'loss': None})",
             )
-        found = given(state.outputs, targets)
+        found = call(state.outputs, targets)
+        # Another function in a compiled region would be compiled anew.
+        if call is not given and state.settings.compile is False:
+            call = given
         if found is None:
             raise TaskError(
                 "the task's loss gave None",
