@@ -245,7 +245,6 @@ QUICK = ("GradientNoise", "WeightPenalty", "Seen")
 TESTED_ELSEWHERE = {
     "Adversarial": "test_examples.py, on two ranks",
     "Warmed": "its page trains with it",
-    "InShare": "its page trains with it: its batches have two parts",
     "Swap": "test_docs.py: it requires another plugin",
     "SavesElsewhere": "test_docs.py: its checkpoints aren't found by themselves",
     "OnlyImages": "test_docs.py: it refuses other tasks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -86,6 +87,34 @@ def split(batch: Any, size: int) -> list[Any]:
     if _is_listed(batch):
         return [_rebuild(batch, [part[start:stop] for part in batch]) for start, stop in bounds]
     return [_slice(batch, start, stop, samples) for start, stop in bounds]
+
+
+def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
+    """Slices batches of several data loaders, each into as many pieces as the first of them.
+
+    A piece has the same share of each, so that a mean over any of them weighs what it should. What
+    has no tensor is repeated.
+
+    Args:
+        samples: of the first part.
+        size: samples of the first part in a piece, fewer in the last.
+
+    Raises:
+        TaskError: a piece would end within a sample.
+    """
+    starts = range(0, samples, size)
+    pieces: list[dict[str, Any]] = [{} for _ in starts]
+    for name, part in parts.items():
+        num = _rows(part) or samples
+        if size * num % samples:
+            raise _uneven(parts, name, samples, num, size)
+        for piece, start in zip(pieces, starts, strict=True):
+            begin, end = start * num // samples, min(start + size, samples) * num // samples
+            if _is_listed(part):
+                piece[name] = _rebuild(part, [one[begin:end] for one in part])
+            else:
+                piece[name] = _slice(part, begin, end, num)
+    return pieces
 
 
 def inputs_of(batch: Any) -> Any:
@@ -186,6 +215,20 @@ def _uncountable(batch: Any, size: int | None) -> TaskError:
     )
 
 
+def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
+    step = math.lcm(
+        *(samples // math.gcd(samples, _rows(one) or samples) for one in parts.values())
+    )
+    whole = step == samples
+    return TaskError(
+        f"a batch of {counted(samples, 'sample')} with {num} of {name!r} can't be split into microbatches of "
+        f"{size}: one would end within a sample of {name!r}",
+        fix=("unset microbatch_size" if whole else f"set microbatch_size to a multiple of {step}")
+        + ", give data loaders with drop_last=True where the last batch is smaller, or implement the "
+        "action split_batch",
+    )
+
+
 def _no_batch(batch: Any, size: int, targets: str) -> TaskError:
     return TaskError(
         f"the samples of a batch of {describe(batch)} can't be counted: the first dimension has "
@@ -208,6 +251,11 @@ def _leading_that_fits(batch: Any) -> int:
     if isinstance(targets, (int, float)):
         raise _no_batch(batch, size, f"the target {targets!r}")
     return size
+
+
+def _rows(part: Any) -> int | None:
+    """Returns the samples of one of several batches; None where it has no tensor."""
+    return len(part[0]) if _is_listed(part) else _leading(part)
 
 
 def _is_listed(batch: Any) -> bool:

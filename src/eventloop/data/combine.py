@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from eventloop.data.batches import num_samples, split, split_side_by_side
 from eventloop.errors import TaskError, a
 
 
@@ -88,6 +89,27 @@ class Zipped:
             batches = {name: found[name] for name in self.parts}
             yield batches if self.by_name else tuple(batches.values())
 
+    def split(self, batch: Any, size: int) -> list[Any]:
+        """Splits a batch into microbatches, each of which has the same share of every part.
+
+        One that a plugin has put into the place of the batch is split as any other.
+
+        Args:
+            size: as `eventloop.data.split` takes it, of the first part.
+
+        Raises:
+            TaskError: a microbatch would end within a sample.
+        """
+        if self.by_name:
+            is_mine = isinstance(batch, Mapping) and batch.keys() == self.parts.keys()
+        else:
+            is_mine = isinstance(batch, tuple) and len(batch) == len(self.parts)
+        if not is_mine or (samples := num_samples(batch)) <= size:
+            return split(batch, size)
+        named = batch if self.by_name else dict(zip(self.parts, batch, strict=True))
+        pieces = split_side_by_side(named, samples, size)
+        return list(pieces) if self.by_name else [tuple(one.values()) for one in pieces]
+
     def __iter__(self) -> Iterator[Any]:
         return self.side_by_side({name: iter(one) for name, one in self.parts.items()})
 
@@ -110,6 +132,19 @@ class Cycled:
                 yield batch
             if is_empty:
                 raise nothing_to_repeat(self.dataloader)
+
+
+def split_batch(dataloader: Any, batch: Any, size: int) -> list[Any]:
+    """Splits a batch of a data loader into microbatches of `size` samples, the last smaller.
+
+    Raises:
+        TaskError: it can't be split.
+    """
+    while isinstance(dataloader, FirstBatches):
+        dataloader = dataloader.dataloader
+    if isinstance(dataloader, Zipped):
+        return dataloader.split(batch, size)
+    return split(batch, size)
 
 
 class NoData:

@@ -17,7 +17,7 @@ from torch.optim import LBFGS, Optimizer
 
 from eventloop import data
 from eventloop.data import Count
-from eventloop.data.combine import NoData
+from eventloop.data.combine import NoData, split_batch
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
@@ -131,7 +131,9 @@ class Defaults:
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
         size = state.microbatch_size
-        return [state.batch] if size is None else data.split(state.batch, size)
+        if size is None:
+            return [state.batch]
+        return split_batch(state.train_dataloader, state.batch, size)
 
     @hookimpl
     def forward(self, state: State) -> Any:
