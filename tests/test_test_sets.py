@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from eventloop import hookimpl
 from eventloop.errors import SettingError, TaskError
+from eventloop.testing import run_ranks
 
 # The loss falls, so that the highest is that of the first evaluation.
 BEST = {"checkpoint_best": "max valid/loss", "run_dir": "run", "max_duration": "3ep"}
@@ -93,3 +96,84 @@ def test_a_set_is_one_or_the_other(make_task, make_batches, make_trainer):
 def test_eval_goes_over_all_sets(task, make_trainer):
     """Asked for, it is given."""
     assert list(make_trainer(task()).eval()) == ["valid", "test"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"checkpoint_best": None}])
+def test_two_ranks_evaluate_it_as_one_process_does(make_task, make_batches, make_trainer, settings):
+    """Each its part of the set, both with the weights that rank 0 has kept; the last ones go on."""
+    sets = {
+        "train_dataloader": make_batches(4, 2),
+        "eval_dataloaders": {"valid": make_batches(4, 2)},
+        "test_dataloaders": make_batches(6, 2),
+    }
+
+    def train(folder, batch_size):
+        given = sets | {"train_dataloader": make_batches(8 // batch_size, batch_size)}
+        values = BEST | {"run_dir": folder} | settings
+        with make_trainer(make_task(**given), **values) as trainer:
+            result = trainer.fit()
+            weights = {name: one.clone() for name, one in result.model.state_dict().items()}
+            return result.metrics, result.history, weights
+
+    one = train("one", 4)
+    ranks = run_ranks(train, "two", 2)
+
+    for metrics, history, weights in ranks:
+        for name in ("valid", "test"):
+            torch.testing.assert_close(metrics[name], one[0][name], rtol=1e-5, atol=0)
+        torch.testing.assert_close(weights, one[2], rtol=0, atol=1e-6)
+        assert history[-1]["test/loss"] == ranks[0][1][-1]["test/loss"]
+    kept, first = one[1][-1]["test/loss"], one[1][0]["valid/loss"]
+    assert (abs(kept - first) < abs(kept - one[1][-1]["valid/loss"])) == (not settings)
+
+
+def test_a_best_checkpoint_that_is_gone_is_said(task, make_trainer, make_plugin):
+    """The number is that of other weights than it is taken for."""
+
+    def remove(state):
+        if state.clock.epoch == 3:
+            shutil.rmtree("run/checkpoints/ba00000003")
+
+    with make_trainer(task(), callbacks=[make_plugin("z", epoch_end=remove)], **BEST) as trainer:
+        with pytest.warns(
+            UserWarning, match="the last weights are used: ba00000003, .*isn't among"
+        ):
+            result = trainer.fit()
+
+    assert result.metrics["test"]["loss"] == result.metrics["valid"]["loss"]
+
+
+class Counting(torch.nn.Linear):
+    """A layer with a state of its own, which is no tensor."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.num_calls = 0
+
+    def forward(self, inputs):
+        self.num_calls += self.training
+        return super().forward(inputs)
+
+    def get_extra_state(self):
+        return {"num_calls": self.num_calls}
+
+    def set_extra_state(self, state):
+        self.num_calls = state["num_calls"]
+
+
+def test_what_a_model_keeps_beside_tensors_is_lent_and_given_back(task, make_trainer):
+    """It belongs to the weights, and isn't one."""
+    seen = []
+
+    class Watch:
+        name = "z"
+
+        @hookimpl
+        def eval_start(self, state):
+            seen.append((state.eval_name, state.model.num_calls))
+
+    with make_trainer(task(model=Counting), callbacks=[Watch()], **BEST) as trainer:
+        model = trainer.fit().model
+
+    assert seen == [("valid", 3), ("valid", 6), ("valid", 9), ("test", 3)]
+    assert model.num_calls == 9

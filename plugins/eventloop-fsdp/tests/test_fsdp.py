@@ -583,3 +583,29 @@ def test_compiled_layers_are_sharded_like_others(fit):
     actual, _ = sharded(fit, task={"model": Compiled})
 
     assert_near(actual, expected)
+
+
+@pytest.mark.parametrize("best", ["max valid/loss", None])
+def test_a_test_set_is_evaluated_with_the_best_weights(tmp_path, best):
+    """They are cut into shards for it, and the run ends with its last ones; the loss falls."""
+    loader = DataLoader(TensorDataset(X[:20], Y[:20]), 4)
+
+    def train(name, batch_size, *plugins):
+        task = {"eval_dataloaders": {"valid": loader}, "test_dataloaders": loader}
+        saving = {"run_dir": tmp_path / name, "checkpoint_best": best}
+        given = {"batch_size": batch_size, "optimizer": "adamw", "task": task} | saving
+        with trainer_of(tmp_path, *plugins, **given) as trainer:
+            result = trainer.fit()
+            path = trainer.export(tmp_path / f"{name}.safetensors")
+        return result.metrics, result.history, load_file(path) if path.exists() else {}
+
+    metrics, history, weights = train("one", 8)
+    (found, rows, theirs), (others, *_) = run_ranks(lambda: train("two", 4, Fsdp()))
+
+    assert_near(theirs, weights)
+    assert found["test"]["loss"] == others["test"]["loss"]
+    assert found["test"]["loss"].item() == pytest.approx(metrics["test"]["loss"].item(), rel=1e-5)
+    assert rows[-1]["test/loss"] == pytest.approx(
+        history[0 if best else -1]["valid/loss"], rel=1e-5
+    )
+    assert history[0]["valid/loss"] > 1.01 * history[-1]["valid/loss"]

@@ -17,7 +17,7 @@ from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import local_folder
 from eventloop.storage import Url
 from eventloop.testing import differences
-from eventloop.testing.case import isolated_trainer, tiny_task
+from eventloop.testing.case import isolated_trainer, tiny_batches, tiny_task
 from eventloop.testing.ranks import run_ranks
 from eventloop_remote import lease
 
@@ -296,3 +296,41 @@ def test_a_local_run_imports_no_fsspec(machine):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def with_a_test_set(where, **given):
+    """A trainer whose loss falls, so that the highest is that of the first evaluation."""
+    batches = tiny_batches(3, 4)
+    task = tiny_task(eval_dataloaders={"valid": batches}, test_dataloaders=batches, metrics=None)
+    values = {"max_duration": "3ep", "checkpoint_best": "max valid/loss", "run_dir": where}
+    values |= {"checkpoint_interval": "1ep"}
+    return isolated_trainer(Path.cwd(), task, **values | given)
+
+
+@pytest.mark.parametrize("num_kept", [None, 1])
+def test_a_test_set_has_the_best_weights_of_a_run_at_a_url(url, machine, num_kept):
+    """They are downloaded; the last weights, which are at hand, would give another number."""
+    with with_a_test_set(url, checkpoint_keep=num_kept) as one:
+        result = one.fit()
+        last = {name: value.clone() for name, value in one.state.model.state_dict().items()}
+    machine("second")
+    with with_a_test_set(url, checkpoint_keep=num_kept) as again:
+        resumed = dict(again.state.model.state_dict())
+
+    first = result.history[0]["valid/loss"]
+    assert result.metrics["test"]["loss"].item() == first
+    assert result.metrics["valid"]["loss"].item() < first
+    assert all(torch.equal(resumed[name], value) for name, value in last.items())
+
+
+def test_two_ranks_have_the_best_weights_of_a_run_at_a_url(machine, tmp_path):
+    """One of them downloads the checkpoint."""
+    url = f"file://{tmp_path}/store/run"
+
+    def train():
+        with with_a_test_set(url) as one:
+            result = one.fit()
+        return result.metrics["test"]["loss"].item(), result.history[0]["valid/loss"]
+
+    for found, first in run_ranks(train):
+        assert found == pytest.approx(first, rel=1e-6)

@@ -6,7 +6,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
@@ -169,18 +168,35 @@ class Saver:
             self._writer.forget()
             raise failure
 
-    def best_path(self, state: State) -> Path | None:
-        """Returns the checkpoint of the best evaluation, once it is written; None without one.
+    def best_place(self, state: State) -> Place | None:
+        """Returns where the checkpoint of the best evaluation is, once it is written; None without one.
 
         Collective: every rank must call it.
+
+        Raises:
+            CheckpointError: the storage fails.
         """
         self._settle(state)
-        best, folder = self._best, self._store.folder
-        if best is None or best.batch is None or not isinstance(folder, Path):
+        best = self._best
+        if best is None or best.batch is None:
             return None
-        path = folder / name_of(best.batch)
-        (is_there, *_) = state.all_gather(path.is_dir())
-        return path if is_there else None
+        found: Place | EventloopError | None = None
+        if state.rank == 0:
+            try:
+                usable = (one for one in self._store.found() if not one.reason)
+                found = next((one.path for one in usable if one.batch == best.batch), None)
+            except EventloopError as error:
+                found = error
+        place: Place | EventloopError | None = state.all_gather(found)[0]
+        if isinstance(place, EventloopError):
+            raise place
+        if place is None and state.rank == 0:
+            warnings.warn(
+                f"the last weights are used: {name_of(best.batch)}, the checkpoint of the best "
+                f"evaluation, isn't among those in {self._store.folder}",
+                stacklevel=2,
+            )
+        return place
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best evaluation so far."""

@@ -13,6 +13,7 @@ import torch
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
+from eventloop.checkpoint.storage import local_copy
 from eventloop.checkpoint.weights import weights_and_states
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
@@ -98,6 +99,7 @@ class Core:
         self._defaults = Defaults(self.hooks, processes.wrap, processes.mean)
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
+        self._storage, self._processes = storage, processes
         self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
@@ -154,13 +156,15 @@ class Core:
 
         Collective: every rank must call it. Where none was kept, the model stays as it is.
         """
-        path = self._saver.best_path(state)
-        if path is None:
+        place = self._saver.best_place(state)
+        if place is None:
             yield
             return
         plugins, names = self.capture.plugins, self.assembly.exporting
+        path = local_copy(place, self._storage, self._processes)
         weights, states = weights_and_states(path, names)
-        now = {name: one.clone() for name, one in self.hooks.capture_model(state).items()}
+        # As this rank has them: of shards, those that are its own.
+        now = copy.deepcopy(dict(state.model.state_dict()))
         taken = plugins.take(per_rank=False).items()
         states_now = copy.deepcopy({name: one for name, one in taken if name in names})
         try:
@@ -169,7 +173,7 @@ class Core:
             yield
         finally:
             plugins.put(states_now)
-            self.hooks.restore_model(state, now, True)
+            state.model.load_state_dict(now)
 
     def freeze(self, assembly: Assembly) -> None:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""
