@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -295,3 +296,34 @@ def test_a_generator_that_is_alike_stays_so_when_a_rank_is_new(tmp_path):
 
     assert alike == other
     assert not set(alike) & set(alone)
+
+
+class Prints:
+    """A callback that is given functions."""
+
+    def __init__(self, write=print, *, also=(), by_name=None) -> None:
+        self.write = write
+        self.also = list(also)
+        self.by_name = dict(by_name or {})
+
+    @hookimpl
+    def batch_end(self, state):
+        self.write(state.clock.batch)
+
+
+def test_functions_may_differ_between_ranks(clean):
+    """A rank prints and the others don't; what a function does isn't known by its name."""
+
+    def train():
+        is_first = os.environ["RANK"] == "0"
+        writes = [].append if is_first else repr
+        given = {"also": [writes], "by_name": {"a": writes}} if is_first else {"write": writes}
+        with Trainer(tiny_task(), callbacks=[Prints(**given)], device="cpu", autoload=False,
+                     max_duration="1ba") as trainer:  # fmt: skip
+            trainer.fit()
+            return trainer.state.manifest["plugins"][0]["options"]
+
+    assert run_ranks(train) == [
+        {"also": ["list.append"], "by_name": {"a": "list.append"}},
+        {"write": "repr", "by_name": {}},
+    ]

@@ -27,6 +27,21 @@ def kebab(name: str) -> str:
     )
 
 
+class FunctionName(str):
+    """The name of a function that was given as a value: what is known of it, not what it does."""
+
+    __slots__ = ()
+
+
+def has_function(value: Any) -> bool:
+    """Returns whether a nest of values has the name of a function in it."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(has_function, value))
+    return isinstance(value, FunctionName)
+
+
 def listed(objects: object, what: str) -> tuple[object, ...]:
     """Returns plugins that were handed over as a tuple.
 
@@ -40,10 +55,12 @@ def listed(objects: object, what: str) -> tuple[object, ...]:
 
 def plain(value: Any) -> Any:
     """Returns a value as JSON can hold it; what it can't, as text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
     return str(value)
 
 

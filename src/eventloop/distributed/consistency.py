@@ -19,6 +19,10 @@ _NOTHING = "nothing"
 # Each rank may have its own; files are rank 0's.
 _OWN = ("device", "run_dir")
 _MOST_SHOWN = 5
+_FREE = "an option that may differ by rank stands in `free_options` of the plugin's class"
+_ALONE = (
+    "what a rank decides alone, by its own loss say, has to be agreed upon: state.all_gather(...)"
+)
 # Of a parameter's norm. Less may come from rounding on machines of different kinds, and what isn't
 # rounding grows until it is more.
 _ROUNDING = 1e-4
@@ -40,10 +44,13 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
 
 
 def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a manifest says of a plugin, without the options that may differ."""
-    free = plugin.get("free", ())
-    options = {name: one for name, one in plugin["options"].items() if name not in free}
-    return {**plugin, "options": options}
+    """Returns what a manifest says of a plugin, without the options that may differ.
+
+    Those that the plugin declares, and those with functions: a rank may print where others don't.
+    """
+    left_out = {*plugin["free"], *plugin["functions"]}
+    options = {name: one for name, one in plugin["options"].items() if name not in left_out}
+    return {**plugin, "options": options, "functions": []}
 
 
 def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
@@ -131,8 +138,8 @@ def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
         raise EventloopError(
             f"ranks 0 and {rank} would train different things: their {what} differ{when}",
             differs="; ".join(shown[:_MOST_SHOWN]) + more,
-            fix="start every rank with the same command, environment, files and versions; what a "
-            "rank decides alone, by its own loss say, has to be agreed upon: state.all_gather(...)",
+            fix="start every rank with the same command, environment, files and versions; "
+            + (_FREE if what == "plugins" else _ALONE),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest
-from eventloop.naming import brief
+from eventloop.naming import FunctionName, brief
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import shell, switch_off
 
@@ -72,7 +72,7 @@ def _value(value: object) -> Any:
     if value is None or isinstance(value, (bool, int, float, str, Path, Time)):
         return value
     if inspect.isroutine(value):
-        return brief(value)
+        return FunctionName(brief(value))
     if isinstance(value, list | tuple):
         entries = [_value(one) for one in value]
         return _Opaque if _Opaque in entries else entries

@@ -24,7 +24,7 @@ from eventloop.files.bounded_json import MAX_BYTES, from_bytes
 from eventloop.files.disk import CorruptFileError
 from eventloop.files.run_folder import RunFolder
 from eventloop.hooks import hookimpl
-from eventloop.naming import plain
+from eventloop.naming import has_function, plain
 from eventloop.plugin.lock import order_digest
 from eventloop.urls import hidden
 
@@ -56,6 +56,9 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "source": one.source,
                 "options": {name: plain(value) for name, value in one.options.items()},
                 "free": sorted(one.free_options),
+                "functions": sorted(
+                    name for name in one.options if has_function(one.options[name])
+                ),
             }
             for one in assembly.plugins
             if one.role in ("algorithm", "callback")
