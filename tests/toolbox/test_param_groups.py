@@ -135,3 +135,21 @@ def test_a_part_that_is_not_there_is_refused_when_the_trainer_is_built(tmp_path)
         fit(tmp_path, until={"backbone": "1ep"})
     with pytest.raises(ValueError, match="'soon' is not a time"):
         Unfreeze({"0": "soon"})
+
+
+@pytest.mark.parametrize("stops", [("2ba",), ("4ba",), ("2ba", "6ba")])
+@pytest.mark.parametrize("microbatch_size", [None, 1])
+def test_ranks_that_were_stopped_thaw_when_they_would_have(tmp_path, stops, microbatch_size):
+    """Other processes go on: before the time, at it and after it."""
+    given = {"microbatch_size": microbatch_size}
+    whole, _ = run_ranks(fit, tmp_path / "whole", **given)
+
+    for stop in stops:
+        run_ranks(fit, tmp_path / "stopped", stop, **given)
+    one, other = run_ranks(fit, tmp_path / "stopped", None, **given)
+
+    assert one[9]["0.weight"].ne(whole[0]["0.weight"]).any()
+    for name, weight in whole[9].items():
+        assert torch.equal(one[9][name], weight)
+        assert torch.equal(other[9][name], weight)
+    assert one[9]["2.weight"].equal(whole[0]["2.weight"])
