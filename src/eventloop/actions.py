@@ -96,7 +96,8 @@ class Actions(Protocol):
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
         """Loads weights into `state.model`, in place; True when done.
 
-        Asked: after `before_load`, and by `trainer.load_weights`.
+        Asked: after `before_load`, and by `trainer.load_weights`. And for test sets: with the best
+        weights, then with what `state.model.state_dict()` held on this rank.
         """
 
     @hookspec(per="run", firstresult=True)

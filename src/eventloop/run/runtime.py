@@ -173,7 +173,7 @@ class Core:
             yield
         finally:
             plugins.put(states_now)
-            state.model.load_state_dict(now)
+            self.hooks.restore_model(state, now, True)
 
     def freeze(self, assembly: Assembly) -> None:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""

@@ -19,11 +19,13 @@ def shards_like(value: Tensor, like: Tensor) -> Tensor:
     """Returns this rank's shard of a whole tensor, on the device of `like`; nothing is sent.
 
     Args:
-        value: the same on every rank.
+        value: the same on every rank; a shard stays what it is.
         like: says over which ranks, along which dimension; where it is not a DTensor, the tensor
             stays what it is.
     """
-    return _distributed(value, like, like.placements) if isinstance(like, DTensor) else value
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
+        return value
+    return _distributed(value, like, like.placements)
 
 
 def whole_states(optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
