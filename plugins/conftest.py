@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +11,16 @@ import torch
 
 # At the end: an installed one comes first. Importable isn't active, for it has no entry point.
 sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
+
+# What a bridge leads to isn't installed for the tests of the others: `tox -e bridges` has it.
+BRIDGES = {"eventloop-composer": "composer", "eventloop-lightning": "lightning"}
+collect_ignore = [
+    folder for folder, module in BRIDGES.items() if importlib.util.find_spec(module) is None
+]
+if "eventloop-composer" not in collect_ignore:
+    from eventloop_composer.importing import import_torchvision
+
+    import_torchvision()  # so that torchmetrics can import it, for all tests here
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -100,3 +100,17 @@ def test_a_plugin_sleeps_until_its_needed_option_is_given():
     assert dormant_reason(FOUND, Distill, {}) == "waiting for --mixup.teacher"
     assert dormant_reason(FOUND, Distill, values(teacher="resnet")) is None
     assert dormant_reason(FOUND, Mixup, {}) is None
+
+
+def test_one_of_several_options_wakes_a_plugin():
+    """Where any one gives it something to do, none of them can be without a default."""
+
+    class Bridge:
+        wakes_with = ("algorithms", "save_to")
+
+        def __init__(self, *, algorithms: str = "", save_to: str = "", other: int = 0) -> None: ...
+
+    reason = "waiting for --mixup.algorithms or --mixup.save-to"
+    assert dormant_reason(FOUND, Bridge, {}) == reason
+    assert dormant_reason(FOUND, Bridge, values(other=1)) == reason
+    assert dormant_reason(FOUND, Bridge, values(save_to="x")) is None

@@ -10,7 +10,7 @@ from typing import Any
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest
-from eventloop.naming import FunctionName, brief
+from eventloop.naming import FunctionName, brief, fold
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import shell, switch_off
 
@@ -85,6 +85,8 @@ def _value(value: object) -> Any:
 def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:
     """Names the options that a plugin waits for: those without a default that aren't set.
 
+    Or any one of those that its class calls `wakes_with`.
+
     Returns:
         `waiting for --distill.teacher`; None where nothing is lacking.
     """
@@ -93,7 +95,12 @@ def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) ->
         for key, option in plugin_options(target).items()
         if option.required and key not in values
     ]
-    return f"waiting for {' and '.join(lacking)}" if lacking else None
+    if lacking:
+        return f"waiting for {' and '.join(lacking)}"
+    waking = getattr(target, "wakes_with", ()) if inspect.isclass(target) else ()
+    if not waking or any(fold(name) in values for name in waking):
+        return None
+    return f"waiting for {' or '.join(flag(name, found.name) for name in waking)}"
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+"""Composer for eventloop: algorithms, callbacks, loggers and models written for it run unchanged."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eventloop_composer.plugin import Composer
+    from eventloop_composer.task import task
+    from eventloop_composer.trainer import Trainer
+
+__all__ = ["Composer", "Trainer", "task"]
+
+# Composer itself takes seconds to import: only what is asked for is.
+_FROM = {"Composer": "plugin", "Trainer": "trainer", "task": "task"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _FROM:
+        raise AttributeError(f"module 'eventloop_composer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"eventloop_composer.{_FROM[name]}"), name)

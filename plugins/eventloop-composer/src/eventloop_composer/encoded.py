@@ -1,0 +1,54 @@
+"""Composer's values as a checkpoint of ours can hold them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from composer.core import Time, Timestamp
+
+# What stands for an object of Composer's in a nest.
+_TIME, _TIMESTAMP = "composer.Time", "composer.Timestamp"
+_COUNTED = (
+    "iteration",
+    "epoch",
+    "batch",
+    "sample",
+    "token",
+    "epoch_in_iteration",
+    "token_in_iteration",
+    "batch_in_epoch",
+    "sample_in_epoch",
+    "token_in_epoch",
+)
+
+
+def encoded(value: Any) -> Any:
+    """Returns a nest that a checkpoint can hold; Composer's times become what names them."""
+    if isinstance(value, Time):
+        return {_TIME: value.to_timestring()}
+    if isinstance(value, Timestamp):
+        return {_TIMESTAMP: encoded(_numbers(value))}
+    if isinstance(value, Mapping):
+        return {key: encoded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([encoded(one) for one in value])
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """Returns what `encoded` was given."""
+    if isinstance(value, Mapping):
+        if value.keys() == {_TIME}:
+            return Time.from_timestring(value[_TIME])
+        if value.keys() == {_TIMESTAMP}:
+            return Timestamp(**decoded(value[_TIMESTAMP]))
+        return {key: decoded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([decoded(one) for one in value])
+    return value
+
+
+def _numbers(timestamp: Timestamp) -> dict[str, int]:
+    """Returns what a timestamp counts; how long it took isn't kept."""
+    return {name: getattr(timestamp, name).value for name in _COUNTED}

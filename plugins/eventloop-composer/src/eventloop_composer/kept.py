@@ -1,0 +1,112 @@
+"""What a checkpoint keeps of Composer's objects: their state dicts, and what those leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventloop import CheckpointError
+from eventloop_composer.attributes import Attributes
+from eventloop_composer.encoded import decoded, encoded
+
+if TYPE_CHECKING:
+    from eventloop_composer.mirror import Mirror
+
+
+class Kept:
+    """The states of algorithms, callbacks, loggers and layers.
+
+    Beside what their state dicts hold, attributes that have changed since they were built: those of
+    algorithms, of layers (masks of gyro dropout, rates of stochastic depth), and of callbacks what
+    isn't a time of the day (the best result that an early stopper has seen).
+
+    Args:
+        mirror: whose objects they are; before INIT.
+    """
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        theirs = mirror.theirs
+        self._algorithms = Attributes(lambda: _by_place(theirs.algorithms))
+        callbacks = mirror.callbacks
+        self._callbacks = Attributes(lambda: _by_place(callbacks), with_numbers=False)
+        self._layers = Attributes(lambda: dict(mirror.state.model.named_modules()))
+
+    def begin_layers(self) -> None:
+        """Notes how layers are when the model is complete."""
+        self._layers.note()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states, and what is trained."""
+        theirs = self._mirror.theirs
+        return {
+            "algorithms": _states_of(theirs.algorithms),
+            "callbacks": _states_of(theirs.callbacks),
+            "attributes": self._algorithms.changed() | self._callbacks.changed(),
+            "layers": self._layers.changed(),
+            "trained": trained_names(self._mirror),
+        }
+
+    def load_state_dict(self, kept: Mapping[str, Any]) -> None:
+        """Restores algorithms, callbacks and loggers.
+
+        Raises:
+            CheckpointError: the algorithms aren't those that the run had.
+        """
+        theirs = self._mirror.theirs
+        _put_states(theirs.algorithms, kept["algorithms"], must_be_same=True)
+        _put_states(theirs.callbacks, kept["callbacks"], must_be_same=False)
+        self._algorithms.put(kept["attributes"])
+        self._callbacks.put(kept["attributes"])
+        self.put_layers(kept)
+
+    def put_layers(self, kept: Mapping[str, Any]) -> None:
+        """Restores layers, as far as they are there by now."""
+        self._layers.put(kept["layers"])
+
+
+def trained_names(mirror: Mirror) -> dict[str, Any]:
+    """Returns the names of what the optimizers hold, by group, and of what is frozen."""
+    params = dict(mirror.state.model.named_parameters())
+    names = {id(one): name for name, one in params.items()}
+    return {
+        "groups": {
+            key: [
+                [names[id(one)] for one in group["params"] if id(one) in names]
+                for group in optimizer.param_groups
+            ]
+            for key, optimizer in mirror.state.optimizers.items()
+        },
+        "frozen": [name for name, one in params.items() if not one.requires_grad],
+    }
+
+
+def _by_place(objects: Sequence[Any]) -> dict[str, Any]:
+    return {f"{idx}.{type(one).__qualname__}": one for idx, one in enumerate(objects)}
+
+
+def _states_of(objects: Sequence[Any]) -> list[Any]:
+    return [[type(one).__qualname__, encoded(_lasting(one.state_dict()))] for one in objects]
+
+
+def _lasting(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a state without what names an object by its address, which Composer doesn't read."""
+    is_address = " at 0x" in str(state.get("repr", ""))
+    return {key: one for key, one in state.items() if key != "repr" or not is_address}
+
+
+def _put_states(objects: Sequence[Any], kept: Sequence[Any], *, must_be_same: bool) -> None:
+    names = [name for name, _ in kept]
+    now = [type(one).__qualname__ for one in objects]
+    if must_be_same and names != now:
+        raise CheckpointError(
+            f"the run was trained with the algorithms {', '.join(names) or 'none'} of Composer's, now "
+            f"it has {', '.join(now) or 'none'}",
+            fix="go on with those that it was begun with",
+        )
+    left = list(kept)
+    for name, one in zip(now, objects, strict=True):
+        found = next((entry for entry in left if entry[0] == name), None)
+        if found is not None:
+            left.remove(found)
+            one.load_state_dict(decoded(found[1]))

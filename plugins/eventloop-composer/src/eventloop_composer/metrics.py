@@ -1,0 +1,80 @@
+"""Metrics of a model of Composer's: those of training, and which of them an eval set has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from composer.utils import model_eval_mode
+from torchmetrics import Metric
+
+from eventloop import State, hookimpl
+
+if TYPE_CHECKING:
+    from eventloop_composer.plugin import Composer
+
+
+def chosen_metrics(
+    metrics: Mapping[str, Metric], patterns: Sequence[str] | None
+) -> dict[str, Metric]:
+    """Returns copies of those metrics of which a pattern is found in the name; None for all."""
+    return {
+        name: deepcopy(one)
+        for name, one in metrics.items()
+        if patterns is None
+        or any(re.match(f".*{pattern}.*", name, re.IGNORECASE) for pattern in patterns)
+    }
+
+
+class TrainMetrics:
+    """Counts in training as Composer's trainer does: each batch by itself, in evaluation mode.
+
+    Args:
+        plugin: whose State has the metrics.
+        is_needed: whether the model has some.
+
+    Attributes:
+        hooks: what the task takes over.
+    """
+
+    def __init__(self, plugin: Composer, is_needed: bool) -> None:
+        self.hooks = ("before_train_batch", "before_forward", "after_backward") if is_needed else ()
+        self._plugin = plugin
+        self._batch: Any = None
+
+    @hookimpl(tryfirst=True)
+    def before_train_batch(self, state: State) -> None:
+        """Empties the metrics."""
+        for metric in self._metrics().values():
+            metric.reset()
+
+    @hookimpl(tryfirst=True)
+    def before_forward(self, state: State) -> None:
+        """Keeps the microbatch as it is before algorithms change it."""
+        self._batch = deepcopy(state.microbatch)
+
+    @hookimpl(trylast=True)
+    def after_backward(self, state: State) -> None:
+        """Counts the outputs of the microbatch."""
+        batch, self._batch = self._batch, None
+        model: Any = state.model
+        with torch.no_grad(), model_eval_mode(state.wrapped_model):
+            cast = state.precision.under_autocast(model.eval_forward)
+            outputs = cast(batch, state.outputs)
+            for metric in self._metrics().values():
+                model.update_metric(batch, outputs, metric.to(state.device))
+
+    def end_batch(self) -> None:
+        """Computes and logs them, where Composer's loggers or callbacks may want to know."""
+        mirror, metrics = self._plugin.mirror, self._metrics()
+        if not metrics or not self._plugin.is_watched:
+            return
+        values = {name: metric.compute() for name, metric in metrics.items()}
+        mirror.theirs.train_metric_values.update(values)
+        mirror.logs.log({f"metrics/train/{name}": value for name, value in values.items()})
+
+    def _metrics(self) -> Mapping[str, Metric]:
+        return self._plugin.mirror.theirs.train_metrics or {}

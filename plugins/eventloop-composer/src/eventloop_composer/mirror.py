@@ -1,0 +1,199 @@
+"""The mirror: Composer's own State, Logger and Engine, kept in step with our State."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from composer.core import Algorithm, Callback, Event, Precision, Timestamp
+from composer.core import State as ComposerState
+from composer.core import Time as ComposerTime
+from composer.devices import Device, DeviceCPU, DeviceGPU
+from composer.loggers import Logger, LoggerDestination
+from composer.utils import ensure_tuple
+from torch import Tensor
+from torch.optim import Optimizer
+
+from eventloop import PluginError, State
+from eventloop_composer.engine import QuietEngine
+from eventloop_composer.kept import Kept
+from eventloop_composer.logs import ToEventloop, TrainerLogs
+from eventloop_composer.times import timestamp_of, to_ours
+
+_PRECISIONS = {
+    "fp32": Precision.FP32,
+    "tf32": Precision.FP32,
+    "bf16": Precision.AMP_BF16,
+    "fp16": Precision.AMP_FP16,
+}
+
+
+class Mirror:
+    """Shows our State to what was written for Composer's, and takes over what that changes there.
+
+    Args:
+        state: ours; its model is there, its optimizers needn't be.
+        algorithms, callbacks, loggers: Composer's, in the order in which they were given.
+        passes: Composer's, which order algorithms, beside its own.
+        optimizers: as far as they are there before the model is changed.
+        run_name: what the run is called.
+
+    Attributes:
+        theirs: Composer's State.
+        logger: its Logger.
+        engine: its Engine.
+        kept: what checkpoints keep of them all.
+        logs: what Composer's trainer itself logs.
+        numbers: takes what is logged by Composer's Logger to our loggers.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        algorithms: Sequence[Algorithm],
+        callbacks: Sequence[Callback],
+        loggers: Sequence[LoggerDestination],
+        passes: Any,
+        optimizers: Sequence[Optimizer],
+        run_name: str,
+    ) -> None:
+        self.state = state
+        self.theirs = ComposerState(
+            rank_zero_seed=state.settings.seed,
+            model=state.model,
+            run_name=run_name,
+            device=_device(state),
+            precision=_PRECISIONS[state.precision.name],
+            optimizers=optimizers,
+            algorithms=algorithms,
+        )
+        self.numbers = ToEventloop(state)
+        self.logger = Logger(self.theirs, [*loggers, self.numbers])
+        self.logs = TrainerLogs(self.theirs, loggers)
+        self.theirs.callbacks = [*loggers, *callbacks]
+        self.callbacks = callbacks
+        self.kept = Kept(self)
+        self.engine = QuietEngine(self.theirs, self.logger, passes)
+        self._loss: Tensor | None = None
+        self._max_duration: ComposerTime | None = None
+        self._training_loader: tuple[Any, str | None, ComposerTime | None] = (None, None, None)
+
+    def fire(self, event: Event) -> None:
+        """Runs an event of Composer's, in its order; both States say the same before and after."""
+        state, theirs = self.state, self.theirs
+        microbatch = state.microbatch
+        batch = state.batch if microbatch is None else microbatch
+        outputs = state.outputs
+        loss = None if microbatch is None else state.loss
+        if batch is not None:
+            theirs.batch = batch
+        if outputs is not None:
+            theirs.outputs = outputs
+        if loss is not None and loss is not self._loss:
+            theirs.loss = self._loss = loss
+        shown = theirs.loss
+
+        self.engine.run_event(event)
+
+        if batch is not None and theirs.batch is not batch:
+            if microbatch is None:
+                state.batch = theirs.batch
+            else:
+                state.microbatch = theirs.batch
+        if outputs is not None and theirs.outputs is not outputs:
+            state.outputs = theirs.outputs
+        # Several losses may have been changed each in its place.
+        if loss is not None and (theirs.loss is not shown or not isinstance(shown, Tensor)):
+            state.loss = self.take_loss(theirs.loss)
+        if theirs.max_duration is not self._max_duration:
+            self._take_duration()
+
+    def take_loss(self, loss: Any) -> Tensor:
+        """Returns what Composer would backpropagate of a loss: the mean, or the sum of means.
+
+        Args:
+            loss: as a model of Composer's gives it: a tensor, several, or some by name.
+        """
+        self.theirs.loss = loss
+        self._loss = total_of(loss)
+        return self._loss
+
+    def advance(self) -> None:
+        """Has Composer's timestamp stand where our clock does."""
+        self.theirs.previous_timestamp = self.theirs.timestamp
+        self.theirs.timestamp = timestamp_of(self.state.clock)
+
+    def set_duration(self, duration: ComposerTime | None) -> None:
+        """Says how long the run is, without asking ours to be changed."""
+        self.theirs.max_duration = duration
+        self._max_duration = self.theirs.max_duration
+
+    def set_loader(self, loader: Any, label: str, num_batches: int | None = None) -> None:
+        """Makes a data loader the active one, of which so many batches are used; None for all."""
+        length = -1 if num_batches is None else num_batches
+        self.theirs.set_dataloader(loader, label, length)
+
+    def begin_side(self, loader: Any, label: str, num_batches: int | None) -> None:
+        """Makes the data loader of an evaluation or a prediction the active one."""
+        theirs = self.theirs
+        known = (theirs.dataloader, theirs.dataloader_label, theirs.dataloader_len)
+        self._training_loader = known
+        self.set_loader(loader, label, num_batches)
+
+    def end_side(self) -> None:
+        """Makes the data loader of the training the active one again."""
+        loader, label, length = self._training_loader
+        self.theirs.set_dataloader(loader, label)
+        if length is not None:
+            self.theirs.dataloader_len = length
+
+    def after_side_batch(self, since: Timestamp) -> Timestamp:
+        """Returns the timestamp of an evaluation or a prediction, one batch of this rank later."""
+        count = self.state.current_count()
+        return since.to_next_batch(samples=count.samples, tokens=count.tokens)
+
+    def time_now(self) -> Timestamp:
+        """Returns where our clock stands, as Composer counts."""
+        return timestamp_of(self.state.clock)
+
+    def _take_duration(self) -> None:
+        """Stops the run, or lets it go on longer, as `max_duration` of Composer's State says now."""
+        theirs, state = self.theirs, self.state
+        self._max_duration = theirs.max_duration
+        if theirs.max_duration is None:
+            return
+        if theirs.timestamp >= theirs.max_duration:
+            state.request_stop("an algorithm or callback of Composer's asked to stop")
+            return
+        try:
+            state.until = to_ours(theirs.max_duration)
+        except ValueError as error:
+            raise PluginError(
+                f"Composer's max_duration can't be honoured: {error}",
+                fix="let it be a number of epochs, batches, samples or tokens",
+            ) from None
+
+
+def total_of(loss: Any) -> Tensor:
+    """Returns the loss that Composer's trainer would backpropagate, shape ().
+
+    The sum is float32, whatever the losses are, as theirs is.
+    """
+    if isinstance(loss, dict) and "total" in loss:
+        loss = loss["total"]
+    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.dtype is torch.float32:
+        return loss
+    losses = ensure_tuple(loss)
+    total = torch.zeros((), device=losses[0].device)
+    for one in losses:
+        total = total + one.mean()
+    return total.float()
+
+
+def _device(state: State) -> Device:
+    if state.device.type == "cuda":
+        # It sets for the whole process whether TF32 may be used.
+        return DeviceGPU(state.device.index, allow_tf32=state.precision.name != "fp32")
+    return DeviceCPU()

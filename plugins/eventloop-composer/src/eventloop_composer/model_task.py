@@ -1,0 +1,333 @@
+"""A task that is a model of Composer's: its passes, its metrics, its schedulers, its data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from composer.core import DataSpec, Evaluator, Event
+from composer.core import Time as ComposerTime
+from composer.models import ComposerModel
+from composer.optim import compile_composer_scheduler
+from composer.trainer._scale_schedule import scale_pytorch_scheduler  # private, 0.32.1
+from composer.utils import reproducibility
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from eventloop import Count, State, TaskError, hookimpl
+from eventloop_composer.encoded import decoded, encoded
+from eventloop_composer.metrics import TrainMetrics, chosen_metrics
+
+if TYPE_CHECKING:
+    from eventloop_composer.plugin import Composer
+
+
+@dataclass
+class Parts:
+    """What Composer's trainer is given beside its model.
+
+    Args:
+        data: the training data; None where it comes with the fit.
+        label: what Composer's State calls it.
+        num_batches: how many of its batches an epoch has; None for all.
+        evaluators: the eval sets.
+        optimizers: Composer's trainer takes one.
+        schedulers: torch's or Composer's.
+        schedule_ratio: by which schedules, and the run, are shortened or lengthened.
+        every_batch: whether schedulers move once a batch, not once an epoch.
+        max_duration: how long the run is, not yet scaled.
+        microbatch_size: None for that of the data loader's batches.
+        counts_tokens: whether the mean of a batch's loss is over tokens, not samples.
+    """
+
+    data: DataSpec | None = None
+    label: str = "train"
+    num_batches: int | None = None
+    evaluators: Sequence[Evaluator] = ()
+    optimizers: Sequence[Optimizer] = ()
+    schedulers: Sequence[Any] = ()
+    schedule_ratio: float = 1.0
+    every_batch: bool = True
+    max_duration: ComposerTime | None = None
+    microbatch_size: int | None = None
+    counts_tokens: bool = False
+    train_metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelTask:
+    """Trains a `ComposerModel` as Composer's trainer does.
+
+    Args:
+        plugin: mirrors our State.
+        parts: what the trainer was given.
+    """
+
+    def __init__(self, plugin: Composer, parts: Parts) -> None:
+        self.parts = parts
+        self._plugin = plugin
+        plugin.model_task = self
+        self._metrics = TrainMetrics(plugin, bool(parts.train_metrics))
+        self._asked: Event | None = None
+        self._postponed: list[str] = []
+        for name in self._metrics.hooks:
+            setattr(self, name, getattr(self._metrics, name))
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers, whose groups algorithms change with the model."""
+        return self.parts.optimizers
+
+    @property
+    def label(self) -> str:
+        """What Composer's State calls the training data."""
+        return self.parts.label
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has; None for all that there are."""
+        return self.parts.num_batches
+
+    def eval_length(self, label: str) -> int | None:
+        """Returns how many batches of an eval set are used; None for all."""
+        length = self._evaluator(label).subset_num_batches
+        return None if length is None or length < 0 else length
+
+    def take_model(self, state: State) -> None:
+        """Sets what of Composer's State depends on the model as algorithms have left it.
+
+        Raises:
+            TaskError: it isn't a model of Composer's.
+        """
+        model, theirs, parts = state.model, self._plugin.mirror.theirs, self.parts
+        if not isinstance(model, ComposerModel):
+            raise TaskError(
+                f"the model is {type(model).__name__}, not a ComposerModel",
+                fix="derive it from composer.models.ComposerModel, or train it as a Task of eventloop",
+            )
+        theirs.train_metrics = deepcopy(model.get_metrics(is_train=True))
+        self.take_evaluators(state, parts.evaluators)
+        duration = parts.max_duration
+        if duration is not None and parts.schedule_ratio != 1.0:
+            duration = duration * parts.schedule_ratio
+        self._plugin.mirror.set_duration(duration)
+        if parts.data is not None:
+            loader = parts.data.dataloader
+            theirs.device_train_microbatch_size = parts.microbatch_size or getattr(
+                loader, "batch_size", None
+            )
+
+    def take_evaluators(self, state: State, evaluators: Sequence[Evaluator]) -> None:
+        """Evaluates over these sets from now on."""
+        theirs, model = self._plugin.mirror.theirs, state.model
+        assert isinstance(model, ComposerModel)
+        self.parts.evaluators = evaluators
+        metrics = model.get_metrics(is_train=False) if evaluators else {}
+        theirs.eval_metrics = {
+            one.label: chosen_metrics(metrics, one.metric_names) for one in evaluators
+        }
+        theirs.evaluators = evaluators
+
+    def begin(self, state: State) -> None:
+        """Seeds once more, as Composer's trainer does: what surgery drew shall make no difference."""
+        reproducibility.seed_all(self._plugin.mirror.theirs.seed)
+
+    # What is trained, on what.
+
+    @hookimpl
+    def build_schedulers(self, state: State) -> dict[str, Any]:
+        """Makes Composer's schedulers; the plugin moves them, when Composer's trainer does."""
+        self._plugin.show_data(state)
+        self.set_schedulers(self.parts.schedulers, self.parts.schedule_ratio)
+        return {}
+
+    def set_schedulers(self, schedulers: Sequence[Any], ratio: float) -> None:
+        """Takes torch's schedulers as they are, and makes Composer's functions into some."""
+        theirs = self._plugin.mirror.theirs
+        made: list[LRScheduler] = []
+        for one in schedulers:
+            if isinstance(one, LRScheduler):
+                scale_pytorch_scheduler(one, ratio)
+                made.append(one)
+            else:
+                made.append(compile_composer_scheduler(one, theirs, ratio))
+        theirs.schedulers = made
+
+    @hookimpl
+    def count_batch(self, state: State, batch: Any) -> Count:
+        """Counts as the data's own specification does."""
+        data = self._data(state)
+        samples = data.get_num_samples_in_batch(batch)
+        is_part = state.microbatch is not None and state.eval_name is None
+        tokens = 0 if is_part else data.get_num_tokens_in_batch(batch)
+        if is_part and self.parts.counts_tokens:
+            weight = data.get_num_tokens_in_batch(batch, token_type="loss_generating")
+            return Count(samples, tokens, weight)
+        return Count(samples, tokens, samples)
+
+    @hookimpl
+    def split_batch(self, state: State) -> Sequence[Any]:
+        """Splits as the data's own specification does."""
+        data, theirs = self._data(state), self._plugin.mirror.theirs
+        size = state.microbatch_size or theirs.device_train_microbatch_size
+        parts = [state.batch] if size is None else data.split_batch(state.batch, size)
+        return [data.microbatch_transforms(one) for one in parts]
+
+    @hookimpl(tryfirst=True)
+    def after_dataloader(self, state: State) -> None:
+        """Transforms the batch."""
+        state.batch = self._data(state).batch_transforms(state.batch)
+
+    @hookimpl
+    def should_end_epoch(self, state: State) -> bool:
+        """Whether the epoch has had as many batches as are used."""
+        num_batches = self.parts.num_batches
+        return num_batches is not None and state.clock.batch_in_epoch >= num_batches
+
+    # The passes.
+
+    @hookimpl
+    def forward(self, state: State) -> Any:
+        """Calls the model with the batch as a whole."""
+        batch = state.batch if state.microbatch is None else state.microbatch
+        return state.active_model(batch)
+
+    @hookimpl
+    def loss(self, state: State) -> Tensor:
+        """Calls the model's loss; of several, it is the sum of means."""
+        model, mirror = state.model, self._plugin.mirror
+        batch = state.batch if state.microbatch is None else state.microbatch
+        return mirror.take_loss(model.loss(state.outputs, batch))  # type: ignore[operator]
+
+    def end_batch(self, state: State) -> None:
+        """Moves schedulers, as long as Composer's timestamp stands before the batch; logs metrics."""
+        theirs = self._plugin.mirror.theirs
+        if self.parts.every_batch:
+            for scheduler in theirs.schedulers:
+                scheduler.step()
+        self._metrics.end_batch()
+        self._asked = Event.BATCH_END
+
+    def end_epoch(self, state: State) -> None:
+        """Moves schedulers that count epochs; logs metrics once more."""
+        self._metrics.end_batch()
+        if not self.parts.every_batch:
+            for scheduler in self._plugin.mirror.theirs.schedulers:
+                scheduler.step()
+        self._asked = Event.EPOCH_END
+
+    # Evaluation.
+
+    @hookimpl
+    def build_metrics(self, state: State, dataset: str) -> Mapping[str, Any]:
+        """Returns the model's own metrics; those of training are Composer's affair."""
+        label = dataset.removeprefix("eval/")
+        if dataset == "train":
+            return {}
+        return {**self._plugin.mirror.theirs.eval_metrics[label], "loss": None}
+
+    @hookimpl
+    def should_eval(self, state: State) -> bool:
+        """Asks the evaluators, once after a batch and once after an epoch."""
+        event, self._asked = self._asked, None
+        if event is None:
+            return False
+        return self.is_due(state, event)
+
+    def is_due(self, state: State, event: Event) -> bool:
+        """Whether an eval set is due at an event; the evaluation that follows is over those."""
+        theirs, postponed = self._plugin.mirror.theirs, self._postponed
+        due = [
+            one.label
+            for one in theirs.evaluators
+            if one.eval_interval(theirs, event) or one.label in postponed
+        ]
+        # One evaluation a batch count: what comes between the last batch of an epoch and its end
+        # waits for what may be due then.
+        is_last = state.clock.batch_in_epoch == (self.num_batches or state.num_batches)
+        waits = event is Event.BATCH_END and is_last and len(due) < len(theirs.evaluators)
+        self._postponed = due if waits else []
+        if due and not waits:
+            state.eval_sets = due
+        return bool(due) and not waits
+
+    @hookimpl(wrapper=True)
+    def eval_batches(self, state: State, dataloader: Any) -> Generator[None, Iterable[Any], Any]:
+        """Leaves out what is more than is used of an eval set."""
+        batches = yield
+        length = None if state.eval_name is None else self.eval_length(state.eval_name)
+        return batches if length is None else itertools.islice(batches, length)
+
+    @hookimpl(tryfirst=True)
+    def eval_batch_start(self, state: State) -> None:
+        """Transforms the batch."""
+        state.batch = self._data(state).batch_transforms(state.batch)
+
+    @hookimpl(tryfirst=True)
+    def eval_before_forward(self, state: State) -> None:
+        """Transforms it again, as Composer does with microbatches."""
+        state.batch = self._data(state).microbatch_transforms(state.batch)
+
+    @hookimpl
+    def eval_forward(self, state: State) -> Any:
+        """Calls the model's own `eval_forward`."""
+        return state.model.eval_forward(state.batch)  # type: ignore[operator]
+
+    @hookimpl
+    def update_metrics(self, state: State, metrics: Mapping[str, Any]) -> bool:
+        """Has the model update its metrics."""
+        theirs, model = self._plugin.mirror.theirs, state.model
+        for metric in metrics.values():
+            found = model.update_metric(state.batch, state.outputs, metric)  # type: ignore[operator]
+            theirs.metric_outputs = found or {}
+        return True
+
+    def end_eval(self, state: State) -> None:
+        """Shows the results in Composer's State, and logs them to its loggers."""
+        mirror, label = self._plugin.mirror, state.eval_name
+        assert label is not None
+        results = state.eval_metrics[label]
+        mirror.theirs.eval_metric_values.update(results)
+        mirror.logs.log({f"metrics/{label}/{name}": one for name, one in results.items()})
+
+    # What a checkpoint keeps.
+
+    def kept(self) -> dict[str, Any]:
+        """Returns where the schedulers are."""
+        return {"schedulers": [encoded(_plain(one)) for one in self._schedulers()]}
+
+    def put_kept(self, kept: Mapping[str, Any]) -> None:
+        """Has the schedulers go on from what `kept` returned."""
+        for one, state in zip(self._schedulers(), kept["schedulers"], strict=True):
+            one.load_state_dict(decoded(state))
+
+    def _schedulers(self) -> Sequence[LRScheduler]:
+        found: Sequence[LRScheduler] = self._plugin.mirror.theirs.schedulers
+        return found
+
+    def _data(self, state: State) -> DataSpec:
+        if state.eval_name is not None:
+            return self._evaluator(state.eval_name).dataloader
+        return self.parts.data or DataSpec([])
+
+    def _evaluator(self, label: str) -> Evaluator:
+        return next(one for one in self.parts.evaluators if one.label == label)
+
+
+def _plain(scheduler: LRScheduler) -> dict[str, Any]:
+    """Returns a scheduler's state; functions among it are made anew."""
+    return {name: one for name, one in scheduler.state_dict().items() if not callable(one)}
+
+
+def model_of(module: nn.Module) -> ComposerModel:
+    """Returns a model of Composer's, taken out of what torch.compile puts around it."""
+    inner = getattr(module, "_orig_mod", module)
+    if not isinstance(inner, ComposerModel):
+        raise TaskError(
+            f"the model is {type(inner).__name__}, not a ComposerModel",
+            fix="derive it from composer.models.ComposerModel, or train it as a Task of eventloop",
+        )
+    return inner

@@ -1,0 +1,354 @@
+"""The plugin: at which of eventloop's hooks each event of Composer's fires."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from eventloop import State, hookimpl
+from eventloop_composer.importing import import_composer
+from eventloop_composer.named import objects_of
+
+if TYPE_CHECKING:
+    from eventloop_composer.mirror import Mirror
+    from eventloop_composer.model_task import ModelTask
+
+# Fired where ours of the same name is, with nothing to be done beside it.
+SAME = (
+    "before_dataloader",
+    "after_dataloader",
+    "before_forward",
+    "after_forward",
+    "before_loss",
+    "after_loss",
+    "before_backward",
+    "after_backward",
+    "after_train_batch",
+    "batch_checkpoint",
+    "eval_batch_start",
+    "eval_before_forward",
+    "eval_after_forward",
+    "predict_batch_start",
+    "predict_before_forward",
+    "predict_after_forward",
+)
+
+
+class Composer:
+    """Runs algorithms, callbacks and loggers that were written for MosaicML Composer, unchanged.
+
+    They see Composer's own State and Logger, and are called by its Engine in its order. Each is
+    named as `composer.algorithms.MixUp` or `package.module:Class`, with arguments as
+    `{composer.algorithms.MixUp: {alpha: 0.2}}`; in Python, instances, too.
+
+    Args:
+        algorithms: Composer's algorithms, in their order.
+        callbacks: its callbacks.
+        loggers: its logger destinations, which get what Composer's trainer and callbacks log.
+
+    Raises:
+        PluginError: Composer isn't installed, or one of them isn't there or can't be built.
+
+    Attributes:
+        passes: more of Composer's passes, which order its algorithms.
+        run_name: what Composer's State calls the run; the name of its folder unless set.
+        is_watched: whether there are callbacks or loggers.
+        model_task: the task, where it is a model of Composer's.
+        in_fit: whether an evaluation now belongs to a fit.
+    """
+
+    # Sleeps until one of these options is set.
+    wakes_with = ("algorithms", "callbacks", "loggers")
+    needs_eval_data = True
+
+    def __init__(
+        self,
+        *,
+        algorithms: list[Any] | None = None,
+        callbacks: list[Any] | None = None,
+        loggers: list[Any] | None = None,
+    ) -> None:
+        import_composer()
+        from composer.core import Algorithm, Callback, Event
+        from composer.loggers import LoggerDestination
+
+        from eventloop_composer.engine import listens
+        from eventloop_composer.gradients import KeptGradients
+        from eventloop_composer.steps import Steps
+
+        self.algorithms = objects_of("algorithms", algorithms, Algorithm)
+        given = objects_of("callbacks", callbacks, Callback)
+        self.loggers = objects_of("loggers", loggers, LoggerDestination)
+        self.loggers += [one for one in given if isinstance(one, LoggerDestination)]
+        self.callbacks = [one for one in given if one not in self.loggers]
+        self.passes: Any = None
+        self.run_name: str | None = None
+        self.model_task: ModelTask | None = None
+        self._mirror: Mirror | None = None
+        self._loaded: Mapping[str, Any] | None = None
+        self._is_complete = self.in_fit = False
+        watching = [*self.callbacks, *self.loggers]
+        self.is_watched = bool(watching)
+        self._events = {one.value: one for one in Event if listens(one, self.algorithms, watching)}
+        for name in SAME:
+            if name in self._events:
+                setattr(self, name, hookimpl(self._firing(name)))
+        self._gradients = KeptGradients(self.is_watched)
+        self._steps = Steps(self, is_needed=bool(self.algorithms))
+        for part in (self._gradients, self._steps):
+            for name in part.hooks:
+                setattr(self, name, getattr(part, name))
+
+    def _firing(self, name: str) -> Callable[[State], None]:
+        event = self._events[name]
+
+        def fire(state: State) -> None:
+            self.mirror.fire(event)
+
+        return fire
+
+    @property
+    def mirror(self) -> Mirror:
+        """Composer's State, Logger and Engine; from `init` on."""
+        assert self._mirror is not None
+        return self._mirror
+
+    def fire(self, name: str) -> None:
+        """Runs an event of Composer's, if anything listens to it."""
+        if name in self._events:
+            self.mirror.fire(self._events[name])
+
+    @hookimpl
+    def init(self, state: State) -> None:
+        """The event INIT, for which Composer's State is made."""
+        from eventloop_composer.mirror import Mirror
+
+        task = self.model_task
+        self._mirror = Mirror(
+            state,
+            algorithms=self.algorithms,
+            callbacks=self.callbacks,
+            loggers=self.loggers,
+            passes=self.passes,
+            optimizers=task.optimizers if task else (),
+            run_name=self.run_name or state.run_dir.name,
+        )
+        if task:
+            self.mirror.theirs.device_train_microbatch_size = task.parts.microbatch_size
+            state.model.logger = self.mirror.logger
+        self.fire("init")
+        state.model = self.mirror.theirs.model
+        self.mirror.kept.begin_layers()
+        if task:
+            task.take_model(state)
+
+    @hookimpl
+    def before_load(self, state: State) -> None:
+        """The event BEFORE_LOAD of a run that is resumed."""
+        self._complete(state)
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """The events BEFORE_LOAD of a run that begins, and AFTER_LOAD."""
+        if not self._is_complete:
+            self._complete(state)
+        theirs = self.mirror.theirs
+        theirs.timestamp = self.mirror.time_now()
+        before = list(theirs.optimizers)
+        self.fire("after_load")
+        self._steps.take_optimizers(state, before)
+        if self._loaded is not None:
+            self._steps.put_wrappers(self._loaded["optimizers"])
+        theirs.model = state.wrapped_model
+        if self.model_task:
+            self.model_task.begin(state)
+
+    def _complete(self, state: State) -> None:
+        """Shows Composer what is there since `init`, and fires BEFORE_LOAD."""
+        self._is_complete = True
+        self._steps.check(state)
+        theirs = self.mirror.theirs
+        theirs.optimizers = tuple(state.optimizers.values())
+        if not self.model_task:
+            theirs.schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
+            theirs.device_train_microbatch_size = state.microbatch_size
+        self.show_data(state)
+        self.fire("before_load")
+
+    def show_data(self, state: State) -> None:
+        """Shows Composer how long the run is, and over which data."""
+        from eventloop_composer.times import to_theirs
+
+        mirror = self.mirror
+        if not self.model_task and (duration := state.duration or state.until):
+            mirror.set_duration(to_theirs(duration))
+        # An empty tuple stands for no data loader.
+        if state.train_dataloader != () and mirror.theirs.dataloader is not state.train_dataloader:
+            label, length = ("train", None)
+            if self.model_task:
+                label, length = self.model_task.label, self.model_task.num_batches
+            mirror.set_loader(state.train_dataloader, label, length)
+            mirror.theirs.train_dataloader = state.train_dataloader
+
+    @hookimpl
+    def fit_start(self, state: State) -> None:
+        """The event FIT_START, which may bring another data loader."""
+        self.in_fit = True
+        self.show_data(state)
+        mirror = self.mirror
+        names = {f"enabled_algorithms/{type(one).__name__}": True for one in self.algorithms}
+        mirror.logger.log_hyperparameters(names)
+        self.fire("fit_start")
+        if mirror.theirs.dataloader is not None:
+            state.train_dataloader = mirror.theirs.dataloader
+        if self._loaded is not None:
+            self.mirror.kept.put_layers(self._loaded)
+            self._loaded = None
+        mirror.numbers.is_heard = True
+
+    @hookimpl
+    def epoch_start(self, state: State) -> None:
+        """The event EPOCH_START, of an epoch that isn't under way."""
+        if not state.resumed:
+            self.fire("epoch_start")
+            self.mirror.logs.epoch()
+
+    @hookimpl
+    def batch_start(self, state: State) -> None:
+        """The event BATCH_START."""
+        self.fire("batch_start")
+        self.mirror.logs.batch()
+
+    @hookimpl
+    def before_train_batch(self, state: State) -> None:
+        """The event BEFORE_TRAIN_BATCH; what the batch before it left in `.grad` goes first."""
+        self._gradients.drop()
+        self.fire("before_train_batch")
+
+    @hookimpl
+    def batch_end(self, state: State) -> None:
+        """The event BATCH_END, once Composer's timestamp has moved on."""
+        mirror = self.mirror
+        mirror.logs.loss(state.loss)
+        if self.model_task:
+            self.model_task.end_batch(state)
+        mirror.advance()
+        self.fire("batch_end")
+
+    @hookimpl
+    def epoch_end(self, state: State) -> None:
+        """The event EPOCH_END, of an epoch that is complete."""
+        mirror = self.mirror
+        if state.clock.batch_in_epoch:
+            return
+        duration = mirror.theirs.max_duration
+        if duration is None or mirror.theirs.timestamp < duration:
+            self.fire("before_dataloader")  # Composer's trainer asks for a batch that isn't there
+        if self.model_task:
+            self.model_task.end_epoch(state)
+        mirror.advance()
+        self.fire("epoch_end")
+
+    @hookimpl
+    def epoch_checkpoint(self, state: State) -> None:
+        """The event EPOCH_CHECKPOINT, of an epoch that is complete."""
+        if not state.clock.batch_in_epoch:
+            self.fire("epoch_checkpoint")
+
+    @hookimpl
+    def fit_end(self, state: State) -> None:
+        """The event FIT_END."""
+        self.mirror.logs.epoch()
+        self.mirror.logs.batch()
+        self.fire("fit_end")
+        self._gradients.drop()
+        self.in_fit = self.mirror.numbers.is_heard = False
+
+    @hookimpl
+    def eval_before_all(self, state: State) -> None:
+        """The event EVAL_BEFORE_ALL; of an evaluation beside a fit, EVAL_STANDALONE_START."""
+        self.fire("eval_before_all" if self.in_fit else "eval_standalone_start")
+
+    @hookimpl
+    def eval_start(self, state: State) -> None:
+        """The event EVAL_START, with the eval data loader as Composer's active one."""
+        assert state.eval_name is not None
+        length = self.model_task.eval_length(state.eval_name) if self.model_task else None
+        mirror = self.mirror
+        mirror.begin_side(state.eval_dataloaders[state.eval_name], state.eval_name, length)
+        mirror.theirs.eval_timestamp = type(mirror.theirs.timestamp)()
+        self.fire("eval_start")
+
+    @hookimpl
+    def eval_batch_end(self, state: State) -> None:
+        """The event EVAL_BATCH_END."""
+        theirs = self.mirror.theirs
+        theirs.eval_timestamp = self.mirror.after_side_batch(theirs.eval_timestamp)
+        self.fire("eval_batch_end")
+
+    @hookimpl
+    def eval_end(self, state: State) -> None:
+        """The event EVAL_END."""
+        if self.model_task:
+            self.model_task.end_eval(state)
+        self.fire("eval_end")
+        self.mirror.end_side()
+
+    @hookimpl
+    def eval_after_all(self, state: State) -> None:
+        """The event EVAL_AFTER_ALL; of an evaluation beside a fit, EVAL_STANDALONE_END."""
+        self.fire("eval_after_all" if self.in_fit else "eval_standalone_end")
+
+    @hookimpl(wrapper=True)
+    def predict(self, state: State, dataloader: Any) -> Any:
+        """Makes the data loader Composer's active one, for the events of a prediction."""
+        mirror = self.mirror
+        mirror.begin_side(dataloader, "predict", None)
+        mirror.theirs.predict_timestamp = type(mirror.theirs.timestamp)()
+        try:
+            return (yield)
+        finally:
+            mirror.end_side()
+
+    @hookimpl
+    def predict_start(self, state: State) -> None:
+        """The event PREDICT_START."""
+        self.fire("predict_start")
+
+    @hookimpl
+    def predict_batch_end(self, state: State) -> None:
+        """The event PREDICT_BATCH_END."""
+        theirs = self.mirror.theirs
+        theirs.predict_timestamp = self.mirror.after_side_batch(theirs.predict_timestamp)
+        self.fire("predict_batch_end")
+
+    @hookimpl
+    def predict_end(self, state: State) -> None:
+        """The event PREDICT_END."""
+        self.fire("predict_end")
+
+    @hookimpl
+    def exception(self, state: State, error: BaseException) -> None:
+        """Notes that no fit is under way any more."""
+        self.in_fit = False
+
+    @hookimpl
+    def close(self, state: State) -> None:
+        """Closes Composer's callbacks and loggers."""
+        if self._mirror is not None:
+            self._mirror.engine.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of algorithms, callbacks, wrapped optimizers and changed layers."""
+        kept = self.mirror.kept.state_dict() | {"optimizers": self._steps.wrappers()}
+        if self.model_task:
+            kept["task"] = self.model_task.kept()
+        return kept
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Restores what `state_dict` gave; what events of the start change anew, after them."""
+        self._loaded = state
+        self._steps.restore(self.mirror.state, state["trained"])
+        self.mirror.kept.load_state_dict(state)
+        if self.model_task:
+            self.model_task.put_kept(state["task"])

@@ -1,0 +1,246 @@
+"""Composer's Trainer: its arguments and its methods, run by eventloop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eventloop_composer.importing import import_composer
+
+import_composer()
+
+from composer.core import Engine, Event  # noqa: E402
+from composer.core import State as ComposerState  # noqa: E402
+from composer.core import Time as ComposerTime  # noqa: E402
+from composer.core.data_spec import ensure_data_spec  # noqa: E402
+from composer.core.time import ensure_time  # noqa: E402
+from composer.loggers import Logger  # noqa: E402
+from composer.utils import checkpoint, ensure_tuple  # noqa: E402
+
+import eventloop  # noqa: E402
+from eventloop import SettingError, TaskError  # noqa: E402
+from eventloop_composer.arguments import scaled, time_of  # noqa: E402
+from eventloop_composer.task import built, evaluators_of  # noqa: E402
+from eventloop_composer.times import to_ours  # noqa: E402
+
+
+class Trainer:
+    """Trains a model of Composer's, in the place of `composer.Trainer`.
+
+    Args:
+        plugins: algorithms of eventloop's that take part, beside those that are installed.
+        settings: eventloop's settings, stronger than what arguments stand for.
+        arguments: those of Composer's trainer; what can't be honoured is an error.
+
+    Raises:
+        TypeError: Composer's trainer has no such argument.
+        SettingError: one can't be honoured.
+
+    Attributes:
+        eventloop: the trainer that does it.
+    """
+
+    def __init__(
+        self,
+        *,
+        plugins: Sequence[object] = (),
+        settings: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        task, self._model_task, self._plugin = built(**arguments)
+        self._load = (
+            arguments.get("load_path") if arguments.get("load_weights_only", False) else None
+        )
+        self.eventloop = eventloop.Trainer(task, algorithms=list(plugins), **dict(settings or {}))
+        if self._load is not None:
+            self._load_weights(strict=arguments.get("load_strict_model_weights", True))
+
+    @property
+    def state(self) -> ComposerState:
+        """Composer's State, kept in step with eventloop's."""
+        return self._plugin.mirror.theirs
+
+    @property
+    def logger(self) -> Logger:
+        """Composer's Logger."""
+        return self._plugin.mirror.logger
+
+    @property
+    def engine(self) -> Engine:
+        """Composer's Engine."""
+        return self._plugin.mirror.engine
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The checkpoints of the run, the oldest first."""
+        folder = self.eventloop.state.run_dir / "checkpoints"
+        return sorted(str(one) for one in folder.glob("*")) if folder.is_dir() else []
+
+    def fit(
+        self,
+        *,
+        train_dataloader: Any = None,
+        train_dataloader_label: str = "train",
+        train_subset_num_batches: int | None = None,
+        spin_dataloaders: bool | None = None,
+        duration: int | str | ComposerTime | None = None,
+        reset_time: bool = False,
+        schedulers: Any = None,
+        scale_schedule_ratio: float = 1.0,
+        step_schedulers_every_batch: bool | None = None,
+        eval_dataloader: Any = None,
+        eval_subset_num_batches: int = -1,
+        eval_interval: Any = 1,
+        device_train_microbatch_size: int | None = None,
+        precision: Any = None,
+    ) -> None:
+        """Trains; what is given replaces what the trainer was given.
+
+        Raises:
+            SettingError: something can't be honoured.
+        """
+        if reset_time:
+            raise SettingError(
+                "reset_time=True can't be honoured: a run's clock never goes back",
+                fix="build another Trainer with the same model for another run",
+            )
+        if precision is not None or spin_dataloaders is False:
+            raise SettingError(
+                "fit(precision=..., spin_dataloaders=False) can't be honoured",
+                fix="give the precision to Trainer(...), and leave the other out",
+            )
+        self._take_data(train_dataloader, train_dataloader_label, train_subset_num_batches)
+        if device_train_microbatch_size is not None:
+            self.state.device_train_microbatch_size = device_train_microbatch_size
+            self.eventloop.state.microbatch_size = device_train_microbatch_size
+        self._take_duration(duration, scale_schedule_ratio)
+        if schedulers is not None:
+            self._take_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        if eval_dataloader is not None:
+            self._take_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
+        until = to_ours(self.state.max_duration)
+        self.eventloop.fit(until=until)
+        self._evaluate_after_fit()
+
+    def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
+        """Evaluates; results are in `state.eval_metrics`.
+
+        Raises:
+            TaskError: there is nothing to evaluate.
+        """
+        kept = list(self.state.evaluators)
+        if eval_dataloader is not None:
+            self._take_evaluators(eval_dataloader, "1ep", subset_num_batches)
+        elif subset_num_batches != -1:
+            for one in kept:
+                one.subset_num_batches = subset_num_batches
+        if not self.state.evaluators:
+            raise TaskError(
+                "there is no eval data loader",
+                fix="give eval_dataloader to Trainer(...) or eval(...)",
+            )
+        self.eventloop.eval()
+        if eval_dataloader is not None:
+            self.state.evaluators = kept
+            self._model_task.parts.evaluators = kept
+
+    def predict(
+        self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
+    ) -> list[Any]:
+        """Returns the outputs for a data loader, on the host; [] where they aren't wanted."""
+        data = ensure_data_spec(dataloader)
+        loader: Any = data.dataloader
+        if subset_num_batches >= 0:
+            loader = [batch for batch, _ in zip(loader, range(subset_num_batches), strict=False)]
+        outputs = self.eventloop.predict(loader)
+        return outputs if return_outputs else []
+
+    def close(self) -> None:
+        """Closes callbacks, loggers and plugins."""
+        self.eventloop.close()
+
+    def save_checkpoint(
+        self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
+    ) -> Any:
+        """Writes a checkpoint of Composer's own kind, for what reads those."""
+        return checkpoint.save_checkpoint(self.state, filename=name, weights_only=weights_only)
+
+    def _take_data(self, loader: Any, label: str, num_batches: int | None) -> None:
+        parts, state = self._model_task.parts, self.eventloop.state
+        if num_batches is not None:
+            parts.num_batches = None if num_batches < 0 else num_batches
+        if loader is not None:
+            parts.data, parts.label = ensure_data_spec(loader), label
+            state.train_dataloader = parts.data.dataloader
+            size = getattr(parts.data.dataloader, "batch_size", None)
+            self.state.device_train_microbatch_size = parts.microbatch_size or size
+        if parts.data is None:
+            raise TaskError(
+                "there is no data to train on",
+                fix="give train_dataloader to Trainer(...) or fit(...)",
+            )
+        self._plugin.show_data(state)
+
+    def _take_duration(self, duration: Any, ratio: float) -> None:
+        now = self.state.timestamp
+        if duration is not None:
+            length = ensure_time(duration, "ep")
+            self._plugin.mirror.set_duration(length + now.get(length.unit))
+        if self.state.max_duration is None:
+            raise SettingError(
+                "max_duration is not set",
+                fix="give max_duration to Trainer(...), or fit(duration=...)",
+            )
+        if ratio != 1.0:
+            length = scaled(time_of("duration", self.state.max_duration), ratio)
+            self._plugin.mirror.set_duration(ComposerTime.from_timestring(str(length)))
+        if self.state.max_duration <= now.get(self.state.max_duration.unit):
+            raise SettingError(
+                f"max_duration, {self.state.max_duration.to_timestring()}, is done",
+                fix="give fit(duration=...) to train longer",
+            )
+
+    def _take_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        from eventloop_composer.task import _moves_every_batch
+
+        several = ensure_tuple(schedulers)
+        self._model_task.set_schedulers(several, ratio)
+        self._model_task.parts.every_batch = _moves_every_batch(several, every_batch)
+
+    def _take_evaluators(self, given: Any, interval: Any, num_batches: int) -> None:
+        state = self.eventloop.state
+        model: Any = state.model
+        evaluators = evaluators_of(model, given, interval, num_batches)
+        self._model_task.take_evaluators(state, evaluators)
+        state.eval_dataloaders = {one.label: one.dataloader.dataloader for one in evaluators}
+        state.eval_sets = list(state.eval_dataloaders)
+        metrics = {f"eval/{label}": found for label, found in self.state.eval_metrics.items()}
+        state.metrics = {"train": state.metrics["train"], **metrics}
+
+    def _evaluate_after_fit(self) -> None:
+        """Evaluates what is due when a fit has ended, after FIT_END, as Composer's trainer does."""
+        state = self.eventloop.state
+        if not self._model_task.is_due(state, Event.FIT_END):
+            return
+        kept = state.eval_dataloaders
+        state.eval_dataloaders = {name: kept[name] for name in state.eval_sets}
+        self._plugin.in_fit = True
+        try:
+            self.eventloop.eval()
+        finally:
+            self._plugin.in_fit = False
+            state.eval_dataloaders = kept
+
+    def _load_weights(self, *, strict: bool) -> None:
+        path = str(self._load)
+        if not path.endswith(".pt"):
+            self.eventloop.load_weights(Path(path), strict=strict)
+            return
+        checkpoint.load_checkpoint(
+            path=path,
+            state=self.state,
+            logger=self.logger,
+            load_weights_only=True,
+            strict_model_weights=strict,
+        )
