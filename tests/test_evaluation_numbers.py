@@ -216,6 +216,20 @@ class Samples:
         self.at.append(state.clock.batch)
 
 
+class Owner:
+    """A plugin that evaluates in place of the loop."""
+
+    name = "owner"
+
+    def __init__(self):
+        self.at = []
+
+    @hookimpl
+    def evaluate(self, state):
+        self.at.append(state.clock.batch)
+        return {}
+
+
 @pytest.mark.parametrize("given", [{"eval_interval": "2ba"}, {"eval_at_start": True}])
 def test_a_run_with_nothing_to_evaluate_says_so(given, make_trainer):
     """It trained, and said nothing."""
@@ -231,6 +245,15 @@ def test_a_plugin_that_evaluates_by_itself_needs_no_eval_data(given, at, make_tr
     make_trainer(callbacks=[plugin], **given).fit()
 
     assert plugin.at == at
+
+
+def test_an_owner_of_evaluate_needs_no_eval_data(make_trainer):
+    """It has data of its own, or a loop of its own."""
+    plugin = Owner()
+
+    make_trainer(algorithms=[plugin], eval_interval="2ba").fit()
+
+    assert plugin.at == [2, 3]
 
 
 def test_plugins_that_only_watch_evaluate_nothing(make_trainer):

@@ -224,7 +224,12 @@ def close_all(hooks: Plans, state: State) -> None:
 
 
 def _evaluates(assembly: Assembly) -> bool:
-    """Returns whether a plugin implements an event of evaluation, and not only to watch one."""
+    """Returns whether a plugin or the task evaluates by itself, with eval data or without.
+
+    One that owns `evaluate`, or implements an event of evaluation, and not only to watch one.
+    """
+    if assembly.owner("evaluate").role != "core":
+        return True
     events = [name for name, hook in assembly.hooks.items() if hook.per in ("eval", "eval batch")]
     return any(
         not getattr(one.plugin.target, "needs_eval_data", False)

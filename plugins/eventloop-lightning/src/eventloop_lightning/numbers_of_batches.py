@@ -1,0 +1,45 @@
+"""What happens to the numbers of `self.log` around a batch: Lightning's connector, without detours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BatchNumbers:
+    """Tells Lightning's logger connector where a batch begins and ends.
+
+    What the connector's own methods do, with the collection of training at hand and nothing done
+    where nothing was logged: they look for the loop that runs several times a batch.
+
+    Args:
+        trainer: Lightning's.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._connector = trainer._logger_connector
+        self._loop = trainer.fit_loop.epoch_loop
+        self._results = self._loop._results
+
+    def begin(self, batch: Any) -> None:
+        """Keeps the batch, of which the size is a number's weight."""
+        connector, results = self._connector, self._results
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+    def end(self) -> None:
+        """Has callbacks see what was logged, as it is now."""
+        connector, results = self._connector, self._results
+        if results:
+            metrics = results.metrics(on_step=True)
+            connector._progress_bar_metrics.update(metrics["pbar"])
+            connector._callback_metrics.update(metrics["callback"])
+            connector._logged_metrics.update(metrics["log"])
+        results.batch = results.batch_size = None
+
+    def deliver(self) -> None:
+        """Hands the numbers of a step to the loggers, every so many steps."""
+        trainer, interval = self._trainer, self._trainer.log_every_n_steps
+        is_due = interval and not (self._loop._batches_that_stepped + 1) % interval
+        if is_due or trainer.should_stop or trainer.fast_dev_run:
+            self._connector.update_train_step_metrics()

@@ -1,0 +1,122 @@
+"""A LightningModule as a task: on the command line, in a script, and on two ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lit_cases import DATA, QUIET, Case, Net, fitted
+from torch.utils.data import DataLoader
+
+import eventloop_lightning
+from eventloop import Trainer
+from eventloop.cli import main
+from eventloop.testing import run_ranks
+from eventloop_ema import Ema
+
+MODULE = """
+import lightning.pytorch as pl
+from lit_cases import DATA, Net
+from torch.utils.data import DataLoader
+
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(DATA, 8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(DATA, 10)
+"""
+
+
+class WithData(Net):
+    def train_dataloader(self):
+        return DataLoader(DATA, 11, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(DATA, 11)
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Path("of_a_reader.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "of_a_reader", raising=False)
+    options = ("--task.module", "of_a_reader:Net", "--task.data", "of_a_reader:Data")
+    return ["fit", "eventloop_lightning", *options, "--autoload", "false"]
+
+
+def test_a_module_is_trained_by_the_command(named, capsys):
+    """As any other task is, with its numbers in the last line."""
+    status = main([*named, "--max-duration", "2ep", "--run-dir", "run"])
+
+    assert status == 0
+    assert "2 epochs, 12 batches" in capsys.readouterr().out
+    assert Path("run/manifest.json").is_file()
+
+
+def test_a_run_of_the_command_goes_on(named, capsys):
+    """The task is found again by its options."""
+    main([*named, "--max-duration", "2ep", "--run-dir", "run"])
+    capsys.readouterr()
+
+    status = main([*named, "--max-duration", "2ep", "--run-dir", "run"])
+
+    assert status == 0
+    assert "resumed: run/checkpoints/ba00000012, epoch 2, batch 12" in capsys.readouterr().out
+
+
+def test_a_task_in_a_script_sees_its_settings():
+    """`clip_norm` is what the module's clipping gets, `eval_interval` when it validates."""
+    seen = []
+
+    class Clips(WithData):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val, **kwargs):
+            seen.append(gradient_clip_val)
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, **kwargs)
+
+    settings = {"clip_norm": 0.5, "max_duration": "2ep", "eval_interval": "2ep"}
+    with Trainer(eventloop_lightning.task(Clips), autoload=False, **settings) as trainer:
+        result = trainer.fit()
+
+    assert seen == [0.5] * 8
+    assert set(result.metrics["val"]) == {"val_loss"}
+
+
+def test_a_plugin_of_ours_takes_part():
+    """Validation sees its average, training doesn't."""
+    case = {"settings": {"autoload": False}, **QUIET}
+    pl.seed_everything(1, verbose=False)
+    trainer = eventloop_lightning.Trainer(algorithms=[Ema(decay=0.9)], **case)
+    trainer.fit(module := WithData())
+
+    alone, other = fitted(eventloop_lightning.Trainer, Case(WithData, lambda: (None, None)))
+
+    assert torch.equal(module.net[0].weight, alone.net[0].weight)
+    assert trainer.callback_metrics["loss"] == other.callback_metrics["loss"]
+    assert trainer.callback_metrics["val_loss"] != other.callback_metrics["val_loss"]
+
+
+def trained(precision: str = "fp32") -> dict[str, list[float]]:
+    torch.manual_seed(0)
+    task = eventloop_lightning.task(WithData)
+    options = {"max_duration": "2ep", "autoload": False, "precision": precision, "device": "cpu"}
+    with Trainer(task, **options) as trainer:
+        trainer.fit()
+        return {name: one.tolist() for name, one in trainer.state.model.named_parameters()}
+
+
+def test_two_ranks_end_with_the_same_weights():
+    """Gradients are averaged, and each rank sees its half of the samples."""
+    one, other = run_ranks(trained)
+
+    assert one == other
+    assert one != trained()
+
+
+def test_bf16_trains_otherwise():
+    """Under the command's precision, by Lightning's own plugin."""
+    assert trained("bf16") != trained()

@@ -1,0 +1,147 @@
+"""Loggers, `ModelCheckpoint`, evaluation and prediction give what they give under Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lit_cases import CASES, Case, Net, by_epoch, fitted, loaders
+
+from eventloop import SettingError
+from eventloop_lightning import Trainer
+
+
+class Logs(Net):
+    def __init__(self) -> None:
+        super().__init__(by_epoch)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("most", loss * 2, on_step=True, on_epoch=True, prog_bar=True, reduce_fx="max")
+        self.log_dict({"idx": float(batch_idx), "again": loss})
+        return loss
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.net(batch[0]).mean())
+
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0])
+
+
+def fitted_with_files(trainer: Any, folder: Path) -> tuple[Any, Any]:
+    logs = LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: module.log("of_a_callback", 1.0)
+    )
+    saves = ModelCheckpoint(dirpath=folder, monitor="val_loss", save_last=True, save_top_k=2)
+    return fitted(
+        trainer,
+        Case(Logs),
+        callbacks=[LearningRateMonitor("step"), logs, Timer("00:01:00:00"), saves],
+        logger=[CSVLogger(folder), TensorBoardLogger(folder)],
+        log_every_n_steps=2,
+        enable_checkpointing=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    folder = tmp_path_factory.mktemp("theirs")
+    return *fitted_with_files(pl.Trainer, folder), folder
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    folder = tmp_path_factory.mktemp("ours")
+    return *fitted_with_files(Trainer, folder), folder
+
+
+def table_of(folder: Path) -> str:
+    return next(folder.rglob("metrics.csv")).read_text()
+
+
+def test_the_table_of_a_logger_is_equal(theirs, ours):
+    """Every number at its step: of steps, epochs, validation, learning rates and callbacks."""
+    assert table_of(ours[-1]) == table_of(theirs[-1])
+    assert len(table_of(theirs[-1]).splitlines()) > 20
+    assert list(ours[-1].rglob("events.out.tfevents.*"))
+
+
+def test_checkpoints_of_lightning_are_equal(theirs, ours):
+    """Other tools load them."""
+    names = [{one.name for one in folder.glob("*.ckpt")} for *_, folder in (theirs, ours)]
+    best = [trainer.checkpoint_callback.best_model_path for _, trainer, _ in (theirs, ours)]
+    then, now = (torch.load(path, weights_only=False) for path in best)
+
+    assert names[0] == names[1] == {"last.ckpt", "epoch=1-step=12.ckpt", "epoch=2-step=18.ckpt"}
+    assert now["loops"] == then["loops"]
+    assert now.keys() == then.keys()
+    assert torch.equal(now["state_dict"]["net.0.weight"], then["state_dict"]["net.0.weight"])
+
+
+@pytest.mark.parametrize("name", ["epoch=1-step=12.ckpt", "last.ckpt"])
+def test_a_fit_goes_on_from_a_file_exactly(name, ours):
+    """Beside Lightning's file lies what else is needed."""
+    module, _, folder = ours
+
+    resumed, _ = fitted(Trainer, Case(Logs), seed=5, ckpt_path=str(folder / name))
+
+    for one, expected in zip(resumed.parameters(), module.parameters(), strict=True):
+        assert torch.equal(one, expected)
+
+
+def test_a_file_without_ours_is_refused(theirs):
+    """To begin at its weights and call it resumed would be a lie."""
+    path = next(theirs[-1].glob("epoch*.ckpt"))
+
+    with pytest.raises(SettingError, match="has no checkpoint of eventloop's beside it"):
+        fitted(Trainer, Case(Logs), ckpt_path=str(path))
+
+
+@pytest.mark.parametrize("method", ["validate", "test"])
+def test_evaluation_gives_the_same_numbers(method, theirs, ours):
+    """With the weights of the best checkpoint, too."""
+    found = [
+        getattr(trainer, method)(module, loaders()[1], ckpt_path="best", verbose=False)
+        for module, trainer, _ in (theirs, ours)
+    ]
+
+    assert found[0] == found[1]
+    assert found[0][0]
+
+
+def test_predictions_are_equal(theirs, ours):
+    """By Lightning's own loop."""
+    one, other = (trainer.predict(module, loaders()[1]) for module, trainer, _ in (theirs, ours))
+
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"profiler": "simple"}, "profiler='simple' can't be honoured"),
+        ({"precision": "16-mixed"}, "precision='16-mixed' can't be honoured"),
+        ({"strategy": "fsdp"}, "strategy='fsdp' can't be honoured"),
+        ({"accelerator": "tpu"}, "accelerator='tpu' can't be honoured"),
+        ({"devices": 2}, "are not the 1 processes"),
+        ({"plugins": "ddp"}, "plugins='ddp' can't be honoured"),
+        ({"run_dir": "a"}, "has no argument 'run_dir'"),
+    ],
+)
+def test_what_cant_be_honoured_is_an_error(arguments, message):
+    """An argument that is ignored in silence makes another run of it."""
+    with pytest.raises(SettingError, match=message):
+        Trainer(**arguments)
+
+
+def test_a_second_fit_is_refused():
+    """Lightning's would go on where the first has ended."""
+    module, trainer = fitted(Trainer, CASES["plain"])
+
+    with pytest.raises(SettingError, match="has fitted already"):
+        trainer.fit(module, *loaders())
