@@ -307,6 +307,7 @@ def fitted(
     *,
     seed: int = 1,
     callbacks: list[Any] | None = None,
+    ckpt_path: str | None = None,
     **more: Any,
 ) -> tuple[pl.LightningModule, pl.Trainer]:
     """Returns what a trainer, theirs or ours, makes of a case, and the trainer."""
@@ -316,7 +317,7 @@ def fitted(
         more["settings"] = {"autoload": False, **more.get("settings", {})}
     arguments = {**QUIET, **case.arguments, **more}
     made = trainer(callbacks=[*case.callbacks(), *(callbacks or [])], **arguments)
-    made.fit(module, *case.data())
+    made.fit(module, *case.data(), ckpt_path=ckpt_path)
     return module, made
 
 

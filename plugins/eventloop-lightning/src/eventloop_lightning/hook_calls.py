@@ -34,13 +34,14 @@ class HookCalls:
         callbacks, own = self._known.get(name) or self._look_up(name)
         if not callbacks and own is None:
             return None
-        module = self._module
-        before, module._current_fx_name = module._current_fx_name, name
-        trainer = self._trainer
+        module, trainer = self._module, self._trainer
+        # Without the search for a parameter or a buffer that a module's assignments begin with.
+        attributes = vars(module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
         for function in callbacks:
             function(trainer, module, *args, **kwargs)
         result = None if own is None else own(*args, **kwargs)
-        module._current_fx_name = before
+        attributes["_current_fx_name"] = before
         return result
 
     def tell_epoch_end(self) -> None:
@@ -62,10 +63,10 @@ class HookCalls:
 
     def own(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a method of the module, under its name for `self.log`."""
-        module = self._module
-        before, module._current_fx_name = module._current_fx_name, name
-        result = getattr(module, name)(*args, **kwargs)
-        module._current_fx_name = before
+        attributes = vars(self._module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+        result = getattr(self._module, name)(*args, **kwargs)
+        attributes["_current_fx_name"] = before
         return result
 
     def is_own(self, name: str) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
+
+from eventloop import State
+from eventloop.toolbox.state_dicts import write_checkpoint
+from eventloop_lightning.strategy import beside
 
 # Parts of a checkpoint of Lightning's that ours has elsewhere, or that come with the task.
 _ELSEWHERE = (
@@ -132,6 +138,19 @@ class Keeping:
             # It may have moved the average into the module, and begun its batch norms anew.
             module.load_state_dict(self._weights)
         self._weights = {}
+
+
+def write_beside(files: list[Path], state: State) -> None:
+    """Writes a checkpoint of now beside each file of Lightning's that is still there."""
+    if not files:
+        return
+    captured = state.capture()
+    for one in files:
+        if state.rank == 0 and one.exists():
+            shutil.rmtree(beside(one), ignore_errors=True)
+            parts, facts, batch = captured.parts, captured.facts, state.clock.batch
+            write_checkpoint(beside(one), parts, facts, batch=batch)
+    files.clear()
 
 
 def _is_of(module: LightningModule, weights: Mapping[str, Any]) -> bool:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 # Private: what a training step's result becomes (lightning 2.6.6).
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from lightning.pytorch.loops.optimization.manual import ManualResult
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS
 
-from eventloop import PluginError, State, StepOutcome
+from eventloop import PluginError, State
 from eventloop_lightning.hook_calls import HookCalls
 
 Closure = Callable[[], Tensor | None]
+# What the module may have of its own; what it inherits isn't called by name.
+_OWN = (
+    "optimizer_step",
+    "configure_gradient_clipping",
+    "backward",
+    "optimizer_zero_grad",
+)
 
 
 class TrainingStep:
@@ -37,8 +44,7 @@ class TrainingStep:
             )
         self._takes_idx = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         plugin = trainer.precision_plugin
-        plain: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self._context = plain if type(plugin) is Precision else plugin.train_step_context
+        self._context = None if type(plugin) is Precision else plugin.train_step_context
 
     def arguments(self, batch: Any, batch_idx: int) -> tuple[Any, ...]:
         """Returns what the step is called with."""
@@ -46,6 +52,8 @@ class TrainingStep:
 
     def __call__(self, batch: Any, batch_idx: int) -> Any:
         """Returns what the step returns."""
+        if self._context is None:
+            return self._calls.own("training_step", *self.arguments(batch, batch_idx))
         with self._context():
             return self._calls.own("training_step", *self.arguments(batch, batch_idx))
 
@@ -59,9 +67,6 @@ class Automatic:
     Args:
         trainer: Lightning's, whose loops know where the run is.
         calls: calls the hooks.
-
-    Attributes:
-        result: what the batch's training step gave.
     """
 
     def __init__(self, trainer: Any, calls: HookCalls) -> None:
@@ -72,31 +77,29 @@ class Automatic:
         self._fit_loop = trainer.fit_loop
         self._epoch_loop = trainer.fit_loop.epoch_loop
         self._progress = self._epoch_loop.automatic_optimization.optim_progress.optimizer
-        self._takes_own_step = calls.is_own("optimizer_step")
-        self._clips_itself = calls.is_own("configure_gradient_clipping")
-        self._own_backward = calls.is_own("backward")
-        self._own_zero_grad = calls.is_own("optimizer_zero_grad")
+        self._own = {name for name in _OWN if calls.is_own(name)}
         self._state: State
-        self._steps = False
-        self._outcome: bool | StepOutcome = False
-        self._has_passed = False
-        self.result = ClosureResult(None)
+        self._optimizer: Any = None
+        self._batch_idx = 0
+        self._steps = self._has_passed = False
+        self._loss: Tensor | None = None
+        self._extra: Mapping[str, Any] = {}
 
-    def train(self, state: State) -> bool | StepOutcome:
-        """Trains on the batch at hand; returns whether the optimizer has stepped."""
+    def train(self, state: State, *, accumulates: bool) -> None:
+        """Trains on the batch at hand, and steps unless gradients are accumulated."""
         self._state, self._has_passed = state, False
-        self._outcome = False
-        if self._fit_loop._should_accumulate():
+        self._batch_idx = self._epoch_loop.batch_idx
+        wrapped = self._trainer.strategy._lightning_optimizers[0]
+        self._optimizer = wrapped._optimizer
+        if accumulates:
             self._pass()
-            return False
+            return
         self._progress.step.increment_ready()
-        optimizer = self._trainer.strategy._lightning_optimizers[0]
-        if self._takes_own_step:
-            batch_idx = self._epoch_loop.batch_idx
+        if "optimizer_step" in self._own:
             epoch = self._trainer.current_epoch
-            self._calls.own("optimizer_step", epoch, batch_idx, optimizer, self._pass)
+            self._calls.own("optimizer_step", epoch, self._batch_idx, wrapped, self._pass)
         else:
-            self.step(optimizer, self._pass)
+            self.step(wrapped, self._pass)
         if not self._has_passed:
             raise PluginError(
                 "optimizer_step has not called the closure, so that nothing was computed",
@@ -104,12 +107,11 @@ class Automatic:
                 fix="call optimizer.step(closure=optimizer_closure), or optimizer_closure()",
             )
         self._progress.step.increment_completed()
-        return self._outcome
 
     def output(self) -> dict[str, Any]:
         """Returns what `on_train_batch_end` is given."""
-        result, self.result = self.result, ClosureResult(None)
-        return {} if result.loss is None else result.asdict()
+        loss, self._loss = self._loss, None
+        return {} if loss is None else {"loss": loss, **self._extra}
 
     def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
         """Makes a step with what the closure computes; what `optimizer.step(closure)` comes to."""
@@ -121,19 +123,17 @@ class Automatic:
                 self._steps = False
         # A closure around Lightning's own, or none: the step is made beside the loop's update.
         loss = closure()
-        self._finish_gradients(optimizer)
-        self._bare(optimizer).step(**kwargs)
-        self._outcome = True
+        self._finish_gradients()
+        self._optimizer.step(**kwargs)
         return loss
 
     def backward(self, state: State, loss: Tensor) -> bool:
         """Empties the gradients where a step begins, and adds those of the loss."""
-        calls, trainer = self._calls, self._trainer
-        batch_idx = self._epoch_loop.batch_idx
-        if not (state.microbatch_idx or batch_idx % trainer.accumulate_grad_batches):
-            self._zero_grad(batch_idx)
+        calls = self._calls
+        if not state.microbatch_idx and self._is_first_of_step():
+            self._zero_grad()
         calls.tell("on_before_backward", loss)
-        if self._own_backward:
+        if "backward" in self._own:
             calls.own("backward", loss)
         else:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -143,19 +143,16 @@ class Automatic:
     def clip(self) -> None:
         """Clips the gradients, if the batch ends with a step."""
         if self._steps:
-            self._finish_gradients(self._trainer.optimizers[0])
+            self._finish_gradients()
 
-    def move(self, optimizers: Mapping[str, Optimizer], closure: Closure) -> bool:
+    def move(self, closure: Closure) -> bool:
         """Has the optimizer move the weights, if the batch ends with a step."""
-        if not self._steps:
-            return False
-        (optimizer,) = optimizers.values()
-        if isinstance(optimizer, LBFGS):
-            optimizer.step(_FirstKnown(closure, self._state.loss))  # type: ignore[no-untyped-call]
-        else:
-            optimizer.step()
-        self._outcome = True
-        return True
+        if self._steps:
+            if isinstance(self._optimizer, LBFGS):
+                self._optimizer.step(_FirstKnown(closure, self._state.loss))  # type: ignore[no-untyped-call]
+            else:
+                self._optimizer.step()
+        return self._steps
 
     def _pass(self) -> Tensor | None:
         """Runs the batch up to its gradients; and on to the step, inside of `step`."""
@@ -164,68 +161,70 @@ class Automatic:
             self._compute(self._state)
         else:
             try:
-                self._state.update(self._loss)
+                self._state.update(self._loss_of)
+                return self._loss
             except _NoLossError:
                 self._state.microbatch = None
-                if not self._epoch_loop.batch_idx % self._trainer.accumulate_grad_batches:
-                    self._zero_grad(self._epoch_loop.batch_idx)
-            else:
-                return self.result.loss
+                if self._is_first_of_step():
+                    self._zero_grad()
         if self._steps:
-            optimizer = self._trainer.optimizers[0]
-            self._finish_gradients(optimizer)
-            optimizer.step()
-            self._outcome = True
-        return self.result.loss
+            self._finish_gradients()
+            self._optimizer.step()
+        return self._loss
 
-    def _loss(self, state: State) -> Tensor:
-        """Returns the loss of the training step."""
-        result = self._compute(state)
-        loss = result.closure_loss
+    def _loss_of(self, state: State) -> Tensor:
+        """Returns the loss of the training step, for the loop's update."""
+        loss = self._compute(state)
         if loss is None:
             raise _NoLossError
         return loss.reshape(()) if loss.ndim else loss
 
-    def _compute(self, state: State) -> ClosureResult:
+    def _compute(self, state: State) -> Tensor | None:
+        """Runs the training step; keeps what `on_train_batch_end` is given of it."""
         batch = state.batch if state.microbatch is None else state.microbatch
-        given = self._training_step(batch, self._epoch_loop.batch_idx)
-        num = self._trainer.accumulate_grad_batches
-        self.result = ClosureResult.from_training_step_output(given, num)
-        return self.result
+        given, num = (
+            self._training_step(batch, self._batch_idx),
+            self._trainer.accumulate_grad_batches,
+        )
+        if isinstance(given, Tensor):
+            loss: Tensor | None = given / num if num > 1 else given
+            self._extra = {}
+        else:
+            result = ClosureResult.from_training_step_output(given, num)
+            loss, self._extra = result.closure_loss, result.extra
+        self._loss = None if loss is None else loss.detach()
+        return loss
 
-    def _zero_grad(self, batch_idx: int) -> None:
-        optimizer = self._trainer.optimizers[0]
-        progress = self._progress.zero_grad
+    def _is_first_of_step(self) -> bool:
+        return not self._batch_idx % self._trainer.accumulate_grad_batches
+
+    def _zero_grad(self) -> None:
+        progress, optimizer = self._progress.zero_grad, self._optimizer
         progress.increment_ready()
         self._calls.tell("on_before_zero_grad", optimizer)
         progress.increment_started()
-        if self._own_zero_grad:
+        if "optimizer_zero_grad" in self._own:
             epoch = self._trainer.current_epoch
-            self._calls.own("optimizer_zero_grad", epoch, batch_idx, optimizer)
+            self._calls.own("optimizer_zero_grad", epoch, self._batch_idx, optimizer)
         else:
             optimizer.zero_grad()
         progress.increment_completed()
 
-    def _finish_gradients(self, optimizer: Any) -> None:
+    def _finish_gradients(self) -> None:
         """Does what comes between the gradients and the step."""
-        optimizer = self._bare(optimizer)
-        self._calls.tell("on_before_optimizer_step", optimizer)
+        self._calls.tell("on_before_optimizer_step", self._optimizer)
         trainer = self._trainer
-        if self._clips_itself or trainer.gradient_clip_val:
+        if trainer.gradient_clip_val or "configure_gradient_clipping" in self._own:
             self._calls.own(
                 "configure_gradient_clipping",
-                optimizer,
+                self._optimizer,
                 gradient_clip_val=trainer.gradient_clip_val,
                 gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
 
-    @staticmethod
-    def _bare(optimizer: Any) -> Any:
-        return getattr(optimizer, "_optimizer", optimizer)
-
 
 class Manual:
-    """Manual optimization: the training step steps by itself.
+    """Manual optimization: the training step computes gradients and steps by itself.
 
     Args:
         trainer: Lightning's.
@@ -233,24 +232,55 @@ class Manual:
     """
 
     def __init__(self, trainer: Any, calls: HookCalls) -> None:
+        self._trainer = trainer
+        self._calls = calls
         self._loop = trainer.fit_loop.epoch_loop
+        self._progress = self._loop.manual_optimization.optim_step_progress
         self._training_step = TrainingStep(trainer, calls)
+        self._own_backward = calls.is_own("backward")
         self._output: dict[str, Any] = {}
 
-    def train(self, state: State) -> bool:
+    def train(self, state: State, *, accumulates: bool) -> None:
         """Trains on the batch at hand."""
-        names = ("batch", "batch_idx")
-        given = self._training_step.arguments(state.batch, self._loop.batch_idx)
-        self._output = self._loop.manual_optimization.run(dict(zip(names, given, strict=False)))
+        for one in self._trainer.strategy._lightning_optimizers:
+            one._on_before_step = self._progress.increment_ready
+            one._on_after_step = self._progress.increment_completed
+        given = self._training_step(state.batch, self._loop.batch_idx)
+        self._output = ManualResult.from_training_step_output(given).asdict()
         loss = self._output.get("loss")
         if isinstance(loss, Tensor) and loss.numel() == 1:
             state.loss = loss.detach().reshape(())
-        return True
 
     def output(self) -> dict[str, Any]:
         """Returns what `on_train_batch_end` is given."""
         output, self._output = self._output, {}
         return output
+
+    def step(self, optimizer: Any, closure: Closure, **kwargs: Any) -> Any:
+        """Makes a step, after what the closure computes and what hooks do with it."""
+
+        def computed() -> Any:
+            loss = closure()
+            self._calls.tell("on_before_optimizer_step", optimizer)
+            return loss
+
+        return optimizer.step(closure=computed, **kwargs)
+
+    def manual_backward(
+        self, loss: Tensor, average: Callable[[], None], *args: Any, **kwargs: Any
+    ) -> None:
+        """Adds the gradients of a loss.
+
+        Args:
+            average: averages them over the ranks.
+        """
+        self._calls.tell("on_before_backward", loss)
+        if self._own_backward:
+            self._calls.own("backward", loss, *args, **kwargs)
+        else:
+            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        average()
+        self._calls.tell("on_after_backward")
 
 
 class _NoLossError(Exception):

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
+from torch import Tensor
 
 from eventloop import PluginError
 
@@ -43,6 +44,25 @@ class Results(_ResultCollection):
     def __init__(self, reduce: Callable[..., Any]) -> None:
         super().__init__(training=True)
         self._reduce = reduce
+        self._given: dict[str, Mapping[str, Any]] = {}
+
+    def log(
+        self, fx: str, name: str, value: Any, *, batch_size: int | None = None, **given: Any
+    ) -> None:
+        """Adds a value to the numbers of its hook.
+
+        One that comes again as it came before goes to its sum at once: Lightning makes its metadata
+        anew each time, and looks through the sum for tensors to move.
+        """
+        key = f"{fx}.{name}"
+        metric = self.get(key)
+        if metric is None or self._given.get(key) != given or not _is_like(value, metric):
+            super().log(fx, name, value, batch_size=batch_size, **given)
+            self._given[key] = given
+            return
+        size = self._extract_batch_size(metric, batch_size, metric.meta)
+        metric.forward(value if given["enable_graph"] else value.detach(), size)
+        metric.has_reset = False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums of an epoch under way; metrics of the module are the module's to keep."""
@@ -52,6 +72,12 @@ class Results(_ResultCollection):
         """Goes on from what `state_dict` returned."""
         for key, kept in state.items():
             self[key] = _made(kept, self._reduce)
+
+
+def _is_like(value: Any, metric: Any) -> bool:
+    """Returns whether a value is a tensor where the sum of those before it is."""
+    is_tensor = isinstance(value, Tensor) and metric.is_tensor
+    return is_tensor and value.device == metric.value.device
 
 
 def _taken(one: Any) -> dict[str, Any]:

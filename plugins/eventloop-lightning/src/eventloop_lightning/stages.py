@@ -6,8 +6,6 @@ lightning 2.6.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -19,8 +17,6 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.parsing import clean_namespace
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from eventloop import State
-from eventloop.toolbox.state_dicts import write_checkpoint
 from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.keeping import Keeping
 
@@ -75,11 +71,23 @@ def move_schedulers(loop: Any, *, of_step: bool = True) -> None:
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
 
-def end_advance(loop: Any) -> None:
+def is_validation_due(loop: Any) -> bool:
+    """Returns whether Lightning's loop would validate after this batch."""
+    trainer, progress = loop.trainer, loop.batch_progress
+    is_timed = trainer._val_check_time_interval is not None
+    if not (is_timed or progress.is_last_batch or trainer.should_stop):
+        is_over_epochs = trainer.check_val_every_n_epoch is None
+        number = (progress.total if is_over_epochs else progress.current).ready
+        if number % trainer.val_check_batch:
+            return False
+    return bool(loop._should_check_val_fx(None))
+
+
+def end_advance(loop: Any, *, accumulates: bool) -> None:
     """Does what follows a batch and its validation."""
     if loop.trainer.lr_scheduler_configs:
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
-    if not loop._should_accumulate():
+    if not accumulates:
         loop._batches_that_stepped += 1
     loop._save_loggers_on_train_batch_end()
 
@@ -118,16 +126,3 @@ def finish(trainer: Any) -> None:
     call._call_teardown_hook(trainer)
     trainer.state.status = TrainerStatus.FINISHED
     trainer.state.stage = None
-
-
-def writer_of(state: State) -> Callable[[Path], None]:
-    """Returns what writes a checkpoint of now to a folder, between two batches."""
-
-    def write(folder: Path) -> None:
-        if state.batch is not None:
-            return  # half a batch can't be gone on from; Lightning's file is there
-        captured = state.capture()
-        if state.rank == 0:
-            write_checkpoint(folder, captured.parts, captured.facts)
-
-    return write

@@ -23,12 +23,14 @@ class RunsOnLoop(Strategy):
     """What the strategies of one process and of several have in common.
 
     Attributes:
-        step: makes a step with an optimizer; None outside of automatic optimization.
-        write_beside: writes a checkpoint of eventloop's to a folder; None outside of a fit.
+        step: makes a step with an optimizer; None outside of a fit.
+        manual_backward: adds the gradients of a loss; None but in manual optimization.
+        waiting: the files that were written in a fit, and wait for a checkpoint beside them.
     """
 
     step: Callable[..., Any] | None = None
-    write_beside: Callable[[Path], None] | None = None
+    manual_backward: Callable[..., None] | None = None
+    waiting: list[Path] | None = None
 
     def optimizer_step(
         self,
@@ -37,18 +39,32 @@ class RunsOnLoop(Strategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Has the loop make the step under automatic optimization."""
+        """Makes the step as the loop does."""
         if self.step is not None:
             return self.step(optimizer, closure, **kwargs)
         return super().optimizer_step(optimizer, closure, model, **kwargs)
 
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Runs a backward pass that the module asks for, and averages gradients over the ranks."""
+        if self.manual_backward is None:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+        self.manual_backward(closure_loss, self.average, *args, **kwargs)
+        return closure_loss.detach()
+
+    def average(self) -> None:
+        """Averages the gradients over the ranks, where there are several."""
+
+    def release(self) -> None:
+        """Leaves all to Lightning again, when a fit is over."""
+        self.step = self.manual_backward = self.waiting = None
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Writes Lightning's file, and a checkpoint beside it from which a run goes on exactly."""
+        """Writes Lightning's file; one beside which a run can go on follows when the batch is done."""
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        if self.write_beside is not None and "://" not in str(filepath):
-            self.write_beside(beside(filepath))
+        if self.waiting is not None and "://" not in str(filepath):
+            self.waiting.append(Path(filepath))
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes both."""
@@ -130,17 +146,13 @@ class Ranks(RunsOnLoop, ParallelStrategy):
         dist.broadcast_object_list(objects, src)
         return objects[0]
 
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Runs a backward pass of manual optimization, and averages the gradients over the ranks."""
-        module = self.lightning_module
-        assert module is not None
-        loss = self.precision_plugin.pre_backward(closure_loss, module)
-        self.precision_plugin.backward(loss, module, optimizer, *args, **kwargs)
-        for param in module.parameters():
+    def average(self) -> None:
+        """Averages the gradients of what is trained now over the ranks."""
+        assert self.lightning_module is not None
+        for param in self.lightning_module.parameters():
             if param.grad is not None and param.requires_grad:
                 dist.all_reduce(param.grad)
                 param.grad /= self.world_size
-        return self.precision_plugin.post_backward(loss, module)
 
     def teardown(self) -> None:
         """Moves the model back to the host; the process group stays."""

@@ -16,13 +16,13 @@ from lightning.pytorch.trainer import call
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop import Count, PluginError, State, StepOutcome, Time, hookimpl, is_interruption
-from eventloop.toolbox.state_dicts import take_from_first
+from eventloop import Count, PluginError, State, Time, hookimpl, is_interruption
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
 from eventloop_lightning.evaluation import evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
-from eventloop_lightning.keeping import Keeping
+from eventloop_lightning.keeping import Keeping, write_beside
+from eventloop_lightning.numbers_of_batches import BatchNumbers
 from eventloop_lightning.optimization import Automatic, Manual
 
 
@@ -54,7 +54,7 @@ class LightningTask:
         self._fit_loop = trainer.fit_loop
         self._epoch_loop = trainer.fit_loop.epoch_loop
         self._progress = self._epoch_loop.batch_progress
-        self._connector = trainer._logger_connector
+        self._numbers = BatchNumbers(trainer)
         self._keeping = Keeping(trainer)
         self._module: LightningModule
         self._calls: HookCalls
@@ -62,7 +62,7 @@ class LightningTask:
         self._modes: list[nn.Module] = []
         self._batch: Any = None
         self._in_batch = self._in_train_batch = False
-        self._ends_epoch = False
+        self._ends_epoch = self._accumulates = False
         self._has_transfer = False
         self._epoch = 0
 
@@ -81,13 +81,6 @@ class LightningTask:
         self._calls = HookCalls(self._trainer)
         module.to(state.device)
         return module
-
-    @hookimpl
-    def wrap_model(self, state: State) -> nn.Module:
-        """Leaves the module bare: its training step isn't its forward, so the loop averages gradients."""
-        if state.world_size > 1:
-            take_from_first(state.model)
-        return state.model
 
     @hookimpl
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
@@ -171,12 +164,14 @@ class LightningTask:
         for one in self._modes:
             one.training = False
         trainer, calls = self._trainer, self._calls
-        trainer.strategy.write_beside = stages.writer_of(state)
+        trainer.strategy.waiting = []
         stages.begin(trainer, self._keeping)
         self._has_transfer = has_transfer(trainer)
         kind = Automatic if self._module.automatic_optimization else Manual
         self._optimization = kind(trainer, calls)
-        trainer.strategy.step = getattr(self._optimization, "step", None)
+        trainer.strategy.step = self._optimization.step
+        if isinstance(self._optimization, Manual):
+            trainer.strategy.manual_backward = self._optimization.manual_backward
 
     @hookimpl
     def fit_start(self, state: State) -> None:
@@ -223,7 +218,7 @@ class LightningTask:
         progress, batch = self._progress, state.batch
         progress.increment_ready()
         progress.is_last_batch = self._is_last(progress.current.ready)
-        self._connector.on_batch_start(batch)
+        self._numbers.begin(batch)
         self._batch, self._in_batch = batch, True
         if self._calls.tell("on_train_batch_start", batch, progress.current.ready - 1) == -1:
             self._ends_epoch = progress.is_last_batch = True
@@ -236,14 +231,15 @@ class LightningTask:
         return self._ends_epoch
 
     @hookimpl
-    def train_batch(self, state: State) -> bool | StepOutcome:
+    def train_batch(self, state: State) -> bool:
         """Trains on the batch; schedulers are told of it whenever gradients aren't accumulated."""
+        self._accumulates = self._epoch_loop._should_accumulate()
         self._in_train_batch = True
         try:
-            self._optimization.train(state)
+            self._optimization.train(state, accumulates=self._accumulates)
         finally:
             self._in_train_batch = False
-        return not self._epoch_loop._should_accumulate()
+        return not self._accumulates
 
     @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
@@ -266,7 +262,7 @@ class LightningTask:
         closure: Callable[[], Tensor],
     ) -> bool:
         """Steps, unless gradients are accumulated."""
-        return self._automatic.move(optimizers, closure)
+        return self._automatic.move(closure)
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
@@ -294,7 +290,7 @@ class LightningTask:
             self._batch = None
             return False
         self._end_batch()
-        return bool(self._epoch_loop._should_check_val_fx(None))
+        return stages.is_validation_due(self._epoch_loop)
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
@@ -312,7 +308,13 @@ class LightningTask:
     def batch_checkpoint(self, state: State) -> None:
         """Moves the schedulers that follow a metric."""
         if not self._ends_epoch:
-            stages.end_advance(self._epoch_loop)
+            stages.end_advance(self._epoch_loop, accumulates=self._accumulates)
+
+    @hookimpl
+    def should_checkpoint(self, state: State) -> bool:
+        """Writes what `ModelCheckpoint` has asked for since: now nothing of the batch is left to do."""
+        write_beside(self._trainer.strategy.waiting or [], state)
+        return False
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
@@ -335,7 +337,7 @@ class LightningTask:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Calls what Lightning calls after its last epoch, unless the run will go on."""
-        self._trainer.strategy.step = self._trainer.strategy.write_beside = None
+        self._trainer.strategy.release()
         if not is_interruption(state.stop_reason):
             stages.finish(self._trainer)
 
@@ -356,9 +358,9 @@ class LightningTask:
 
     def _end_batch(self) -> None:
         batch, self._batch = self._batch, None
-        progress, connector = self._progress, self._connector
+        progress, numbers = self._progress, self._numbers
         output = self._optimization.output()
         self._calls.tell("on_train_batch_end", output, batch, progress.current.ready - 1)
-        connector.on_batch_end()
+        numbers.end()
         progress.increment_completed()
-        connector.update_train_step_metrics()
+        numbers.deliver()

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.seed import _collect_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
 from eventloop import SettingError
@@ -28,13 +28,12 @@ from eventloop_lightning.task import LightningTask
 REFUSED = {
     "profiler": "leave it out; `eventloop fit --profile` profiles, settings={...} of this trainer too",
     "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
-    "sync_batchnorm": "leave it out, or convert the module: "
-    "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
     "model_registry": "leave it out, and save with ModelCheckpoint",
 }
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16")
+_OURS = ("devices", "num_nodes", "sync_batchnorm")
 _ENDLESS = "1000000000ba"
 
 
@@ -64,13 +63,27 @@ class Trainer(LightningTrainer):
         self.eventloop_settings = dict(settings or {})
         self._algorithms, self._watchers = algorithms, watchers
         device = _checked(arguments)
-        given = {key: one for key, one in arguments.items() if key not in ("devices", "num_nodes")}
+        given = {key: one for key, one in arguments.items() if key not in _OURS}
+        self._shares_batch_norms = bool(arguments.get("sync_batchnorm"))
         given["strategy"], given["devices"] = strategy_for(device), 1
         super().__init__(**given)
         epoch_loop = self.fit_loop.epoch_loop
         self.fit_loop = FitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
         self.fit_loop.epoch_loop = epoch_loop
         epoch_loop._results = Results(self.strategy.reduce)
+
+    @property
+    def training(self) -> bool:
+        """Whether training is under way."""
+        # Lightning's compares texts, and is asked some fifteen times a batch.
+        return self.state.stage is RunningStage.TRAINING
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        if value:
+            self.state.stage = RunningStage.TRAINING
+        elif self.training:
+            self.state.stage = None
 
     def _run(
         self, model: LightningModule, ckpt_path: Any = None, weights_only: bool | None = None
@@ -107,6 +120,8 @@ class Trainer(LightningTrainer):
             "seed_samples": False,
             "eval_interval": None,
             "on_bad_loss": "ignore",
+            "gc_interval": None,
+            "sync_batch_norm": self._shares_batch_norms,
         }
 
     def _duration(self, model: LightningModule) -> str:
