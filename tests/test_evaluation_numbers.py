@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
+from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
@@ -377,3 +378,66 @@ def test_an_eval_loader_that_fails_is_named(make_trainer, make_task):
         make_trainer(make_task(eval_dataloaders={"test": loader})).eval()
 
     assert "raised by the eval data loader 'test', at its batch 0" in notes(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda outputs, targets: {"a": 1}, "metric 'odd' returned a dict, not a tensor"),
+        (lambda outputs, targets: outputs, r"metric 'odd' returned a tensor of shape \(4, 3\)"),
+        (SumMetric, r"metric 'odd' is the class SumMetric[\s\S]*write SumMetric\(\)"),
+    ],
+)
+def test_a_metric_that_is_none_is_named(value, said, make_trainer, make_task, make_batches):
+    """Of several, which one it is."""
+    task = make_task(eval_dataloaders=make_batches(), metrics={"odd": value})
+
+    with pytest.raises(TaskError, match=said):
+        make_trainer(task).eval()
+
+
+def test_metrics_without_names_are_refused(make_trainer, make_task, make_batches):
+    """Their numbers would have none."""
+    task = make_task(eval_dataloaders=make_batches(), metrics=[SumMetric()])
+
+    with pytest.raises(TaskError, match="metrics are a list of 1, without names"):
+        make_trainer(task)
+
+
+@pytest.mark.parametrize("kind", ["map", "list", "stream"])
+def test_a_train_loader_that_fails_is_named(kind, make_trainer, make_task, make_batches):
+    """With its batch, whatever made it."""
+
+    def stream():
+        yield from make_batches()[:1]
+        raise ValueError("no batch")
+
+    class Stream:
+        def __iter__(self):
+            return stream()
+
+    uneven = [(torch.zeros(3), 1)] * 4 + [(torch.zeros(3), 1), (torch.zeros(2), 1)]
+    loader = {
+        "map": DataLoader([(torch.zeros(3), 1)] * 4 + [(torch.zeros(2), 1)] * 4, 4, collate_fn=odd),
+        "list": DataLoader(uneven, batch_size=4),
+        "stream": Stream(),
+    }[kind]
+
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        make_trainer(make_task(train_dataloader=loader)).fit()
+
+    assert "raised by the train data loader, at batch 1 of its epoch" in notes(error)
+
+
+def odd(samples):
+    if len(samples[0][0]) == 2:
+        raise ValueError("no batch")
+    return default_collate(samples)
+
+
+def test_what_cannot_be_evaluated_names_its_set(make_trainer, make_task):
+    """Training went well, by a plugin's updates say."""
+    task = make_task(eval_dataloaders={"test": [[torch.zeros(4, 3)]]})
+
+    with pytest.raises(TaskError, match="a batch of the eval set 'test' of list of 1"):
+        make_trainer(task).eval()

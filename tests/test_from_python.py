@@ -229,6 +229,10 @@ def test_fit_names_what_was_meant():
 
     with pytest.raises(SettingError, match='here it is max_duration="10ep"'):
         eventloop.fit(nn.Linear(1, 1), PAIRS, max_epochs=3, **given)
+    with pytest.raises(SettingError, match=r"no argument 'criterion'; here it is loss=\.\.\."):
+        eventloop.fit(nn.Linear(1, 1), PAIRS, criterion=mse_loss, **given)
+    with pytest.raises(SettingError, match="no argument 'metric'; the closest is 'metrics'"):
+        eventloop.fit(nn.Linear(1, 1), PAIRS, metric={}, **given)
     with pytest.raises(SettingError, match="settings are keywords here"):
         eventloop.fit(nn.Linear(1, 1), PAIRS, settings={"seed": 1}, **given)
 

@@ -212,3 +212,17 @@ def test_tokens_of_a_run_without_data_have_to_be_counted(tmp_path):
     """As of any other."""
     with pytest.raises(SettingError, match="tokens aren't counted"):
         fit(tmp_path, max_duration="100tok")
+
+
+def test_microbatches_of_nothing_are_refused(make_trainer):
+    """The setting would have no effect; a batch that a plugin makes is split."""
+    task = Task(
+        model=lambda: nn.Linear(3, 1),
+        forward=lambda model: {"loss": model(torch.ones(4, 3)).mean()},
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        num_samples=lambda: 64,
+    )
+
+    with pytest.raises(TaskError, match=r"microbatch_size is 4, but without a train data loader"):
+        make_trainer(task, max_duration="2ba", microbatch_size=4).fit()
+    make_trainer(task, max_duration="2ba", microbatch_size="auto").fit()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.clock import Time
+from eventloop.config.layers import example
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import SettingError
 from eventloop.task import Task
 from eventloop.trainer import Result, Trainer
+from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
 _OF_TRAINER = ("algorithms", "callbacks")
 
@@ -42,9 +45,20 @@ def fit(
             "settings are keywords here", fix='write fit(..., seed=1) for {"seed": 1}'
         )
     names = inspect.signature(Task).parameters.keys() - {*_OF_TRAINER}
+    for name in given.keys() - names - {*_OF_TRAINER, *SETTING_NAMES}:
+        if hint := _meant(name, names):
+            raise SettingError(
+                f"fit(...) has no argument {name!r}{hint}", fix="rename the keyword or leave it out"
+            )
     of_task = {name: given.pop(name) for name in names & given.keys()}
     task = Task(
         model=model, train_dataloader=train_dataloader, optimizer=optimizer, loss=loss, **of_task
     )
     with Trainer(task, max_duration=max_duration, **given) as trainer:
         return trainer.fit()
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """Returns what was meant by an argument that `fit` doesn't have; "" where that isn't known."""
+    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
+    return known_as(name, {**settings, **TRAINER, **TASK}, [*names, *_OF_TRAINER, *SETTING_NAMES])

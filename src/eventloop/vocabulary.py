@@ -20,6 +20,8 @@ _EVAL, _LOG, _SAVE = (
     ("checkpoint_interval", "1ep"),
 )
 _RANKS = "a process for each device: `torchrun --nproc-per-node 2 train.py`"
+_EARLY = "a plugin that stops early, callbacks=[...]"
+_PROGRESS = "a plugin that shows progress, callbacks=[...]"
 _TRAIN, _EVALUATE = (
     "train_dataloader=DataLoader(...)",
     "eval_dataloaders={'valid': DataLoader(...)}",
@@ -73,16 +75,22 @@ TRAINER: Mapping[str, str] = {
     "algorithm": "algorithms=[...]",
     "callback": "callbacks=[...]",
     "devices": _RANKS,
+    "early_stopping": _EARLY,
+    "enable_progress_bar": _PROGRESS,
     "gpus": _RANKS,
     "hooks": "algorithms=[...] and callbacks=[...]",
     "logger": "a plugin, callbacks=[...]",
     "loggers": "plugins, callbacks=[...]",
     "num_nodes": _RANKS,
+    "patience": _EARLY,
     "plugins": "algorithms=[...] and callbacks=[...]",
+    "progress_bar": _PROGRESS,
     "strategy": _RANKS,
+    "verbose": _PROGRESS,
 }
 TASK: Mapping[str, str] = {
     "batch_size": "train_dataloader=DataLoader(..., batch_size=32)",
+    "collate_fn": "train_dataloader=DataLoader(..., collate_fn=...)",
     "compute_metrics": "metrics={...}",
     "criterion": "loss=...",
     "data": _TRAIN,
@@ -98,8 +106,10 @@ TASK: Mapping[str, str] = {
     "module": "model=...",
     "net": "model=...",
     "network": "model=...",
+    "num_workers": "train_dataloader=DataLoader(..., num_workers=2)",
     "optim": _OPTIMIZER,
     "per_device_train_batch_size": "train_dataloader=DataLoader(..., batch_size=32)",
+    "shuffle": "train_dataloader=DataLoader(..., shuffle=True)",
     "train_data": _TRAIN,
     "train_dataset": _TRAIN,
     "train_loader": _TRAIN,
@@ -178,6 +188,7 @@ STATE: Mapping[str, str] = {
     "module": "state.model",
     "net": "state.model",
     "num_training_batches": "state.num_batches",
+    "optimizer": "state.optimizers",
     "output": "state.outputs",
     "should_stop": "state.request_stop(reason)",
     "step": "state.clock.batch",

@@ -144,6 +144,12 @@ def split_batch(dataloader: Any, batch: Any, size: int) -> list[Any]:
         dataloader = dataloader.dataloader
     if isinstance(dataloader, Zipped):
         return dataloader.split(batch, size)
+    if isinstance(dataloader, NoData) and batch == {}:
+        raise TaskError(
+            f"microbatch_size is {size}, but without a train data loader there is no batch to split",
+            fix="leave microbatch_size out, put a batch into `state.batch` in a plugin's `train_batch` "
+            "or `after_dataloader`, or implement the action split_batch",
+        )
     return split(batch, size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,6 +135,9 @@ class Feed:
                 f"the data loader gave {counted(self._taken, 'batch', 'batches')}, but its length is {length}",
                 fix="make len() of the data loader the number of batches that it gives",
             ) from None
+        except Exception as error:
+            self._blame(error)
+            raise
         self._taken += 1
         if self._keeps_first and self._first is None:
             self._first = batch
@@ -232,10 +236,15 @@ class Feed:
         if not self._ahead:
             if self._iterator is None:
                 self._iterator = self._rest()
-            for batch in self._iterator:
-                self._ahead.append(batch)
-                break
+            try:
+                self._ahead += itertools.islice(self._iterator, 1)
+            except Exception as error:
+                self._blame(error)
+                raise
         return bool(self._ahead)
+
+    def _blame(self, error: Exception) -> None:
+        error.add_note(f"raised by the train data loader, at batch {self._taken} of its epoch")
 
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches

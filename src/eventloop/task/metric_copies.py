@@ -32,6 +32,11 @@ def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | None]:
     Raises:
         TaskError: something in it is neither.
     """
+    if isinstance(metrics, list | tuple):
+        raise TaskError(
+            f"the task's metrics are {a(type(metrics).__name__)} of {len(metrics)}, without names",
+            fix="name them: {'accuracy': MulticlassAccuracy(10)}",
+        )
     if not isinstance(metrics, (Metric, MetricCollection, Mapping)) and _is_factory(metrics):
         metrics = metrics()
     if isinstance(metrics, Metric):
@@ -50,11 +55,18 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
         return fresh
     if callable(metric) and not isinstance(metric, type) and _takes_two(metric):
         is_higher = getattr(metric, "higher_is_better", None)
+        what = f"metric {name!r}"
         return MeanOf(
-            watched_once(metric, f"metric {name!r}"),
+            what,
+            watched_once(metric, what),
             lambda: state.current_count().samples,
             state.device,
             is_higher=is_higher,
+        )
+    if isinstance(metric, type):
+        raise TaskError(
+            f"metric {name!r} is the class {metric.__name__}, not an instance of it",
+            fix=f"write {metric.__name__}()",
         )
     raise TaskError(
         f"metric {name!r} is {a(type(metric).__name__)}, neither a torchmetrics.Metric nor a "

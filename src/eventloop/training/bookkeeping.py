@@ -199,7 +199,7 @@ class Bookkeeping:
         def weigh() -> float | Tensor:
             return state.current_count().weight
 
-        return MeanOf(loss, weigh, state.device, is_higher=False)
+        return MeanOf("the loss", loss, weigh, state.device, is_higher=False)
 
     def _take_loss(self, state: State) -> None:
         """Has the results in training hold the mean loss over the samples of the epoch so far."""

@@ -153,8 +153,9 @@ class Defaults:
                 _explain_keywords(error, state.model, batch)
             note_given(error, "forward", state)
             raise
+        of_set = "" if state.eval_name is None else f" of the eval set {state.eval_name!r}"
         raise TaskError(
-            f"a batch of {data.describe(batch)} can't be split into inputs and targets",
+            f"a batch{of_set} of {data.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "
             "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
             "loss needs more than outputs and targets",

@@ -22,6 +22,7 @@ class MeanOf(Metric):
     """The mean of what a function returns for each batch, added up in float64 on the device.
 
     Args:
+        what: it is, for messages: "metric 'error'".
         function: takes outputs and targets; returns a tensor of shape (), the mean over the batch,
             or (samples,), a value for each sample; None for a batch that has no such number.
         weigh: returns what the batch under way weighs in the mean.
@@ -34,6 +35,7 @@ class MeanOf(Metric):
 
     def __init__(
         self,
+        what: str,
         function: Callable[[Any, Any], Any],
         weigh: Callable[[], Number],
         device: torch.device,
@@ -41,6 +43,7 @@ class MeanOf(Metric):
         is_higher: bool | None,
     ) -> None:
         super().__init__()
+        self._what = what
         self._function = function
         self._weigh = weigh
         self._is_higher = is_higher
@@ -61,14 +64,14 @@ class MeanOf(Metric):
             return
         if not isinstance(value, Tensor | float | int):
             raise TaskError(
-                f"it returned {a(type(value).__name__)}, not a tensor",
+                f"{self._what} returned {a(type(value).__name__)}, not a tensor",
                 fix="return the mean over the batch, shape (), or a value for each sample",
             )
         value, weight = torch.as_tensor(value).detach(), self._weigh()
         if value.ndim > 1:
             raise TaskError(
-                f"it returned a tensor of shape {tuple(value.shape)}, which is neither one number "
-                "nor one for each sample",
+                f"{self._what} returned a tensor of shape {tuple(value.shape)}, which is neither one "
+                "number nor one for each sample",
                 fix="return the mean over the batch, .mean(), or a value for each sample",
             )
         self._has_value = True
