@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from eventloop_composer.building import task
     from eventloop_composer.plugin import Composer
-    from eventloop_composer.task import task
     from eventloop_composer.trainer import Trainer
 
 __all__ = ["Composer", "Trainer", "task"]
 
 # Composer itself takes seconds to import: only what is asked for is.
-_FROM = {"Composer": "plugin", "Trainer": "trainer", "task": "task"}
+_FROM = {"Composer": "plugin", "Trainer": "trainer", "task": "building"}
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from composer.core import DataSpec, Evaluator, Event
-from composer.core import Time as ComposerTime
 from composer.models import ComposerModel
 from composer.optim import compile_composer_scheduler
 from composer.trainer._scale_schedule import scale_pytorch_scheduler  # private, 0.32.1
@@ -21,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from eventloop import Count, State, TaskError, hookimpl
 from eventloop_composer.encoded import decoded, encoded
 from eventloop_composer.metrics import TrainMetrics, chosen_metrics
+from eventloop_composer.times import to_theirs
 
 if TYPE_CHECKING:
     from eventloop_composer.plugin import Composer
@@ -39,7 +39,6 @@ class Parts:
         schedulers: torch's or Composer's.
         schedule_ratio: by which schedules, and the run, are shortened or lengthened.
         every_batch: whether schedulers move once a batch, not once an epoch.
-        max_duration: how long the run is, not yet scaled.
         microbatch_size: None for that of the data loader's batches.
         counts_tokens: whether the mean of a batch's loss is over tokens, not samples.
     """
@@ -52,7 +51,6 @@ class Parts:
     schedulers: Sequence[Any] = ()
     schedule_ratio: float = 1.0
     every_batch: bool = True
-    max_duration: ComposerTime | None = None
     microbatch_size: int | None = None
     counts_tokens: bool = False
     train_metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -110,10 +108,9 @@ class ModelTask:
             )
         theirs.train_metrics = deepcopy(model.get_metrics(is_train=True))
         self.take_evaluators(state, parts.evaluators)
-        duration = parts.max_duration
-        if duration is not None and parts.schedule_ratio != 1.0:
-            duration = duration * parts.schedule_ratio
-        self._plugin.mirror.set_duration(duration)
+        # Of the setting, which the argument stands for: it may have been set elsewhere, too.
+        duration = state.settings.max_duration
+        self._plugin.mirror.set_duration(None if duration is None else to_theirs(duration))
         if parts.data is not None:
             loader = parts.data.dataloader
             theirs.device_train_microbatch_size = parts.microbatch_size or getattr(

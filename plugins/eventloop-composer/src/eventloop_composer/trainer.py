@@ -21,7 +21,7 @@ from composer.utils import checkpoint, ensure_tuple  # noqa: E402
 import eventloop  # noqa: E402
 from eventloop import SettingError, TaskError  # noqa: E402
 from eventloop_composer.arguments import scaled, time_of  # noqa: E402
-from eventloop_composer.task import built, evaluators_of  # noqa: E402
+from eventloop_composer.building import built, data_of, evaluators_of, moves_every_batch  # noqa: E402
 from eventloop_composer.times import to_ours  # noqa: E402
 
 
@@ -149,7 +149,7 @@ class Trainer:
         self, dataloader: Any, subset_num_batches: int = -1, *, return_outputs: bool = True
     ) -> list[Any]:
         """Returns the outputs for a data loader, on the host; [] where they aren't wanted."""
-        data = ensure_data_spec(dataloader)
+        data = data_of(dataloader)
         loader: Any = data.dataloader
         if subset_num_batches >= 0:
             loader = [batch for batch, _ in zip(loader, range(subset_num_batches), strict=False)]
@@ -171,8 +171,10 @@ class Trainer:
         if num_batches is not None:
             parts.num_batches = None if num_batches < 0 else num_batches
         if loader is not None:
+            # Composer's own refuses what isn't shared out over the ranks; here it is too late for it.
             parts.data, parts.label = ensure_data_spec(loader), label
             state.train_dataloader = parts.data.dataloader
+            state.num_batches = length_of(state.train_dataloader)
             size = getattr(parts.data.dataloader, "batch_size", None)
             self.state.device_train_microbatch_size = parts.microbatch_size or size
         if parts.data is None:
@@ -202,11 +204,9 @@ class Trainer:
             )
 
     def _take_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        from eventloop_composer.task import _moves_every_batch
-
         several = ensure_tuple(schedulers)
         self._model_task.set_schedulers(several, ratio)
-        self._model_task.parts.every_batch = _moves_every_batch(several, every_batch)
+        self._model_task.parts.every_batch = moves_every_batch(several, every_batch)
 
     def _take_evaluators(self, given: Any, interval: Any, num_batches: int) -> None:
         state = self.eventloop.state
@@ -244,3 +244,11 @@ class Trainer:
             load_weights_only=True,
             strict_model_weights=strict,
         )
+
+
+def length_of(loader: Any) -> int | None:
+    """Returns how many batches a data loader has; None where it doesn't know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -12,10 +12,7 @@ from eventloop_composer.importing import import_composer
 
 import_composer()
 
-from composer.core import Evaluator  # noqa: E402
-from composer.core.data_spec import ensure_data_spec  # noqa: E402
-from composer.core.evaluator import ensure_evaluator  # noqa: E402
-from composer.core.time import ensure_time  # noqa: E402
+from composer.core import DataSpec, Evaluator  # noqa: E402
 from composer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger  # noqa: E402
 from composer.models import ComposerModel  # noqa: E402
 from composer.optim import DecoupledSGDW  # noqa: E402
@@ -76,10 +73,9 @@ def parts_of(model: ComposerModel, given: Mapping[str, Any]) -> Parts:
             fix="give schedulers, or max_duration alone",
         )
     size = given["device_train_microbatch_size"]
-    duration = given["max_duration"]
     loader = given["train_dataloader"]
     return Parts(
-        data=None if loader is None else ensure_data_spec(loader),
+        data=None if loader is None else data_of(loader),
         label=given["train_dataloader_label"],
         num_batches=None if num_batches < 0 else num_batches,
         evaluators=evaluators_of(
@@ -91,12 +87,25 @@ def parts_of(model: ComposerModel, given: Mapping[str, Any]) -> Parts:
         optimizers=_optimizers_of(model, given["optimizers"]),
         schedulers=schedulers,
         schedule_ratio=ratio,
-        every_batch=_moves_every_batch(schedulers, given["step_schedulers_every_batch"]),
-        max_duration=None if duration is None else ensure_time(duration, "ep"),
+        every_batch=moves_every_batch(schedulers, given["step_schedulers_every_batch"]),
         microbatch_size=None if size == "auto" else size,
         counts_tokens=given["accumulate_train_batch_on_tokens"],
         train_metrics=model.get_metrics(is_train=True) or {},
     )
+
+
+def data_of(given: Any) -> DataSpec:
+    """Returns the specification of data, made for a data loader that comes without one.
+
+    Composer's own refuses a data loader that isn't shared out over the ranks; eventloop does that.
+    """
+    if isinstance(given, DataSpec):
+        return given
+    if isinstance(given, dict):
+        return DataSpec(**given)
+    data = DataSpec([])
+    data.dataloader = given
+    return data
 
 
 def evaluators_of(
@@ -114,7 +123,12 @@ def evaluators_of(
             "some of eval_dataloader are Evaluators and others aren't", fix="wrap all in Evaluator"
         )
     names = [str(name) for name in model.get_metrics(is_train=False)] if sets else []
-    evaluators = [ensure_evaluator(one, default_metric_names=names) for one in sets]
+    evaluators = [
+        one
+        if isinstance(one, Evaluator)
+        else Evaluator(label="eval", dataloader=data_of(one), metric_names=names)
+        for one in sets
+    ]
     for one in evaluators:
         if one.subset_num_batches is None:
             one.subset_num_batches = num_batches
@@ -136,7 +150,7 @@ def loggers_of(given: Mapping[str, Any]) -> list[LoggerDestination]:
     return loggers
 
 
-def _moves_every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
+def moves_every_batch(schedulers: Sequence[Any], given: bool | None) -> bool:
     """Whether schedulers move once a batch: torch's count epochs unless it is said otherwise."""
     if given is not None:
         return given

@@ -1,0 +1,289 @@
+"""The Trainer in the place of Composer's: its arguments, its methods, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import composer
+import pytest
+import torch
+from composer.core import Callback, Evaluator, Time
+from composer.devices import DeviceCPU
+from composer.models import ComposerClassifier
+from composer.optim import ExponentialScheduler
+from composer_cases import CASES, MORE, cnn, ours, tensors, trained, trainer_of, weights_of
+from torch.utils.data import DataLoader
+
+import eventloop
+from eventloop import EventloopError, SettingError, TaskError
+from eventloop.testing import run_ranks
+from eventloop_composer import Trainer, task
+from eventloop_composer.arguments import DEFAULTS, REFUSED
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NONE = MORE["none"]
+
+
+def loader(size=8):
+    return DataLoader(tensors(), batch_size=size)
+
+
+def perceptron():
+    layers = torch.nn.Flatten(), torch.nn.Linear(768, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+    return ComposerClassifier(torch.nn.Sequential(*layers), num_classes=10)
+
+
+def test_it_knows_every_argument_of_composers_trainer():
+    """One that a new version adds is taken or refused, not dropped."""
+    theirs = inspect.signature(composer.Trainer.__init__).parameters
+
+    assert DEFAULTS.keys() == theirs.keys() - {"self"}
+    assert REFUSED.keys() <= DEFAULTS.keys()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_says_what_to_do(name):
+    """An argument that changes nothing would be believed to change something."""
+    other = {bool: True, type(None): {"any": "thing"}, float: 1.5, str: "other"}
+    value = False if DEFAULTS[name] is True else other[type(DEFAULTS[name])]
+
+    with pytest.raises(SettingError, match=f"^{name}=") as caught:
+        trainer_of(ours, NONE, **{name: value})
+
+    assert "fix  " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"max_duration": "1iter"}, "max_duration"),
+        ({"precision": "amp_fp8"}, "isn't one of fp32, amp_bf16, amp_fp16"),
+        ({"device": "tpu"}, "isn't one of cpu, gpu"),
+        ({"device_train_microbatch_size": 0.5}, "a part of a sample"),
+        ({"autoresume": True}, "no folder"),
+        ({"save_folder": "x", "save_interval": lambda state, event: True}, "is a function"),
+        ({"save_folder": "x", "save_num_checkpoints_to_keep": 0}, "keeps nothing"),
+        ({"load_path": "x.pt"}, "a checkpoint of Composer's"),
+        ({"scale_schedule_ratio": 0.5}, "has no effect without schedulers"),
+        ({"optimizers": [1, 2]}, "takes one"),
+        (
+            {"eval_dataloader": [Evaluator(label="a", dataloader=loader()), loader()]},
+            "wrap all in Evaluator",
+        ),
+        (
+            {
+                "eval_dataloader": Evaluator(
+                    label="a", dataloader=loader(), device_eval_microbatch_size=2
+                )
+            },
+            "in one piece",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused(given, problem):
+    """With what to write instead."""
+    with pytest.raises(EventloopError, match=problem):
+        trainer_of(ours, NONE, **given)
+
+
+def test_an_unknown_argument_has_a_closest_one():
+    """As Python says it, and with what was meant."""
+    with pytest.raises(TypeError, match="'train_loader'; the closest is 'train_dataloader'"):
+        Trainer(model=cnn(), train_loader=[])
+
+
+def test_what_comes_with_fit_trains_as_what_came_with_the_trainer():
+    """Data, length, schedules; nothing is drawn, since Composer's draws to find its place again."""
+    weights = []
+    for kind in (composer.Trainer, ours):
+        torch.manual_seed(3)
+        model = perceptron()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = kind(model=model, optimizers=optimizer, seed=3, device="cpu", progress_bar=False)
+        trainer.fit(train_dataloader=loader(), duration="1ep")
+        trainer.fit(duration="2ba", schedulers=ExponentialScheduler(gamma=0.5))
+        assert trainer.state.timestamp.batch == 5
+        weights.append(weights_of(trainer))
+        trainer.close()
+
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+
+
+def test_results_of_evaluations_and_predictions_are_composers():
+    """Metrics in the State, outputs as a list on the host."""
+    found = []
+    for kind in (composer.Trainer, ours):
+        trainer = trainer_of(kind, NONE, eval_dataloader=loader(), train_dataloader=loader())
+        trainer.eval()
+        values = {name: one.compute() for name, one in trainer.state.eval_metrics["eval"].items()}
+        trainer.eval(Evaluator(label="other", dataloader=loader(6)), subset_num_batches=1)
+        values["other"] = trainer.state.eval_metrics["other"]["CrossEntropy"].compute()
+        outputs = trainer.predict(loader(), subset_num_batches=2)
+        assert trainer.predict(loader(), return_outputs=False) == []
+        found.append((values, outputs))
+        trainer.close()
+
+    (theirs, their_outputs), (here, our_outputs) = found
+    torch.testing.assert_close(here, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(our_outputs, their_outputs, rtol=0, atol=0)
+
+
+def test_sets_with_intervals_of_their_own_are_evaluated_when_they_are_due():
+    """One evaluation a batch count: what is due at the last batch waits for the end of the epoch."""
+    seen = {}
+    for kind in (composer.Trainer, ours):
+        names = []
+
+        class Names(Callback):
+            def eval_start(self, state, logger):
+                names.append((state.dataloader_label, state.timestamp.batch.value))
+
+        sets = [
+            Evaluator(label="often", dataloader=loader(), eval_interval="1ba"),
+            Evaluator(label="seldom", dataloader=loader(), eval_interval="1ep"),
+        ]
+        trainer = trainer_of(kind, NONE, eval_dataloader=sets, callbacks=[Names()])
+        trainer.fit()
+        trainer.close()
+        seen[kind] = names
+
+    assert seen[ours] == seen[composer.Trainer]
+
+
+def test_it_refuses_to_turn_the_clock_back():
+    """A run's schedules and checkpoints are counted from its start."""
+    trainer = trainer_of(ours, NONE)
+    trainer.fit()
+
+    with pytest.raises(SettingError, match="reset_time"):
+        trainer.fit(reset_time=True)
+    with pytest.raises(SettingError, match="is done"):
+        trainer.fit()
+    with pytest.raises(TaskError, match="no eval data loader"):
+        trainer.eval()
+
+
+def test_a_model_is_a_task_of_ours(tmp_path):
+    """With our settings, our plugins and our files around it."""
+    torch.manual_seed(17)
+    model = cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = task(
+        model,
+        DataLoader(tensors(), batch_size=8, shuffle=True),
+        optimizers=optimizer,
+        algorithms=CASES["MixUp"].make(),
+        seed=17,
+        device=DeviceCPU(),
+        progress_bar=False,
+        eval_dataloader=None,
+    )
+
+    with eventloop.Trainer(made, max_duration="2ep", autoload=False, run_dir=tmp_path) as trainer:
+        result = trainer.fit()
+
+    expected = trained(composer.Trainer, CASES["MixUp"])
+    assert all(torch.equal(one, expected[name]) for name, one in result.model.state_dict().items())
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_a_plugin_of_ours_goes_beside_theirs():
+    """Ours of the averages sees the steps that Composer's algorithms make."""
+    from eventloop_ema import Ema
+
+    trainer = trainer_of(ours, CASES["MixUp"], plugins=[Ema(decay=0.5, rampup=0)])
+    trainer.fit()
+
+    ema = trainer.eventloop.state.plugin("ema")
+    weights = dict(trainer.eventloop.state.model.named_parameters())
+    name = next(iter(weights))
+    assert not torch.equal(ema.averages.state_dict()[name], weights[name])
+    theirs = trained(composer.Trainer, CASES["MixUp"])
+    assert torch.equal(weights[name], theirs[name])
+
+
+def test_bf16_ends_with_the_weights_of_a_plain_loop():
+    """Composer's trainer refuses bf16 on the CPU; autocast encloses the same two calls here."""
+    torch.manual_seed(17)
+    model = perceptron()  # no convolutions, which bf16 puts into channels_last here
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in loader():
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = plain(batch)
+            loss = plain.loss(outputs, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    trainer = ours(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=loader(),
+        max_duration="1ep",
+        precision="amp_bf16",
+        device="cpu",
+        progress_bar=False,
+    )
+    trainer.fit()
+
+    here = weights_of(trainer)
+    assert all(torch.equal(one, here[name]) for name, one in plain.state_dict().items())
+    assert trainer.state.precision.value == "amp_bf16"
+
+
+@pytest.mark.parametrize("name", ["MixUp", "SAM"])
+def test_algorithms_train_in_bf16(name):
+    """And not in float32 by mistake."""
+    given = {"device_train_microbatch_size": 4}
+    half, full = (
+        trained(ours, CASES[name], precision=one, **given) for one in ("amp_bf16", "fp32")
+    )
+
+    assert all(torch.isfinite(one).all() for one in half.values())
+    assert any(not torch.equal(one, half[key]) for key, one in full.items())
+
+
+def on_ranks(kind, algorithm, sampler):
+    """Returns the weights of a rank."""
+    from composer.utils import dist, get_device
+
+    dist.initialize_dist(get_device("cpu"))
+    data = tensors()
+    given = dist.get_sampler(data, shuffle=False) if sampler else None
+    weights = trained(
+        kind,
+        CASES[algorithm],
+        train_dataloader=DataLoader(data, batch_size=4, sampler=given),
+        device_train_microbatch_size=2,
+    )
+    return {name.replace("module.module", "module"): one for name, one in weights.items()}
+
+
+@pytest.mark.parametrize("name", ["GradientClipping", "EMA", "MixUp"])
+def test_two_ranks_end_with_composers_weights(name):
+    """Composer's objects run on each; gradients, steps and clocks agree, and are Composer's."""
+    first, second = run_ranks(on_ranks, ours, name, sampler=True)
+    theirs, _ = run_ranks(on_ranks, composer.Trainer, name, sampler=True)
+
+    assert theirs.keys() == first.keys()
+    for key, one in theirs.items():
+        torch.testing.assert_close(first[key], one, rtol=0, atol=1e-6)
+        assert torch.equal(first[key], second[key]) or "running" in key
+
+
+def test_sam_and_data_without_a_sampler_on_two_ranks():
+    """Data is shared out as in any run of ours; SAM climbs by the gradient of all ranks."""
+    first, second = run_ranks(on_ranks, ours, "SAM", sampler=False)
+
+    assert all(torch.equal(one, second[key]) or "running" in key for key, one in first.items())
+
+
+def test_a_duration_of_composers_class_is_taken():
+    """Composer's scripts write `Time`, too."""
+    trainer = trainer_of(ours, NONE, max_duration=Time(4, "ba"))
+    trainer.fit()
+
+    assert trainer.eventloop.state.clock.batch == 4
