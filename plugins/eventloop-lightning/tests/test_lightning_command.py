@@ -12,7 +12,7 @@ from lit_cases import DATA, QUIET, Case, Net, fitted
 from torch.utils.data import DataLoader
 
 import eventloop_lightning
-from eventloop import Trainer
+from eventloop import SettingError, Trainer
 from eventloop.cli import main
 from eventloop.testing import run_ranks
 from eventloop_ema import Ema
@@ -120,3 +120,25 @@ def test_two_ranks_end_with_the_same_weights():
 def test_bf16_trains_otherwise():
     """Under the command's precision, by Lightning's own plugin."""
     assert trained("bf16") != trained()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "fp16"}, "precision fp16 scales a loss"),
+        ({"compile": True}, "compile has no effect"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "can't both be"),
+    ],
+)
+def test_a_setting_without_effect_is_an_error(settings, message):
+    """It would be read in the manifest as if it had one."""
+    options = {"max_duration": "1ep", "autoload": False, "device": "cpu", **settings}
+
+    with pytest.raises(SettingError, match=message):
+        Trainer(eventloop_lightning.task(WithData), **options)
+
+
+def test_a_setting_that_is_an_argument_is_an_error():
+    """Two words for one thing could say two things."""
+    with pytest.raises(SettingError, match="is gradient_clip_val of this trainer"):
+        fitted(eventloop_lightning.Trainer, Case(Net), settings={"clip_norm": 1.0})

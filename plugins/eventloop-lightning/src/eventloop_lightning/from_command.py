@@ -8,7 +8,9 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities import GradClipAlgorithmType
 
 from eventloop import SettingError, State
 from eventloop_lightning.task import LightningTask
@@ -108,7 +110,9 @@ def _take_settings(trainer: Any, state: State) -> None:
     loop = trainer.fit_loop
     duration = settings.max_duration
     loop.max_epochs = int(duration.value) if duration and duration.unit == "ep" else -1
-    trainer.gradient_clip_val = settings.clip_norm
+    _take_clipping(trainer, settings.clip_norm, settings.clip_value)
+    if state.precision.name == "bf16":
+        trainer.strategy.precision_plugin = MixedPrecision("bf16-mixed", state.device.type)
     trainer.strategy._root_device = state.device
     interval = settings.eval_interval
     if interval is None:
@@ -117,6 +121,17 @@ def _take_settings(trainer: Any, state: State) -> None:
         trainer.check_val_every_n_epoch = int(interval.value)
     elif interval.unit == "ba":
         trainer.check_val_every_n_epoch, trainer.val_check_interval = None, int(interval.value)
+
+
+def _take_clipping(trainer: Any, norm: float | None, value: float | None) -> None:
+    if norm is not None and value is not None:
+        raise SettingError(
+            "clip_norm and clip_value can't both be: a LightningModule clips in one way",
+            fix="leave one of them out, or clip in configure_gradient_clipping",
+        )
+    trainer.gradient_clip_val = norm if value is None else value
+    kind = GradClipAlgorithmType.NORM if value is None else GradClipAlgorithmType.VALUE
+    trainer.gradient_clip_algorithm = None if trainer.gradient_clip_val is None else kind
 
 
 def _found(thing: Any) -> Any:

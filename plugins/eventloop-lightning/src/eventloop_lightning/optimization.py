@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # Private: what a training step's result becomes (lightning 2.6.6).
+from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.loops.optimization.manual import ManualResult
 from lightning.pytorch.plugins.precision import Precision
@@ -264,6 +265,9 @@ class Manual:
             self._calls.tell("on_before_optimizer_step", optimizer)
             return loss
 
+        if closure is do_nothing_closure and not isinstance(optimizer, LBFGS):
+            self._calls.tell("on_before_optimizer_step", optimizer)
+            return optimizer.step(**kwargs)
         return optimizer.step(closure=computed, **kwargs)
 
     def manual_backward(

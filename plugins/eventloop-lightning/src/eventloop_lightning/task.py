@@ -24,6 +24,7 @@ from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.keeping import Keeping, write_beside
 from eventloop_lightning.numbers_of_batches import BatchNumbers
 from eventloop_lightning.optimization import Automatic, Manual
+from eventloop_lightning.refused import refuse_settings
 
 
 class LightningTask:
@@ -77,6 +78,7 @@ class LightningTask:
         self._module = module = given if isinstance(given, LightningModule) else given()
         if self._attach is not None:
             self._attach(module, state)
+        refuse_settings(state, is_automatic=module.automatic_optimization)
         stages.set_up(self._trainer, module)
         self._calls = HookCalls(self._trainer)
         module.to(state.device)

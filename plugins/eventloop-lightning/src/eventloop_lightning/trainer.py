@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,19 +18,11 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 import eventloop
 from eventloop import SettingError
 from eventloop_lightning.fit_loop import FitLoop
+from eventloop_lightning.refused import checked_device, refuse_others_words
 from eventloop_lightning.results import Results
 from eventloop_lightning.strategy import beside, strategy_for
 from eventloop_lightning.task import LightningTask
 
-# What can't be honoured, and what to do.
-REFUSED = {
-    "profiler": "leave it out; `eventloop fit --profile` profiles, settings={...} of this trainer too",
-    "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
-    "model_registry": "leave it out, and save with ModelCheckpoint",
-}
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
-ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16")
 _OURS = ("devices", "num_nodes", "sync_batchnorm")
 _ENDLESS = "1000000000ba"
 
@@ -62,7 +52,7 @@ class Trainer(LightningTrainer):
     ) -> None:
         self.eventloop_settings = dict(settings or {})
         self._algorithms, self._watchers = algorithms, watchers
-        device = _checked(arguments)
+        device = checked_device(arguments)
         given = {key: one for key, one in arguments.items() if key not in _OURS}
         self._shares_batch_norms = bool(arguments.get("sync_batchnorm"))
         given["strategy"], given["devices"] = strategy_for(device), 1
@@ -92,6 +82,7 @@ class Trainer(LightningTrainer):
         if self.state.fn != TrainerFn.FITTING:
             return super()._run(model, ckpt_path, weights_only)
         self._refuse_for_fit()
+        refuse_others_words(self.eventloop_settings)
         generators = _collect_rng_states()
         task = LightningTask(self, model, generators=generators)
         settings = {**self._settings(model), **self.eventloop_settings}
@@ -147,55 +138,6 @@ class Trainer(LightningTrainer):
                     fix="set the batch size, or the learning rate, in the module; "
                     'settings={"microbatch_size": "auto"} fits a batch into the memory',
                 )
-
-
-def _checked(arguments: Mapping[str, Any]) -> torch.device:
-    """Refuses what can't be honoured; returns the device.
-
-    Raises:
-        SettingError: an argument isn't one of Lightning's, or can't be honoured.
-    """
-    known = inspect.signature(LightningTrainer.__init__).parameters
-    for name, value in arguments.items():
-        if name not in known:
-            raise SettingError(
-                f"Lightning's Trainer has no argument {name!r}",
-                fix=f'eventloop\'s own go into settings={{"{name}": ...}}',
-            )
-        if name in REFUSED and value:
-            raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
-    _require(arguments, "strategy", STRATEGIES, "start the script with torchrun for several ranks")
-    _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
-    _require(arguments, "precision", PRECISIONS, "give 32-true or bf16-mixed")
-    _require_ranks(arguments)
-    if arguments.get("accelerator") == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:
-    value = arguments.get(name, allowed[0])
-    if not any(value is one or value == one for one in allowed):
-        raise SettingError(
-            f"{name}={value!r} can't be honoured; known are {', '.join(map(repr, allowed))}",
-            fix=fix,
-        )
-
-
-def _require_ranks(arguments: Mapping[str, Any]) -> None:
-    """Refuses a number of devices that isn't the number of processes that there are."""
-    devices, nodes = arguments.get("devices", "auto"), arguments.get("num_nodes", 1)
-    if isinstance(devices, Sequence) and not isinstance(devices, str):
-        devices = len(devices)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if devices in ("auto", -1, "-1"):
-        return
-    if int(devices) * int(nodes) != world_size:
-        raise SettingError(
-            f"devices={devices!r} and num_nodes={nodes!r} are not the {world_size} processes that "
-            "there are",
-            fix=f"start the script with `torchrun --nproc-per-node {devices}`, which makes them",
-        )
 
 
 def _checkpoint_at(path: Any) -> str:

@@ -1,0 +1,120 @@
+"""What can't be honoured: arguments of Lightning's trainer, settings of eventloop's."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer as LightningTrainer
+
+from eventloop import SettingError, State
+
+# What can't be honoured, and what to do.
+REFUSED = {
+    "profiler": "leave it out; `eventloop fit --profile` profiles, settings={...} of this trainer too",
+    "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
+    "model_registry": "leave it out, and save with ModelCheckpoint",
+}
+ARGUMENTS = {
+    "max_duration": "max_epochs",
+    "clip_norm": "gradient_clip_val",
+    "clip_value": "gradient_clip_val",
+    "eval_interval": "val_check_interval",
+    "eval_at_start": "num_sanity_val_steps",
+    "precision": "precision",
+    "device": "accelerator",
+    "sync_batch_norm": "sync_batchnorm",
+}
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16")
+
+
+def checked_device(arguments: Mapping[str, Any]) -> torch.device:
+    """Refuses what can't be honoured; returns the device.
+
+    Raises:
+        SettingError: an argument isn't one of Lightning's, or can't be honoured.
+    """
+    known = inspect.signature(LightningTrainer.__init__).parameters
+    for name, value in arguments.items():
+        if name not in known:
+            raise SettingError(
+                f"Lightning's Trainer has no argument {name!r}",
+                fix=f'eventloop\'s own go into settings={{"{name}": ...}}',
+            )
+        if name in REFUSED and value:
+            raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
+    _require(arguments, "strategy", STRATEGIES, "start the script with torchrun for several ranks")
+    _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
+    _require(arguments, "precision", PRECISIONS, "give 32-true or bf16-mixed")
+    _require_ranks(arguments)
+    if arguments.get("accelerator") == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:
+    value = arguments.get(name, allowed[0])
+    if not any(value is one or value == one for one in allowed):
+        raise SettingError(
+            f"{name}={value!r} can't be honoured; known are {', '.join(map(repr, allowed))}",
+            fix=fix,
+        )
+
+
+def _require_ranks(arguments: Mapping[str, Any]) -> None:
+    """Refuses a number of devices that isn't the number of processes that there are."""
+    devices, nodes = arguments.get("devices", "auto"), arguments.get("num_nodes", 1)
+    if isinstance(devices, Sequence) and not isinstance(devices, str):
+        devices = len(devices)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if devices in ("auto", -1, "-1"):
+        return
+    if int(devices) * int(nodes) != world_size:
+        raise SettingError(
+            f"devices={devices!r} and num_nodes={nodes!r} are not the {world_size} processes that "
+            "there are",
+            fix=f"start the script with `torchrun --nproc-per-node {devices}`, which makes them",
+        )
+
+
+def refuse_others_words(settings: Mapping[str, Any]) -> None:
+    """Refuses settings for which Lightning's trainer has arguments, which would say something else.
+
+    Raises:
+        SettingError: one is given.
+    """
+    for name, argument in ARGUMENTS.items():
+        if name in settings:
+            raise SettingError(
+                f"settings={{{name!r}: ...}} is {argument} of this trainer",
+                fix=f"give Trainer({argument}=...)",
+            )
+
+
+def refuse_settings(state: State, *, is_automatic: bool) -> None:
+    """Refuses settings of eventloop's that would have no effect on a module.
+
+    Raises:
+        SettingError: one is set.
+    """
+    settings = state.settings
+    if state.precision.name == "fp16":
+        raise SettingError(
+            "precision fp16 scales a loss that the module computes gradients of by itself",
+            fix="set precision to bf16 or fp32",
+        )
+    if settings.compile:
+        raise SettingError(
+            "compile has no effect on a training_step",
+            fix="compile the module, or a part of it, in configure_model: torch.compile(self.net)",
+        )
+    if settings.microbatch_size is not None and not is_automatic:
+        raise SettingError(
+            "microbatch_size has no effect in manual optimization, which takes a batch as it is",
+            fix="leave it out",
+        )
