@@ -22,6 +22,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import LBFGS, SGD, Adam
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
 import eventloop_lightning
 
@@ -166,6 +167,28 @@ class WithBackbone(Net):
         return SGD(self.net.parameters(), 0.05)
 
 
+class Measures(Net):
+    """Logs metrics of torchmetrics, whole and of a step, and a collection of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = MeanAbsoluteError()
+        self.both = MetricCollection([MeanSquaredError(), MeanAbsoluteError()])
+        self.val_error = MeanAbsoluteError()
+
+    def training_step(self, batch, batch_idx):
+        outputs = self.net(batch[0])
+        self.error(outputs, batch[1])
+        self.both.update(outputs, batch[1])
+        self.log("error", self.error, on_step=True, on_epoch=True)
+        self.log_dict(self.both, on_step=False, on_epoch=True)
+        return mse_loss(outputs, batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.val_error(self.net(batch[0]), batch[1])
+        self.log("val_error", self.val_error)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(list(DATA))
@@ -274,6 +297,7 @@ CASES = {
         Net, arguments={"val_check_interval": 4, "check_val_every_n_epoch": None}
     ),
     "every second epoch": Case(Net, arguments={"check_val_every_n_epoch": 2}),
+    "torchmetrics": Case(Measures),
     "no validation": Case(Net, without_eval),
     "fast_dev_run": Case(Net, arguments={"fast_dev_run": 2}),
     "overfit_batches": Case(Net, arguments={"overfit_batches": 2}),

@@ -25,6 +25,7 @@ KILLED = {
     "WeightAveraging": 7,
     "BackboneFinetuning": 8,
     "EarlyStopping": 8,
+    "torchmetrics": 9,
 }
 
 
@@ -50,7 +51,7 @@ def killed_and_resumed(name: str, at: int, folder: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KILLED)
 def test_a_run_killed_in_mid_epoch_ends_with_the_same_bits(name, tmp_path):
-    """Sums of `self.log`, accumulated gradients, averages and frozen layers are kept, too."""
+    """Sums of `self.log`, metrics, accumulated gradients, averages, frozen layers are kept, too."""
     expected = told(*fitted(Trainer, CASES[name]))
 
     actual = killed_and_resumed(name, KILLED[name], tmp_path / "run")

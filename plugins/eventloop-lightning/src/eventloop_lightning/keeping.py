@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eventloop import State
 from eventloop.toolbox.state_dicts import write_checkpoint
+from eventloop_lightning.results import counts_of, put_counts
 from eventloop_lightning.strategy import beside
 
 # Parts of a checkpoint of Lightning's that ours has elsewhere, or that come with the task.
@@ -70,6 +71,7 @@ class Keeping:
         kept["frozen"] = [name for name, one in params if not one.requires_grad]
         kept["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
         kept["gradients"] = self._gradients()
+        kept["counts"] = counts_of(module)
         return kept
 
     def _gradients(self) -> dict[str, Tensor]:
@@ -118,7 +120,8 @@ class Keeping:
             setattr(connector, name, dict(values))
         for name, value in self._loaded["place"].items():
             setattr(connector, name, value)
-        trainer.fit_loop.epoch_loop._results.load_state_dict(self._loaded["results"])
+        trainer.fit_loop.epoch_loop._results.load_state_dict(self._loaded["results"], module)
+        put_counts(module, self._loaded["counts"])
         frozen, in_eval = set(self._loaded["frozen"]), set(self._loaded["in_eval_mode"])
         gradients = self._loaded["gradients"]
         for name, param in module.named_parameters():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 
 # Private: what the loops of Lightning collect numbers with (lightning 2.6.6).
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -15,6 +16,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from torch import Tensor
+from torchmetrics import Metric
 
 from eventloop import PluginError
 
@@ -66,12 +68,12 @@ class Results(_ResultCollection):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums of an epoch under way; metrics of the module are the module's to keep."""
-        return {key: _taken(one) for key, one in self.items() if one.is_tensor}
+        return {key: _taken(one) for key, one in self.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
+    def load_state_dict(self, state: Mapping[str, Any], module: LightningModule) -> None:
+        """Goes on from what `state_dict` returned, with the metrics of a module."""
         for key, kept in state.items():
-            self[key] = _made(kept, self._reduce)
+            self[key] = _made(kept, self._reduce, module)
 
 
 def _is_like(value: Any, metric: Any) -> bool:
@@ -92,17 +94,22 @@ def _taken(one: Any) -> dict[str, Any]:
         "meta": {name: getattr(meta, name) for name in _META},
         "reduce": names[0],
         "sync": {"should": sync.should, "rank_zero_only": sync.rank_zero_only},
+        "is_tensor": one.is_tensor,
         "values": {name: getattr(one, name) for name in _values_of(one)},
         "has_reset": one.has_reset,
         "updates": one._update_count,
     }
 
 
-def _made(kept: Mapping[str, Any], reduce: Callable[..., Any]) -> _ResultMetric:
+def _made(
+    kept: Mapping[str, Any], reduce: Callable[..., Any], module: LightningModule
+) -> _ResultMetric:
     meta = _Metadata(**kept["meta"], reduce_fx=_REDUCE[kept["reduce"]])
     sync = kept["sync"]
     meta.sync = _Sync(_should=sync["should"], fn=reduce, rank_zero_only=sync["rank_zero_only"])
-    metric = _ResultMetric(meta, is_tensor=True)
+    metric = _ResultMetric(meta, is_tensor=kept["is_tensor"])
+    if not metric.is_tensor:
+        metric.value = module.get_submodule(meta.metric_attribute)
     for name, value in kept["values"].items():
         setattr(metric, name, value)
     metric.has_reset, metric._update_count = kept["has_reset"], kept["updates"]
@@ -110,5 +117,25 @@ def _made(kept: Mapping[str, Any], reduce: Callable[..., Any]) -> _ResultMetric:
 
 
 def _values_of(one: Any) -> list[str]:
+    if not one.is_tensor:
+        return ["_forward_cache"]
     means = ["cumulated_batch_size"] if one.meta.is_mean_reduction else []
     return ["value", "_forward_cache", *means]
+
+
+def counts_of(module: LightningModule) -> dict[str, Any]:
+    """Returns what the metrics of a module have counted, which its weights don't have."""
+    return {
+        name: {"values": dict(one.metric_state), "updates": one._update_count}
+        for name, one in module.named_modules()
+        if isinstance(one, Metric)
+    }
+
+
+def put_counts(module: LightningModule, counts: Mapping[str, Any]) -> None:
+    """Has the metrics of a module go on from what `counts_of` returned."""
+    for name, kept in counts.items():
+        metric = module.get_submodule(name)
+        for field, value in kept["values"].items():
+            setattr(metric, field, value)
+        metric._update_count = kept["updates"]
