@@ -48,6 +48,7 @@ def test_it_has_the_best_weights_and_the_run_ends_with_the_last(task, make_train
 
     first = result.history[0]["valid/loss"]
     assert result.metrics["test"]["loss"].item() == pytest.approx(first, abs=0)
+    assert result.tested_with.name == "ba00000003"
     assert result.metrics["valid"]["loss"].item() < first
     torch.testing.assert_close(last, dict(plain.state.model.state_dict()), rtol=0, atol=0)
 
@@ -141,6 +142,7 @@ def test_a_best_checkpoint_that_is_gone_is_said(task, make_trainer, make_plugin)
             result = trainer.fit()
 
     assert result.metrics["test"]["loss"] == result.metrics["valid"]["loss"]
+    assert result.tested_with is None
 
 
 class Counting(torch.nn.Linear):

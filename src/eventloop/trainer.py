@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
+    from eventloop.urls import Place
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,15 @@ class Result:
             the numbers by name, as they are logged.
         run_dir: where the run's files are.
         model: the one that was trained.
+        tested_with: the checkpoint whose weights the test sets had, that of the best evaluation; None
+            for the last weights.
     """
 
     metrics: dict[str, dict[str, Tensor]]
     history: list[dict[str, float]]
     run_dir: Path
     model: nn.Module
+    tested_with: Place | None = None
 
     def __repr__(self) -> str:
         numbers = {
@@ -273,6 +277,7 @@ class Trainer:
             history=list(self._core.bookkeeping.history),
             run_dir=state.run_dir,
             model=state.model,
+            tested_with=self._core.tested_with,
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:

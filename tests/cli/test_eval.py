@@ -186,3 +186,17 @@ def test_a_run_that_kept_no_weights_says_how_to_keep_them(run, tiny):
     assert hint in run(*argv).out
     for kept in (["--export", "m.safetensors"], ["--run-dir", "kept"], ["--dry-run"]):
         assert hint not in run(*argv, *kept).out
+
+
+def test_a_fit_says_with_which_weights_its_test_sets_were_evaluated(run, tiny):
+    """They aren't those of the numbers before them on the line."""
+    file = tiny / "tiny.py"
+    text = file.read_text()
+    assert "        eval_dataloaders=" in text
+    given = "        test_dataloaders={'last': loader},\n        eval_dataloaders="
+    file.write_text(text.replace("        eval_dataloaders=", given))
+    argv = ("fit", "tiny.py", "--no-plugins", "--run-dir")
+
+    best = run(*argv, "best", "--checkpoint-best", "max test/loss").out
+    assert "test sets: with the weights of ba00000003, the best" in best
+    assert "test sets" not in run(*argv, "last").out

@@ -125,7 +125,9 @@ def _train(
         kept = export is not None or modes.algorithms or interval_of(state.settings) is not None
         is_saved = Store(state.run_dir / FOLDER).paths() != []
         hint = [] if kept or is_saved else [_NOTHING_KEPT]
-        write_lines([*stopped, _result(state.clock, result.metrics), *hint])
+        best = result.tested_with
+        tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
+        write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint])
 
 
 _NOTHING_KEPT = (

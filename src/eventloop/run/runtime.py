@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.training.precision import Precision
     from eventloop.training.update import Accumulate
+    from eventloop.urls import Place
 
 
 class Core:
@@ -67,6 +68,7 @@ class Core:
         assembly: the plugins of the run; empty before `freeze`.
         observers: what is put around the implementations.
         capture: takes the run apart for a checkpoint, and puts it together again.
+        tested_with: the checkpoint whose weights the test sets had; None for the last weights.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Core:
         self._compiled: tuple[Compiled, ...] = ()
         self._origin = origin
         self._storage, self._processes = storage, processes
+        self.tested_with: Place | None = None
         self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
         self._saver = Saver(self.hooks, storage, settings)
@@ -162,6 +165,7 @@ class Core:
             return
         plugins, names = self.capture.plugins, self.assembly.exporting
         path = local_copy(place, self._storage, self._processes)
+        self.tested_with = place
         weights, states = weights_and_states(path, names)
         # As this rank has them: of shards, those that are its own.
         now = copy.deepcopy(dict(state.model.state_dict()))

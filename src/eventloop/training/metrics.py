@@ -154,10 +154,11 @@ def find_metric(what: str, wanted: str, state: State | StateView, *, also: str =
         if is_higher is not None and logged != name and not closest(logged, of_set):
             return NamedMetric(metric_name(eval_set, logged), eval_set, logged, is_higher)
     names = [*known, *([also] if also else [])]
+    logged = f"min {name}" if name.partition("/")[0] in of_sets else "min test/kl"
     raise SettingError(
         f"{what}: no metric is named {wanted!r}{closest(name, names)}",
         fix=f"name one of {', '.join(names)}; of what the task logs while it evaluates, say which "
-        "is better, 'min test/kl'"
+        f"is better, {logged!r}"
         if of_sets
         else "give Task(eval_dataloaders=...)",
     )
