@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from eventloop_ablate.metric import Metric
+from eventloop.commands import Metric
 from eventloop_ablate.runs import Outcome, Run, variants_of
 from eventloop_ablate.table import content_of, footnotes, rows_of, write_rows
 

@@ -19,9 +19,10 @@ from eventloop.cli.checkpoints.paths import one_checkpoint, uploaded_at
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
-from eventloop.config.options import flag
-from eventloop.config.settings import setting_options
+from eventloop.config.options import Option, Value, flag, typed
+from eventloop.config.settings import convert_setting, setting_options
 from eventloop.errors import UsageError, closest, raise_all
+from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all, unexpected
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import Loaded, load
@@ -67,6 +68,31 @@ class Job:
         """Returns a plugin's options that were set."""
         values = self.configuration.section(plugin.found.name)
         return typed_options(plugin.found, plugin.target, values)
+
+    def convert(self, key: str, text: str) -> Any:
+        """Returns what a text means for a setting or an option, `seed`, `task.lr`, `mixup.alpha`.
+
+        Raises:
+            SettingError: it isn't of the option's type.
+            UsageError: no setting or option of this run has this name.
+        """
+        section, _, name = fold(key).rpartition(".")
+        options = self._options_of(section)
+        if name not in options:
+            raise UsageError(
+                f"no option of this run is named {key!r}{closest(name, options)}",
+                fix=f"see `eventloop fit {self.task_file.name} --help`",
+            )
+        convert = None if section else convert_setting
+        return typed(options[name], Value(text, "flag"), section, convert=convert)
+
+    def _options_of(self, section: str) -> Mapping[str, Option]:
+        if not section:
+            return setting_options()
+        if section == "task":
+            return self.task_file.options
+        target = (one.target for one in self.plugins if fold(one.found.name) == section)
+        return plugin_options(found) if (found := next(target, None)) is not None else {}
 
     def build_plugin(self, plugin: Loaded) -> Plugin:
         """Builds a plugin with its options; a run builds its own.

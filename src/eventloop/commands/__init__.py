@@ -29,7 +29,9 @@ if TYPE_CHECKING:
         number_option,
         share_cores,
     )
+    from eventloop.commands.metric_choice import Metric, choose_metric
     from eventloop.commands.run_processes import RunProcesses, try_run
+    from eventloop.commands.run_progress import RunProgress
     from eventloop.commands.runs_folder import Outcome, Run, RunsFolder
     from eventloop.config.options import flag
     from eventloop.distributed.exit import FAILURE
@@ -46,11 +48,14 @@ __all__ = [
     "CommandOption",
     "Job",
     "Loaded",
+    "Metric",
     "Outcome",
     "Run",
     "RunProcesses",
+    "RunProgress",
     "RunsFolder",
     "UsageError",
+    "choose_metric",
     "closest",
     "command_help",
     "counted",
@@ -90,7 +95,9 @@ _LAZY = {
     "eventloop.commands.base_run": (
         "FIT_OPTIONS", "default_folder", "describe", "fit_argv", "number_option", "share_cores",
     ),
+    "eventloop.commands.metric_choice": ("Metric", "choose_metric"),
     "eventloop.commands.run_processes": ("RunProcesses", "try_run"),
+    "eventloop.commands.run_progress": ("RunProgress",),
     "eventloop.commands.runs_folder": ("Outcome", "Run", "RunsFolder"),
     "eventloop.errors": ("UsageError", "closest", "counted"),
     "eventloop.text": ("one_line",),

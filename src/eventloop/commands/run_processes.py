@@ -100,6 +100,11 @@ class RunProcesses(Generic[R]):
                 if outcome.content is not None or not self._received:
                     yield outcome
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal asked to stop."""
+        return bool(self._received)
+
     def stopped(self, left: str) -> BaseException:
         """Returns what to raise when a signal left runs to do.
 
@@ -174,7 +179,8 @@ class _Process(Generic[R]):
         log = folder.log(self.run)
         if content is not None and self.process.returncode == 0:
             return Outcome(self.run, content, "", log, seconds)
-        return Outcome(self.run, None, self._why_failed(log), log, seconds)
+        was_killed = self.process.returncode < 0
+        return Outcome(self.run, None, self._why_failed(log), log, seconds, was_killed)
 
     def _why_failed(self, log: Path) -> str:
         status = self.process.returncode

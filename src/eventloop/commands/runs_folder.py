@@ -47,6 +47,7 @@ class Outcome(Generic[R]):
         reason: why it failed.
         log: what it wrote to the terminal, as a file.
         seconds: how long it took this time; 0 where it was done before.
+        was_killed: whether a signal ended it, so that it may go on from its checkpoint.
     """
 
     run: R
@@ -54,6 +55,7 @@ class Outcome(Generic[R]):
     reason: str
     log: Path
     seconds: float = 0.0
+    was_killed: bool = False
 
 
 class RunsFolder:

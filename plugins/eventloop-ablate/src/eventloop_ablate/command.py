@@ -12,7 +12,9 @@ from eventloop.commands import (
     FAILURE,
     Arguments,
     RunProcesses,
+    RunProgress,
     RunsFolder,
+    choose_metric,
     job_help,
     output_path,
     prepare,
@@ -23,9 +25,7 @@ from eventloop.commands import (
     write_lines,
     write_text,
 )
-from eventloop_ablate.metric import choose_metric
 from eventloop_ablate.picture import draw, require_matplotlib
-from eventloop_ablate.progress import Progress
 from eventloop_ablate.request import COMMAND, Ablation, read_ablation
 from eventloop_ablate.runs import NONE, AblationOutcome, Run, Variant, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
@@ -70,13 +70,13 @@ def _outcomes(
         choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
         known = {one.run for one in done}
         waiting = [one for one in runs if one not in known]
-        done += _trained(waiting, ablation, folder, Progress(len(runs), len(done)))
+        done += _trained(waiting, ablation, folder, RunProgress[Run](len(runs), len(done)))
     by_run = {one.run: one for one in done}
     return [by_run[one] for one in runs], metrics
 
 
 def _trained(
-    waiting: Sequence[Run], ablation: Ablation, folder: RunsFolder, progress: Progress
+    waiting: Sequence[Run], ablation: Ablation, folder: RunsFolder, progress: RunProgress[Run]
 ) -> list[AblationOutcome]:
     """Trains, and returns what came of each run, in the order of their ends.
 

@@ -6,8 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.commands import UsageError
-from eventloop_ablate.metric import Metric
+from eventloop.commands import Metric, UsageError
 from eventloop_ablate.table import Row
 
 

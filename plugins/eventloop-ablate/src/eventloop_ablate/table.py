@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eventloop.commands import counted, one_line, write_table
-from eventloop_ablate.metric import Metric
+from eventloop.commands import Metric, counted, one_line, write_table
 from eventloop_ablate.paired import Difference, deviation, paired_difference
 from eventloop_ablate.request import Ablation
 from eventloop_ablate.runs import ALL, NONE, AblationOutcome, Variant, variants_of

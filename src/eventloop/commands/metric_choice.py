@@ -1,11 +1,11 @@
-"""Which metric is compared, and whether higher is better."""
+"""The metric that a command compares its runs by, and whether higher is better."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eventloop.commands import UsageError, closest
+from eventloop.errors import UsageError, closest
 
 _DIRECTIONS = {"min": False, "max": True}
 

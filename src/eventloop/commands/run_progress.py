@@ -1,44 +1,48 @@
-"""What is shown while an ablation runs: a line a run, and on a terminal a bar below them."""
+"""What is shown while runs go on: a line a run, and on a terminal a bar below them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from eventloop.commands import one_line
-from eventloop_ablate.runs import AblationOutcome, Run
+from eventloop.commands.runs_folder import Outcome, R
+from eventloop.text import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 
-class Progress:
+class RunProgress(Generic[R]):
     """Shows runs as they begin and end, inside its context.
 
     Args:
-        num_runs: of the ablation.
+        num_runs: of all.
         num_done: those that are done already.
     """
 
     def __init__(self, num_runs: int, num_done: int) -> None:
         self._num_runs = num_runs
         self._num_done = num_done
-        self._under_way: list[Run] = []
+        self._under_way: list[R] = []
         self._bar = _bar(num_runs, num_done) if sys.stdout.isatty() else None
 
-    def started(self, runs: Iterable[Run]) -> Iterator[Run]:
+    def started(self, runs: Iterable[R]) -> Iterator[R]:
         """Hands runs on, and shows each as it is taken up."""
         for run in runs:
             self._under_way.append(run)
             self._show()
             yield run
 
-    def ended(self, outcome: AblationOutcome) -> None:
-        """Shows what came of a run."""
+    def ended(self, outcome: Outcome[R], num_done: int | None = None) -> None:
+        """Shows what came of a run.
+
+        Args:
+            num_done: how many are done, where other processes work on them, too.
+        """
         self._under_way.remove(outcome.run)
-        self._num_done += 1
+        self._num_done = self._num_done + 1 if num_done is None else num_done
         line = f"{self._num_done}/{self._num_runs}  {_told(outcome)}  {outcome.seconds:.1f} s"
         if self._bar is None:
             sys.stdout.write(f"{line}\n")
@@ -67,7 +71,7 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=told)
 
 
-def _told(outcome: AblationOutcome) -> str:
+def _told(outcome: Outcome[Any]) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]

@@ -1,0 +1,167 @@
+"""`eventloop sweep`: trains with options out of ranges, and says which were best."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import optuna
+from filelock import FileLock
+
+from eventloop import EventloopError
+from eventloop.commands import (
+    FAILURE,
+    Arguments,
+    Metric,
+    RunProcesses,
+    RunProgress,
+    RunsFolder,
+    UsageError,
+    choose_metric,
+    job_help,
+    stdout_to_stderr,
+    try_run,
+    write_json,
+    write_lines,
+    write_text,
+)
+from eventloop_sweep.report import (
+    METRIC,
+    content_of,
+    draw,
+    header,
+    require_plots,
+    summary,
+    write_best,
+)
+from eventloop_sweep.request import COMMAND, Sweep, read_command_line, read_sweep
+from eventloop_sweep.storage import (
+    STORAGE_VARIABLE,
+    make_pruner,
+    make_sampler,
+    open_storage,
+    sqlite_url,
+)
+from eventloop_sweep.trials import TrialRun, Trials
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the command."""
+    arguments, choices = read_command_line(argv)
+    if "help" in arguments.given:
+        write_text(job_help(arguments, COMMAND))
+        return 0
+    if "plot" in arguments.given:
+        require_plots()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    as_json = "json" in arguments.given
+    with stdout_to_stderr() if as_json else nullcontext():
+        sweep = read_sweep(arguments, choices)
+        study = _swept(sweep, arguments)
+    best = write_best(sweep, study)
+    if as_json:
+        write_json(content_of(sweep, study, best))
+    else:
+        write_lines(summary(sweep, study, best))
+    if "plot" in arguments.given:
+        write_lines(f"drawn: {path}" for path in draw(study, sweep.folder))
+    return FAILURE if best is None else 0
+
+
+def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
+    """Trains what is left of the sweep; returns the study.
+
+    Raises:
+        Interrupted, Terminated: a signal came; the trials under way have saved a checkpoint.
+    """
+    folder = RunsFolder(sweep.folder, "sweep")
+    sweep.folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(sweep.folder.with_name(f"{sweep.folder.name}.lock"))
+    with lock:  # other workers begin now, too
+        folder.begin(sweep.description)
+        given = arguments.given.get("storage") or os.environ.get(STORAGE_VARIABLE)
+        url = given or sqlite_url(sweep.folder)
+        os.environ[STORAGE_VARIABLE] = url
+        storage = open_storage(url)
+        study = _study(sweep, arguments, storage)
+    trials = Trials(sweep, folder, study, storage, lock, study.user_attrs[METRIC])
+    num_left = trials.num_left()
+    write_lines(header(sweep, study, num_left))
+    progress = RunProgress[TrialRun](sweep.num_trials, sweep.num_trials - num_left)
+    processes = RunProcesses[TrialRun](folder, jobs=sweep.jobs, threads=sweep.threads)
+    with progress, processes:
+        is_left = True
+        while is_left and not processes.is_stopped:
+            is_left = False
+            for outcome in processes.outcomes(progress.started(trials.runs())):
+                trials.end(outcome)
+                progress.ended(outcome, sweep.num_trials - trials.num_left())
+                is_left |= outcome.was_killed
+    if processes.is_stopped:
+        raise processes.stopped(f"{trials.num_left()} trials are left; the same line goes on")
+    return study
+
+
+def _study(sweep: Sweep, arguments: Arguments, storage: optuna.storages.RDBStorage) -> optuna.Study:
+    """Opens the study; makes it, after a dry run, where it isn't there.
+
+    Raises:
+        UsageError: the study is of another metric.
+    """
+    sampler = make_sampler(arguments.given.get("sampler"))
+    pruner = make_pruner(sweep.pruner)
+    names = [one.study_name for one in storage.get_all_studies()]
+    wanted = arguments.given.get("metric")
+    if sweep.study in names:
+        study = optuna.load_study(
+            study_name=sweep.study, storage=storage, sampler=sampler, pruner=pruner
+        )
+        _compare(wanted, study)
+        return study
+    metric = _metric(sweep, wanted)
+    study = optuna.create_study(
+        study_name=sweep.study,
+        storage=storage,
+        sampler=sampler,
+        pruner=pruner,
+        direction="maximize" if metric.higher_is_better else "minimize",
+        load_if_exists=True,  # another machine was quicker
+    )
+    study.set_user_attr(METRIC, metric.name)
+    return study
+
+
+def _metric(sweep: Sweep, wanted: str | None) -> Metric:
+    """Returns what is optimized, from a dry run.
+
+    Raises:
+        EventloopError: the task can't be trained.
+        UsageError: it doesn't say what is better.
+    """
+    tried = try_run(sweep.fit_line(sweep.first()), sweep.threads)
+    if tried.content is None:
+        sys.stderr.write(tried.err)
+        raise EventloopError(
+            f"a dry run with the first values failed with status {tried.status}; nothing was "
+            "trained",
+            fix="fix what is reported above",
+        )
+    metric = choose_metric(wanted, tried.content["higher_is_better"])
+    if metric.higher_is_better is None:
+        raise UsageError(
+            f"the metric {metric.name!r} doesn't say whether higher is better",
+            fix=f'say it: `--metric "max {metric.name}"`, or min',
+        )
+    return metric
+
+
+def _compare(wanted: str | None, study: optuna.Study) -> None:
+    name = study.user_attrs.get(METRIC)
+    named = (wanted or "").rpartition(" ")[2].removeprefix("eval/")
+    if name is None or named not in ("", name):
+        raise UsageError(
+            f"the study {study.study_name!r} is of {name or 'something else'}, not of {wanted}",
+            fix="give another `--study NAME`, or another --run-dir",
+        )

@@ -1,0 +1,82 @@
+"""Optuna's objects by name: the storage of a URL, the study in it, samplers and pruners."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optuna
+import yaml  # type: ignore[import-untyped]
+from optuna.storages import RDBStorage
+
+from eventloop import EventloopError
+from eventloop.commands import UsageError, closest, flag, fold, one_line
+
+# Children and other workers read the URL here, which may hold a password: it stands in no file.
+STORAGE_VARIABLE = "OPTUNA_STORAGE"
+_WAIT_S = 120  # for other workers to end their writes to SQLite
+
+
+def sqlite_url(folder: Path) -> str:
+    """Returns the URL of a sweep's own database."""
+    return f"sqlite:///{folder.absolute() / 'study.db'}"
+
+
+def open_storage(url: str) -> RDBStorage:
+    """Opens a database, and makes its tables where there are none.
+
+    Raises:
+        EventloopError: it can't be reached, or its driver isn't installed.
+    """
+    options = {"connect_args": {"timeout": _WAIT_S}} if url.startswith("sqlite") else {}
+    try:
+        return RDBStorage(url, engine_kwargs=options)
+    except Exception as error:
+        raise EventloopError(
+            f"the study's storage can't be opened: {one_line(str(error))}",
+            fix="give a URL of SQLAlchemy, `--storage postgresql://user@host/database`, say, and "
+            "install its driver; or leave --storage out",
+        ) from error
+
+
+def make_sampler(text: str | None) -> optuna.samplers.BaseSampler:
+    """Makes a sampler: `tpe`, `random`, `tpe:multivariate=true,n_startup_trials=5`."""
+    sampler: optuna.samplers.BaseSampler = _made("sampler", text or "tpe", optuna.samplers)
+    return sampler
+
+
+def make_pruner(text: str | None) -> optuna.pruners.BasePruner:
+    """Makes a pruner: `median`, `hyperband`, `none`, `median:n_warmup_steps=2`."""
+    name = "nop" if text == "none" else text or "median"
+    pruner: optuna.pruners.BasePruner = _made("pruner", name, optuna.pruners)
+    return pruner
+
+
+def _made(kind: str, text: str, module: ModuleType) -> Any:
+    """Builds the class `NameKind` of a module, with arguments that are written behind the name.
+
+    Raises:
+        UsageError: there is none of this name, or it doesn't take these arguments.
+    """
+    name, _, options = text.partition(":")
+    suffix = kind.title()
+    classes = {
+        fold(one.removesuffix(suffix)).lower(): found
+        for one, found in vars(module).items()
+        if one.endswith(suffix) and inspect.isclass(found) and not inspect.isabstract(found)
+    }
+    if name.lower() not in classes:
+        raise UsageError(
+            f"{flag(kind)}: Optuna has no {kind} {name!r}{closest(name.lower(), classes)}",
+            fix=f"one of {', '.join(sorted(classes))}",
+        )
+    pairs = [one.partition("=") for one in options.split(",") if one]
+    try:
+        return classes[name.lower()](**{key: yaml.safe_load(value) for key, _, value in pairs})
+    except (TypeError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"{flag(kind)} {text}: {one_line(str(error))}",
+            fix=f"write its arguments as `{flag(kind)} {name}:NAME=VALUE`",
+        ) from error
