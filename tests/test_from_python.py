@@ -331,3 +331,22 @@ def test_functions_may_differ_between_ranks(clean):
         {"also": ["list.append"], "by_name": {"a": "list.append"}},
         {"write": "repr", "by_name": {}},
     ]
+
+
+def test_a_result_is_curves_in_a_notebook(make_trainer):
+    """One for each number, as its history has it; names are text, not HTML."""
+    result = make_trainer(tiny_task(), max_duration="3ep").fit()
+    result.history[-1]["<b>"] = float("nan")
+
+    html = result._repr_html_()
+
+    names = {name for row in result.history for name in row} - {
+        "epoch",
+        "batch",
+        "sample",
+        "token",
+        "seconds",
+    }
+    assert html.count("<polyline") == len(names) >= 2
+    assert f"train/loss <b>{result.history[-1]['train/loss']:.4g}</b>" in html
+    assert "&lt;b&gt; <b>nan</b>" in html

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from eventloop.diagnostics.check import Check
     from eventloop.diagnostics.trace import Trace
     from eventloop.distributed.join import rank_zero_first
+    from eventloop.run.result import Result
     from eventloop.run.start import Allowed
     from eventloop.short_form import fit
     from eventloop.signals import is_interruption
     from eventloop.state import State
     from eventloop.task import Task
-    from eventloop.trainer import Result, Trainer, TrainerBuilder
+    from eventloop.trainer import Trainer, TrainerBuilder
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.urls import Url
     from eventloop.view import StateView
@@ -80,7 +81,7 @@ _LAZY = {
     "Allowed": "eventloop.run.start",
     "Check": "eventloop.diagnostics.check",
     "Count": "eventloop.data",
-    "Result": "eventloop.trainer",
+    "Result": "eventloop.run.result",
     "Settings": "eventloop.config.settings",
     "State": "eventloop.state",
     "StateView": "eventloop.view",

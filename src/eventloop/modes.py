@@ -17,7 +17,8 @@ from eventloop.clock import Time
 from eventloop.data import known_length
 from eventloop.data.combine import FirstBatches
 from eventloop.hooks import hookimpl
-from eventloop.trainer import Result, Trainer, TrainerBuilder
+from eventloop.run.result import Result
+from eventloop.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues

@@ -13,8 +13,9 @@ from eventloop.clock import Time
 from eventloop.config.layers import example
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import SettingError
+from eventloop.run.result import Result
 from eventloop.task import Task
-from eventloop.trainer import Result, Trainer
+from eventloop.trainer import Trainer
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
 _OF_TRAINER = ("algorithms", "callbacks")

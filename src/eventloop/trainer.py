@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from eventloop.checkpoint.storage import storage_of
 from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states
@@ -47,6 +47,7 @@ from eventloop.run.checks import (
     warn_of_zero_rates,
 )
 from eventloop.run.find import find_start
+from eventloop.run.result import Result
 from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
@@ -61,38 +62,6 @@ if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
-    from eventloop.urls import Place
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a fit gives.
-
-    Args:
-        metrics: the latest evaluation, by data loader and metric name.
-        history: a row for each evaluation and for the end of each fit: epoch, batch, seconds, and
-            the numbers by name, as they are logged.
-        run_dir: where the run's files are.
-        model: the one that was trained.
-        tested_with: the checkpoint whose weights the test sets had, that of the best evaluation; None
-            for the last weights.
-    """
-
-    metrics: dict[str, dict[str, Tensor]]
-    history: list[dict[str, float]]
-    run_dir: Path
-    model: nn.Module
-    tested_with: Place | None = None
-
-    def __repr__(self) -> str:
-        numbers = {
-            f"{dataset}/{name}": round(value.item(), 4)
-            for dataset, found in self.metrics.items()
-            for name, value in found.items()
-            if value.numel() == 1
-        }
-        rows = counted(len(self.history), "row")
-        return f"Result({numbers}, {rows} of history, run_dir={str(self.run_dir)!r})"
 
 
 class Trainer:

@@ -43,7 +43,8 @@ from eventloop.urls import Url
 if TYPE_CHECKING:
     from eventloop.clock import Clock
     from eventloop.config.configuration import Configuration
-    from eventloop.trainer import Result, Trainer
+    from eventloop.run.result import Result
+    from eventloop.trainer import Trainer
 
 COMMAND = Command(
     "fit",

@@ -24,7 +24,8 @@ from eventloop.plugin.records import FlagPlugin
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.observe import Observer
-    from eventloop.trainer import Result, Trainer
+    from eventloop.run.result import Result
+    from eventloop.trainer import Trainer
 
 OPTIONS = (
     CommandOption("dry-run", "", "two epochs of two batches of everything, keeping nothing"),

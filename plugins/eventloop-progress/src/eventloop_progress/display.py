@@ -1,4 +1,4 @@
-"""Where the progress is shown: on a terminal that can be drawn on, or as lines anywhere else."""
+"""Where progress is shown: a terminal, a notebook's cell, or lines anywhere else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from eventloop_progress.bar import Field, Line
+from eventloop_progress.notebook import Notebook
 from eventloop_progress.table import ResultsTable
 from eventloop_progress.text import Results, printable
 
@@ -117,4 +118,6 @@ class Log:
 
 def display_on(console: Console) -> Display:
     """Returns the display that suits a console."""
+    if console.is_jupyter:
+        return Notebook()
     return Terminal(console) if console.is_interactive else Log(console)

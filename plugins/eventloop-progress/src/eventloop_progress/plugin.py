@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 class Progress:
     """Shows how a run goes: a bar and a table of results, or a line for each epoch.
 
-    On a terminal a bar shows epoch, batch, loss, samples a second and the time left, and each
-    evaluation adds its results to a table above it. Anywhere else each epoch is one line, each
-    evaluation within an epoch another, and where neither comes there is a line now and then.
+    On a terminal, and below the cell of a notebook, a bar shows epoch, batch, loss, samples a
+    second and the time left, and each evaluation adds its results to a table above it. Anywhere
+    else each epoch is one line, each evaluation within an epoch another, and where neither comes
+    there is a line now and then.
 
     Args:
         refresh_per_s: how often the bar is drawn, at most, in times a second.

@@ -1,0 +1,77 @@
+"""What a fit returns: numbers, their history, and where the run's files are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from eventloop.errors import counted
+from eventloop.urls import Place
+
+# What a row of the history has beside numbers.
+_WHERE = ("epoch", "batch", "sample", "token", "seconds")
+_WIDTH, _HEIGHT = 220, 70  # of a curve, in pixels
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a fit returns.
+
+    Args:
+        metrics: the latest evaluation, by data loader and metric name.
+        history: a row for each evaluation and for the end of each fit: epoch, batch, sample,
+            token, seconds, and the numbers by name, as they are logged.
+        run_dir: where the run's files are.
+        model: the one that was trained.
+        tested_with: the checkpoint whose weights the test sets had, that of the best evaluation; None
+            for the last weights.
+    """
+
+    metrics: dict[str, dict[str, Tensor]]
+    history: list[dict[str, float]]
+    run_dir: Path
+    model: nn.Module
+    tested_with: Place | None = None
+
+    def __repr__(self) -> str:
+        numbers = {
+            f"{dataset}/{name}": round(value.item(), 4)
+            for dataset, found in self.metrics.items()
+            for name, value in found.items()
+            if value.numel() == 1
+        }
+        rows = counted(len(self.history), "row")
+        return f"Result({numbers}, {rows} of history, run_dir={str(self.run_dir)!r})"
+
+    def _repr_html_(self) -> str:
+        """Returns a curve for each number of the history, for a notebook."""
+        names = dict.fromkeys(name for row in self.history for name in row if name not in _WHERE)
+        curves = "".join(
+            _curve(name, [(row["batch"], row[name]) for row in self.history if name in row])
+            for name in names
+        )
+        return f"<div>{curves}<div><small>{escape(str(self.run_dir))}</small></div></div>"
+
+
+def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """Returns a number over the batches, with its last value."""
+    finite = [(x, y) for x, y in points if abs(y) < float("inf")]
+    line = ""
+    if finite:
+        xs, ys = zip(*finite, strict=True)
+        wide, high = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+        line = " ".join(
+            f"{4 + (x - min(xs)) / wide * (_WIDTH - 8):.1f},"
+            f"{_HEIGHT - 4 - (y - min(ys)) / high * (_HEIGHT - 8):.1f}"
+            for x, y in finite
+        )
+    return (
+        f'<figure style="display: inline-block; margin: 0 1em 0.5em 0">'
+        f"<figcaption><small>{escape(name)} <b>{points[-1][1]:.4g}</b></small></figcaption>"
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}"><polyline points="{line}" fill="none" '
+        f'stroke="currentColor" stroke-width="1.5"/></svg></figure>'
+    )
