@@ -12,7 +12,7 @@ from lit_cases import DATA, QUIET, Case, Net, fitted
 from torch.utils.data import DataLoader
 
 import eventloop_lightning
-from eventloop import SettingError, Trainer
+from eventloop import Moment, SettingError, Trainer, hookimpl
 from eventloop.cli import main
 from eventloop.testing import run_ranks
 from eventloop_ema import Ema
@@ -98,6 +98,28 @@ def test_a_plugin_of_ours_takes_part():
     assert torch.equal(module.net[0].weight, alone.net[0].weight)
     assert trainer.callback_metrics["loss"] == other.callback_metrics["loss"]
     assert trainer.callback_metrics["val_loss"] != other.callback_metrics["val_loss"]
+
+
+class Hears:
+    """A logger of eventloop's."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, list[int]] = {}
+
+    @hookimpl
+    def log(self, numbers: dict[str, float], at: Moment) -> None:
+        for name in numbers:
+            self.heard.setdefault(name, []).append(at.batch)
+
+
+def test_what_a_module_logs_reaches_loggers_of_ours():
+    """At the batches at which Lightning's loggers would get it."""
+    hears = Hears()
+
+    fitted(eventloop_lightning.Trainer, Case(Net), watchers=[hears], log_every_n_steps=4)
+
+    assert hears.heard["loss_step"] == [4, 8, 12, 16]
+    assert hears.heard["loss_epoch"] == hears.heard["val_loss"] == [6, 12, 18]
 
 
 def trained(precision: str = "fp32") -> dict[str, list[float]]:

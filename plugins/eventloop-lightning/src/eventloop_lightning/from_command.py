@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
@@ -59,49 +59,13 @@ def task(
                 fix="name one, or leave it out and let the module have train_dataloader",
             )
         _take_settings(trainer, state)
-        trainer.loggers = [StateLogger(state)]
+        trainer.loggers = [DummyLogger()]  # some callbacks want one; the numbers go to eventloop's
         trainer.strategy._lightning_module = made
         trainer.state.fn, trainer.state.status = TrainerFn.FITTING, TrainerStatus.RUNNING
         trainer.training = True
         trainer._data_connector.attach_data(made, datamodule=datamodule)
 
     return LightningTask(trainer, lambda: _made(found), attach)
-
-
-class StateLogger(Logger):
-    """Hands what a module logs to eventloop's loggers.
-
-    Args:
-        state: of the run.
-    """
-
-    def __init__(self, state: State) -> None:
-        super().__init__()
-        self._state = state
-
-    @property
-    def name(self) -> str:
-        """The name of the logger."""
-        return "eventloop"
-
-    @property
-    def version(self) -> int:
-        """The number of the run."""
-        return 0
-
-    @property
-    def save_dir(self) -> str:
-        """Where the run's files go."""
-        return str(self._state.run_dir)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Leaves them: the manifest has what a run is made of."""
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Logs numbers for the moment under way."""
-        for name, value in metrics.items():
-            if name != "epoch":
-                self._state.log(name, value)
 
 
 def _take_settings(trainer: Any, state: State) -> None:

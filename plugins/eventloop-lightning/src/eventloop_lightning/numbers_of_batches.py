@@ -1,8 +1,32 @@
-"""What happens to the numbers of `self.log` around a batch: Lightning's connector, without detours."""
+"""What becomes of the numbers of `self.log`: Lightning's connector, without detours."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from torch import Tensor
+
+from eventloop import State
+
+
+class Connector(_LoggerConnector):
+    """Hands what Lightning's loggers get to eventloop's, too.
+
+    Attributes:
+        state: of the run; None outside of a fit.
+    """
+
+    state: State | None = None
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs the numbers of a step, an epoch or a validation."""
+        super().log_metrics(metrics, step)
+        if self.state is not None:
+            for name, value in metrics.items():
+                if isinstance(value, Tensor) and value.numel() == 1:
+                    self.state.log(name, value)
 
 
 class BatchNumbers:

@@ -167,6 +167,7 @@ class LightningTask:
             one.training = False
         trainer, calls = self._trainer, self._calls
         trainer.strategy.waiting = []
+        trainer._logger_connector.state = state
         stages.begin(trainer, self._keeping)
         self._has_transfer = has_transfer(trainer)
         kind = Automatic if self._module.automatic_optimization else Manual
@@ -340,6 +341,7 @@ class LightningTask:
     def training_end(self, state: State) -> None:
         """Calls what Lightning calls after its last epoch, unless the run will go on."""
         self._trainer.strategy.release()
+        self._trainer._logger_connector.state = None
         if not is_interruption(state.stop_reason):
             stages.finish(self._trainer)
 

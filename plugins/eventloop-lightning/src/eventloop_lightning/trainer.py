@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 import eventloop
 from eventloop import SettingError
 from eventloop_lightning.fit_loop import FitLoop
+from eventloop_lightning.numbers_of_batches import Connector
 from eventloop_lightning.refused import checked_device, refuse_others_words
 from eventloop_lightning.results import Results
 from eventloop_lightning.strategy import beside, strategy_for
@@ -61,6 +62,7 @@ class Trainer(LightningTrainer):
         self.fit_loop = FitLoop(self, self.fit_loop.min_epochs, self.fit_loop.max_epochs)
         self.fit_loop.epoch_loop = epoch_loop
         epoch_loop._results = Results(self.strategy.reduce)
+        self._logger_connector = Connector(self)
 
     @property
     def training(self) -> bool:
