@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State
-from eventloop_composer.engine import QuietEngine
+from eventloop_composer.engine import LeanEngine
 from eventloop_composer.kept import Kept
 from eventloop_composer.logs import ToEventloop, TrainerLogs
 from eventloop_composer.times import timestamp_of, to_ours
@@ -75,7 +75,7 @@ class Mirror:
         self.theirs.callbacks = [*loggers, *callbacks]
         self.callbacks = callbacks
         self.kept = Kept(self)
-        self.engine = QuietEngine(self.theirs, self.logger, passes)
+        self.engine = LeanEngine(self.theirs, self.logger, passes)
         self._loss: Tensor | None = None
         self._max_duration: ComposerTime | None = None
         self._training_loader: tuple[Any, str | None, ComposerTime | None] = (None, None, None)
