@@ -26,7 +26,7 @@ from eventloop.cli.job import Job, header_lines, output_path, prepare, task_sett
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Diagnostics, Modes
-from eventloop.cli.output import crash_report, write_lines, write_text
+from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.cli.plugins.lock import require_lock
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
@@ -69,7 +69,8 @@ def run(arguments: Arguments) -> int:
     """Runs the command."""
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
-    output_path(arguments, "export")
+    export = arguments.path("export")
+    output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     trace_file = output_path(arguments, "trace", ".json")
@@ -110,6 +111,9 @@ def _train(
         ) as trainer,
     ):
         active += trainer.plugins
+        export = arguments.path("export")
+        if export is not None and not _writes_other_formats(trainer):
+            output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines(modes.lines())
         state = trainer.state
@@ -118,7 +122,6 @@ def _train(
         if state.rank == 0 and state.settings.run_dir is None:
             write_manifest(state.manifest, state.run_dir)
         result = modes.fit(trainer)
-        export = arguments.path("export")
         if export is not None and not modes.is_dry:
             trainer.export(export)
         result_file.write(trainer, result)
@@ -129,6 +132,12 @@ def _train(
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint])
+
+
+def _writes_other_formats(trainer: Trainer) -> bool:
+    """Whether a plugin, or the task, may write a file that isn't of the core's format."""
+    found = trainer.assembly.implementations["export"]
+    return any(one.plugin.role != "core" and not one.wrapper for one in found)
 
 
 _NOTHING_KEPT = (
