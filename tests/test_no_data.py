@@ -10,7 +10,9 @@ from torch import nn
 from torch.optim import SGD
 
 from eventloop import SettingError, Task, TaskError, hookimpl, schedules
+from eventloop.data import cycled, zipped
 from eventloop.data.batches import describe, num_samples
+from eventloop.modes import LimitBatches
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
@@ -226,3 +228,19 @@ def test_microbatches_of_nothing_are_refused(make_trainer):
     with pytest.raises(TaskError, match=r"microbatch_size is 4, but without a train data loader"):
         make_trainer(task, max_duration="2ba", microbatch_size=4).fit()
     make_trainer(task, max_duration="2ba", microbatch_size="auto").fit()
+
+
+@pytest.mark.parametrize("loader", [cycled, lambda one: zipped(cycled(one), cycled(one))])
+def test_epochs_without_an_end_do_not_end_a_run(loader, make_trainer, make_task, make_batches):
+    """It would go on for good, without a word."""
+    task = make_task(
+        train_dataloader=loader(make_batches()),
+        forward=lambda model: {"loss": model.bias.sum()},
+        loss=None,
+    )
+
+    with pytest.raises(TaskError, match="to end after 2ep, but an epoch of a data loader that is"):
+        make_trainer(task, max_duration="2ep").fit()
+    assert make_trainer(task, max_duration="4ba").fit().history[-1]["batch"] == 4
+    limited = make_trainer(task, max_duration="2ep", algorithms=[LimitBatches(train_batches=2)])
+    assert limited.fit().history[-1]["batch"] == 4

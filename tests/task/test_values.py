@@ -48,7 +48,10 @@ def test_a_value_of_the_wrong_kind_is_refused_at_once(given, message, make_task)
         ({"optimizer": lambda model: None}, "the task's optimizer function gave None"),
         ({"optimizer": lambda model: [SOME]}, r"a list of 1, without names\n  fix  name them"),
         ({"scheduler": lambda one: None}, "the task's scheduler of 'sgd' is None, not a torch"),
-        ({"scheduler": ReduceLROnPlateau}, r"wants metrics at each step[\s\S]*eval_after_all"),
+        (
+            {"scheduler": ReduceLROnPlateau},
+            r"wants metrics at each step[\s\S]*schedules.plateau[\s\S]*eval_after_all",
+        ),
         ({"eval_dataloaders": [DataLoader([1])]}, r"a list of 1, without names\n  fix  name them"),
     ],
 )

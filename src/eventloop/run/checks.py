@@ -224,6 +224,12 @@ def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None
         )
     asked = ("should_end_epoch", "should_rebuild_dataloader")
     may_end_sooner = any(assembly.implementations[name] for name in asked)
+    if is_endless(state.train_dataloader) and end.unit == "ep" and not may_end_sooner:
+        raise TaskError(
+            f"the run is to end after {end}, but an epoch of a data loader that is cycled has no end",
+            fix="count the run in batches, max_duration=1000ba, or put one that ends beside it: "
+            "zipped(a, cycled(b))",
+        )
     num_epochs = end.value - state.clock.epoch if end.unit == "ep" else 0
     if isinstance(state.train_dataloader, Iterator) and num_epochs > 1 and not may_end_sooner:
         raise TaskError(

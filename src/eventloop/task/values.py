@@ -92,8 +92,8 @@ def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
         raise TaskError(
             f"{type(scheduler).__name__} wants {', '.join(wanted)} at each step, but the "
             "loop passes nothing",
-            fix=f"take another, {_SCHEDULER}; or step it in an algorithm's `eval_after_all`, with "
-            "state.eval_metrics at hand",
+            fix="take scheduler=schedules.plateau(metric='valid/loss'), which follows a metric, or step "
+            "it in an algorithm's `eval_after_all`, with state.eval_metrics at hand",
         )
     return scheduler
 
