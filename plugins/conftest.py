@@ -18,9 +18,9 @@ collect_ignore = [
     folder for folder, module in BRIDGES.items() if importlib.util.find_spec(module) is None
 ]
 if "eventloop-composer" not in collect_ignore:
-    from eventloop_composer.importing import import_torchvision
+    from eventloop_composer.importing import declare_operators
 
-    import_torchvision()  # so that torchmetrics can import it, for all tests here
+    declare_operators()  # so that torchmetrics can import torchvision, for all tests here
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from composer.loggers import InMemoryLogger
 from torch import nn
 
 from eventloop import PluginError, Trainer, hookimpl
+from eventloop.cli import main
 from eventloop.testing import check_plugin, tiny_task
 from eventloop_composer import Composer
 
@@ -167,6 +171,37 @@ def test_the_plugin_keeps_the_contract_of_every_plugin():
         options={"algorithms": [Doubles], "callbacks": ["composer.callbacks.LRMonitor"]},
         task=tiny_task,
     )
+
+
+def test_a_plugin_that_sleeps_imports_nothing_and_breaks_nothing():
+    """Torchvision beside another torch can't be imported, by torchmetrics neither, until this is."""
+    code = (
+        "import sys, eventloop_composer.plugin as plugin\n"
+        "assert not {'composer', 'torchvision'} & sys.modules.keys()\n"
+        "assert plugin.Composer.wakes_with == ('algorithms', 'callbacks', 'loggers')\n"
+        "import torchmetrics, torchvision\n"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_names_work_on_the_command_line(tmp_path, monkeypatch, capsys):
+    """As YAML: names alone, and with arguments."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("from eventloop.testing import tiny_task\ntask = tiny_task()\n")
+    named = (
+        "[{composer.algorithms.GradientClipping: {clipping_type: norm, clipping_threshold: 0.5}}]"
+    )
+    flags = ["--composer.algorithms", named, "--composer.callbacks", "[LRMonitor]"]
+
+    status = main(
+        ["fit", "train.py", "--max-duration", "2ba", "--no-plugins", "-p", "composer", *flags]
+    )
+
+    assert status == 0
+    assert "GradientClipping" in capsys.readouterr().out
 
 
 def test_importing_composer_leaves_signals_alone():

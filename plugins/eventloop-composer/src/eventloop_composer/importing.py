@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -30,9 +33,9 @@ def import_composer() -> None:
     """
     if "composer" in sys.modules:
         return
+    declare_operators()
     try:
         with _kept_handlers():
-            import_torchvision()
             importlib.import_module("composer")
     except ImportError as error:
         raise PluginError(
@@ -42,20 +45,23 @@ def import_composer() -> None:
         ) from error
 
 
-def import_torchvision() -> None:
-    """Imports torchvision, with its operators declared where a wheel for CUDA lacks them."""
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        for name in [one for one in sys.modules if one.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-        for schema in _OPERATORS.values():
-            library.define(schema)  # type: ignore[no-untyped-call]
-        _declared.append(library)
-        importlib.import_module("torchvision")
+def declare_operators() -> None:
+    """Declares torchvision's operators where its wheel is for CUDA and torch isn't; imports nothing.
+
+    Whatever imports torchvision fails otherwise, torchmetrics among it, whether Composer is wanted or not.
+    """
+    if _declared or torch.version.cuda is not None or "torchvision" in sys.modules:
+        return
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return
+    version = Path(found.origin).with_name("version.py")
+    if not version.is_file() or not re.search(r"\+cu\d", version.read_text()):
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in _OPERATORS.values():
+        library.define(schema)  # type: ignore[no-untyped-call]
+    _declared.append(library)
 
 
 @contextmanager

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eventloop import State, hookimpl
-from eventloop_composer.importing import import_composer
+from eventloop_composer.importing import declare_operators, import_composer
 from eventloop_composer.named import objects_of
 
 if TYPE_CHECKING:
     from eventloop_composer.mirror import Mirror
     from eventloop_composer.model_task import ModelTask
+
+declare_operators()  # for any run: metrics import torchvision where it is installed
 
 # Fired where ours of the same name is, with nothing to be done beside it.
 SAME = (
