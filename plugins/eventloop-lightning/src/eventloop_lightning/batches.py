@@ -27,9 +27,7 @@ def has_transfer(trainer: Any) -> bool:
 def num_samples(batch: Any) -> int:
     """Returns how many samples a batch has: the length of the first tensor that is found."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple) and batch:
-        return next((found for one in batch if (found := num_samples(one))), 0)
-    return 0
+        return batch.shape[0] if batch.ndim else 1
+    if not isinstance(batch, list | tuple):  # which most are: to know a mapping takes longer
+        batch = list(batch.values()) if isinstance(batch, Mapping) else ()
+    return next((found for one in batch if (found := num_samples(one))), 0)

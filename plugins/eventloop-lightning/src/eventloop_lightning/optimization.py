@@ -239,13 +239,17 @@ class Manual:
         self._progress = self._loop.manual_optimization.optim_step_progress
         self._training_step = TrainingStep(trainer, calls)
         self._own_backward = calls.is_own("backward")
+        self._known: Any = None
         self._output: dict[str, Any] = {}
 
     def train(self, state: State, *, accumulates: bool) -> None:
         """Trains on the batch at hand."""
-        for one in self._trainer.strategy._lightning_optimizers:
-            one._on_before_step = self._progress.increment_ready
-            one._on_after_step = self._progress.increment_completed
+        optimizers = self._trainer.strategy._lightning_optimizers
+        if optimizers is not self._known:
+            self._known = optimizers
+            for one in optimizers:
+                one._on_before_step = self._progress.increment_ready
+                one._on_after_step = self._progress.increment_completed
         given = self._training_step(state.batch, self._loop.batch_idx)
         self._output = ManualResult.from_training_step_output(given).asdict()
         loss = self._output.get("loss")

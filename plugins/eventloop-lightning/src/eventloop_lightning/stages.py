@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers.utilities import _log_hyperparams
-from lightning.pytorch.loops.utilities import _is_max_limit_reached, _parse_loop_limits
+from lightning.pytorch.loops.utilities import _parse_loop_limits
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.configuration_validator import _verify_loop_configurations
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -89,7 +89,8 @@ def end_advance(loop: Any, *, accumulates: bool) -> None:
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
     if not accumulates:
         loop._batches_that_stepped += 1
-    loop._save_loggers_on_train_batch_end()
+    if loop.trainer.should_stop:
+        loop._save_loggers_on_train_batch_end()
 
 
 def end_epoch(trainer: Any, calls: HookCalls) -> None:
@@ -112,7 +113,8 @@ def end_epoch(trainer: Any, calls: HookCalls) -> None:
 def is_done(trainer: Any) -> bool:
     """Returns whether Lightning's loop would end here, its epochs apart, which eventloop counts."""
     loop = trainer.fit_loop
-    if _is_max_limit_reached(loop.epoch_loop.global_step, loop.max_steps):
+    epoch_loop = loop.epoch_loop
+    if epoch_loop.max_steps != -1 and epoch_loop.global_step >= epoch_loop.max_steps:
         return True
     return bool(trainer.should_stop and loop._can_stop_early)
 

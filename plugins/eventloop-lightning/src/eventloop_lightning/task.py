@@ -66,6 +66,7 @@ class LightningTask:
         self._ends_epoch = self._accumulates = False
         self._has_transfer = False
         self._epoch = 0
+        self._count = Count(0, 0, 0)
 
     # Building
 
@@ -205,7 +206,9 @@ class LightningTask:
     def count_batch(self, state: State, batch: Any) -> Count:
         """Counts the samples of the first tensor that is found."""
         num = num_samples(batch)
-        return Count(num, 0, num)
+        if self._count.samples != num:
+            self._count = Count(num, 0, num)
+        return self._count
 
     @hookimpl
     def after_dataloader(self, state: State) -> None:
