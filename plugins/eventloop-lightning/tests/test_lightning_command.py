@@ -8,7 +8,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lit_cases import DATA, QUIET, Case, Net, fitted
+from lit_cases import DATA, QUIET, Case, Gan, Net, fitted
 from torch.utils.data import DataLoader
 
 import eventloop_lightning
@@ -137,6 +137,25 @@ def test_two_ranks_end_with_the_same_weights():
 
     assert one == other
     assert one != trained()
+
+
+class GanWithData(Gan):
+    def train_dataloader(self):
+        return DataLoader(DATA, 11, shuffle=True)
+
+
+def trained_by_hand() -> dict[str, list[float]]:
+    case = Case(GanWithData, lambda: (None, None))
+    module, _ = fitted(eventloop_lightning.Trainer, case, max_epochs=2)
+    return {name: one.tolist() for name, one in module.named_parameters()}
+
+
+def test_two_ranks_end_with_the_same_weights_by_hand():
+    """In manual optimization, under the trainer: each backward averages what it has added."""
+    one, other = run_ranks(trained_by_hand)
+
+    assert one == other
+    assert one != trained_by_hand()
 
 
 def test_bf16_trains_otherwise():
