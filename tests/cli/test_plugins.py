@@ -142,6 +142,19 @@ def test_a_dormant_plugin_is_off_in_the_list(run, install, parameters):
     assert seen("-p", "aa-test") == ("problem", "needs --aa-test.teacher")
 
 
+def test_a_plugin_that_one_of_several_options_wakes_is_off_in_the_list(run, install):
+    """As a run says it, with nothing imported."""
+    source = "class Plugin:\n    wakes_with = ('one', 'other')\n    def __init__(self, *, one=1, other=2): pass\n"
+    install("aa-test", f"1 / 0\n{source}def __getattr__(name): raise AttributeError(name)\n")
+
+    def seen(*argv):
+        rows = json.loads(run("plugins", "--json", *argv).out)
+        return next((row["status"], row["reason"]) for row in rows if row["name"] == "aa-test")
+
+    assert seen() == ("off", "waiting for --aa-test.one or --aa-test.other")
+    assert seen("-p", "aa-test")[0] == "active"
+
+
 def test_the_list_shows_a_shadowed_distribution(run, install, tmp_path):
     """Which of two versions trains depends on a path."""
     install("aa-test")

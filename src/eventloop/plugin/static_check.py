@@ -30,10 +30,12 @@ class StaticReport:
     Args:
         problem: one line; "" where nothing was seen.
         needs: options without a default.
+        wakes_with: options of which one has to be set.
     """
 
     problem: str = ""
     needs: tuple[str, ...] = ()
+    wakes_with: tuple[str, ...] = ()
 
 
 def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
@@ -107,13 +109,14 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         if problem := _import_problem(body, path):
             return StaticReport(problem)
         names = dict(bound_names(body))
-        if not attribute or "*" in names or "__getattr__" in names:
+        if not attribute or "*" in names or ("__getattr__" in names and attribute not in names):
             return StaticReport()
         if attribute not in names:
             return StaticReport(f"{module} has no {attribute!r}{closest(attribute, names)}")
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
-            return StaticReport(_hook_problem(node, others), tuple(_needs(node)))
+            waking = tuple(_wakes_with(node))
+            return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking)
         following = origin_of(node, attribute, module, path)
         if following is None:
             return StaticReport()
@@ -170,3 +173,13 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
             yield from (one.arg for one in positional[: max(num_needed, 0)])
             pairs = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
             yield from (one.arg for one, default in pairs if default is None)
+
+
+def _wakes_with(node: ast.ClassDef) -> Iterator[str]:
+    """Yields the options that the class calls `wakes_with`, where they are written out."""
+    for one in node.body:
+        if not isinstance(one, ast.Assign) or not isinstance(one.value, ast.Tuple):
+            continue
+        if any(isinstance(name, ast.Name) and name.id == "wakes_with" for name in one.targets):
+            values = (item.value for item in one.value.elts if isinstance(item, ast.Constant))
+            yield from (value for value in values if isinstance(value, str))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from eventloop_composer.plugin import Composer
+
 if TYPE_CHECKING:
     from eventloop_composer.building import task
-    from eventloop_composer.plugin import Composer
     from eventloop_composer.trainer import Trainer
 
 __all__ = ["Composer", "Trainer", "task"]
 
 # Composer itself takes seconds to import: only what is asked for is.
-_FROM = {"Composer": "plugin", "Trainer": "trainer", "task": "building"}
+_FROM = {"Trainer": "trainer", "task": "building"}
 
 
 def __getattr__(name: str) -> object:

@@ -81,6 +81,10 @@ def _seen(one: Selected, configuration: Configuration, others: Iterable[Found]) 
     if seen.problem:
         return "problem", seen.problem
     if not lacking:
+        waking = [] if configuration.insists_on(one.found) else list(seen.wakes_with)
+        if waking and not any(fold(name) in given for name in waking):
+            flags = " or ".join(flag(name, one.found.name) for name in waking)
+            return "off", f"waiting for {flags}"
         return one.status, one.reason
     if configuration.insists_on(one.found):
         return "problem", f"needs {' and '.join(lacking)}"
