@@ -84,6 +84,7 @@ PROJECTS = {one: tomllib.loads((one / "pyproject.toml").read_text())["project"] 
 STORAGES = {"eventloop-remote": "memory://catalogue/run"}
 # What plugins are built with that need an option, or show more with one, by folder.
 OPTIONS: dict[str, dict[str, object]] = {
+    "eventloop-checkpointing": {"layers": "?"},
     "eventloop-curriculum": {"batch_size": {"1ep": 6}},
     "eventloop-distill": {"teacher": nn.Linear(3, 3)},
     "eventloop-early-stopping": {"metric": "train/loss", "patience": "1ep", "min_delta": 0.2},
