@@ -11,7 +11,7 @@ from composer_cases import CASES
 from eventloop_composer.arguments import DEFAULTS, REFUSED
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/how-to/come-from-composer.md").read_text()
+PAGE = (ROOT / "docs/how-to/coming-from-composer.md").read_text()
 
 
 def rows(heading):
