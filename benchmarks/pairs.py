@@ -95,9 +95,10 @@ def packages_in(folder: Path) -> list[Package]:
     found = []
     for path in sorted(folder.glob("*/pyproject.toml")):
         project = tomllib.loads(path.read_text())["project"]
-        ((group, points),) = project["entry-points"].items()
-        if group not in GROUPS:  # a command, or a storage: it takes part in no training
+        groups = [one for one in project.get("entry-points", {}).items() if one[0] in GROUPS]
+        if not groups:  # a command, a storage, or tasks: it takes part in no training by itself
             continue
+        ((group, points),) = groups
         ((name, target),) = points.items()
         source = str(path.parent / "src")
         found.append(Package(name, project["name"], project["version"], group, target, source))

@@ -232,7 +232,7 @@ class Rules:
                         yield PluginError(
                             f"order.{hook} names {name!r}, which doesn't implement {hook}",
                             source=value.source,
-                            fix=f"remove the name; `eventloop plugins hooks {hook}` lists who does",
+                            fix="remove the name; `eventloop plugins hooks` lists who does",
                         )
 
 

@@ -55,7 +55,7 @@ class Checkpointing:
         """Stands off where a model repeats no layers."""
         if self._num_layers:
             return None
-        return "the model repeats no layers; name some with --checkpointing.layers"
+        return "the model repeats no layers; name some with the option `layers`"
 
     @hookimpl
     def init(self, state: State) -> None:
@@ -76,8 +76,7 @@ class Checkpointing:
             if state.settings.compile and has_running_statistics(model.get_submodule(name)):
                 raise PluginError(
                     f"{name} has batch norms, whose statistics compiled code would move twice",
-                    fix="train with `--compile false`, or choose other layers with "
-                    "`--checkpointing.layers`",
+                    fix="train without compile, or choose other layers with the option `layers`",
                 )
             checkpointed(model.get_submodule(name), keep=self.keep)
         self._num_layers = len(names)

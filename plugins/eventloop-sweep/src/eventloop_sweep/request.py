@@ -246,7 +246,7 @@ def _with_file(
 def _content(path: Path) -> dict[str, Any]:
     try:
         # All scalars are texts: YAML 1.1 would read 16:32 as a time of day.
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506
+        content = yaml.BaseLoader(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         what = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UsageError(
