@@ -350,3 +350,20 @@ def test_a_result_is_curves_in_a_notebook(make_trainer):
     assert html.count("<polyline") == len(names) >= 2
     assert f"train/loss <b>{result.history[-1]['train/loss']:.4g}</b>" in html
     assert "&lt;b&gt; <b>nan</b>" in html
+
+
+@pytest.mark.parametrize("other", [[1.0, 3.0], [[1.0, 2.0]]], ids=["values", "shape"])
+def test_a_tensor_among_options_is_compared(make_trainer, tmp_path, other):
+    """Weights of classes, say: a run that went on with others would be another run."""
+
+    def run(steps, until=None):
+        watch = torch.tensor(steps)
+        settings = {"max_duration": "4ba", "run_dir": tmp_path / "run"}
+        with make_trainer(regression(), algorithms=[Scale(watch=watch)], **settings) as trainer:
+            trainer.fit(until=until)
+
+    run([1.0, 2.0], until="2ba")
+
+    with pytest.raises(ResumeError, match=r"scale\.watch: tensor of shape \(2,\), torch\.float32"):
+        run(other)
+    run([1.0, 2.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,8 @@ def options_kept(target: object) -> dict[str, Any]:
     """Returns the options of an instance that was built in Python, defaults left out.
 
     Those that it keeps under the name of the constructor's parameter, `alpha` or `_alpha`, and that
-    are values: numbers, text, times, functions by their names, and lists and mappings of these.
+    are values: numbers, text, times, functions by their names, tensors of up to a million entries
+    by a digest of these, and lists and mappings of all of them. Models and other objects aren't.
     """
     if not inspect.isfunction(type(target).__init__) or not hasattr(target, "__dict__"):
         return {}
@@ -64,8 +66,20 @@ def options_kept(target: object) -> dict[str, Any]:
     return kept
 
 
+_LARGEST = 10**6  # entries of a tensor that is an option
+
+
 class _Opaque:
     """Stands for what can't be compared."""
+
+
+def _tensor_text(tensor: Any) -> Any:
+    """Returns what tells a tensor from others; torch isn't imported here, as most commands don't need it."""
+    if tensor.numel() > _LARGEST:
+        return _Opaque
+    entries = str(tensor.detach().cpu().tolist())
+    digest = hashlib.sha256(entries.encode()).hexdigest()[:16]
+    return f"tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, sha256 {digest}"
 
 
 def _value(value: object) -> Any:
@@ -73,6 +87,10 @@ def _value(value: object) -> Any:
         return value
     if inspect.isroutine(value):
         return FunctionName(brief(value))
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value)
+    if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
+        return _tensor_text(value)
     if isinstance(value, list | tuple):
         entries = [_value(one) for one in value]
         return _Opaque if _Opaque in entries else entries
