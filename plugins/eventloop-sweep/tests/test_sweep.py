@@ -131,14 +131,15 @@ def test_values_are_those_of_the_runs(swept, study):
 
 
 def test_the_best_trial_is_a_line_and_a_file(swept, study):
-    """Both train as the trial did."""
+    """Both train as the trial did; the worker that ends last knows the best of all trials."""
     folder, _, outs = swept
     line = next(one for one in outs[0][0].splitlines() if one.startswith("eventloop fit tiny.py"))
     content = yaml.safe_load((folder / "here" / "best.yaml").read_text())
 
-    assert f"--task.lr={study.best_params['task.lr']!r}" in shlex.split(line)
+    printed = json.loads(outs[1][0])
+    lines = [shlex.split(one) for one in (line, printed["fit"])]
+    assert any(f"--task.lr={study.best_params['task.lr']!r}" in one for one in lines)
     assert content["task"] == {"lr": study.best_params["task.lr"]}
     assert str(content["clip_norm"]).lower() == study.best_params["clip_norm"]
-    printed = json.loads(outs[1][0])
-    assert printed["fit"] == line
-    assert [one["value"] for one in printed["trials"]] == [one.value for one in study.trials]
+    values = [one.value for one in study.trials]
+    assert all(one["value"] in (None, value) for one, value in zip(printed["trials"], values))
