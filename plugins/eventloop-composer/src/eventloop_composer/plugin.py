@@ -348,7 +348,7 @@ class Composer:
         return kept
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
-        """Restores what `state_dict` gave; what events of the start change anew, after them."""
+        """Restores what `state_dict` returned; what events of the start change anew, after them."""
         self._loaded = state
         self._steps.restore(self.mirror.state, state["trained"])
         self.mirror.kept.load_state_dict(state)

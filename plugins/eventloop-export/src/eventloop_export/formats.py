@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+
+# Private, but what torch.export's own documentation maps nested inputs with (torch 2.13).
 from torch.utils._pytree import tree_map
 
 _TARGETS = ("labels", "label", "targets")

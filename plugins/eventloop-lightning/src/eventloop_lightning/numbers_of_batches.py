@@ -30,7 +30,7 @@ class Connector(_LoggerConnector):
 
 
 class BatchNumbers:
-    """Tells Lightning's logger connector where a batch begins and ends.
+    """Notifies Lightning's logger connector at the start and the end of each batch.
 
     What the connector's own methods do, with the collection of training at hand and nothing done
     where nothing was logged: they look for the loop that runs several times a batch.
