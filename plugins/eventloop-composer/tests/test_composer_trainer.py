@@ -8,7 +8,7 @@ import inspect
 import composer
 import pytest
 import torch
-from composer.core import Callback, Evaluator, Time
+from composer.core import Algorithm, Callback, Evaluator, Event, Time
 from composer.devices import DeviceCPU
 from composer.models import ComposerClassifier
 from composer.optim import ExponentialScheduler
@@ -41,6 +41,23 @@ def test_it_knows_every_argument_of_composers_trainer():
 
     assert DEFAULTS.keys() == theirs.keys() - {"self"}
     assert REFUSED.keys() <= DEFAULTS.keys()
+
+
+def test_a_pass_of_the_users_may_drop_a_single_algorithm():
+    """Composer's own passes do nothing to one alone, and aren't run there."""
+    applied = []
+
+    class Noted(Algorithm):
+        def match(self, event, state):
+            return event == Event.BATCH_END
+
+        def apply(self, event, state, logger):
+            applied.append(event)
+
+    for passes in (None, lambda matching, event: []):
+        trained(ours, NONE, algorithms=[Noted()], algorithm_passes=passes)
+
+    assert len(applied) == 6  # all from the run without a pass
 
 
 @pytest.mark.parametrize("name", REFUSED)

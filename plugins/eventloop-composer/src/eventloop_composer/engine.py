@@ -16,10 +16,17 @@ class LeanEngine(Engine):
     longer than most events do. Methods with an underscore are those of mosaicml 0.32.1.
     """
 
+    _has_own_passes = False
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._known: list[Callback] = []
         self._listening: dict[Event, list[Callback]] = {}
+
+    def register_pass(self, *given: Any) -> None:
+        """Adds one of the user's passes, which may do something to a single algorithm, too."""
+        self._has_own_passes = True
+        super().register_pass(*given)
 
     def run_event(self, event: Event | str) -> dict[str, Trace]:
         """Runs algorithms, then callbacks, then loggers; at INIT it is the other way round."""
@@ -43,8 +50,10 @@ class LeanEngine(Engine):
         matching = [one for one in state.algorithms if one.match(event, state)]
         if not matching:
             return {}
+        if len(matching) > 1 or self._has_own_passes:
+            matching = self._compile(matching, event)
         traces = {}
-        for order, one in enumerate(self._compile(matching, event)):
+        for order, one in enumerate(matching):
             code = one.apply(event, state, self.logger)
             traces[f"{one}/{event}"] = Trace(type(one).__name__, event, code, order, run=True)
         names = (f"algorithm_traces/{one.name}/{one.event}" for one in traces.values())
