@@ -27,6 +27,7 @@ CURVES: Mapping[str, tuple[str, str]] = {
     "digits": ("train/loss", "test/accuracy"),
     "finetune": ("train/loss", "test/accuracy"),
     "gan": ("train/loss.D", "train/loss.G"),
+    "glyphs": ("train/loss", "test/accuracy"),
     "graph": ("train/loss", "unknown/accuracy"),
     "hf_text": ("train/loss", "test/accuracy"),
     "losses": ("loss/name", "loss/draw"),

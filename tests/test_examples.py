@@ -25,6 +25,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
     "digits": ({"width": 4}, "2ep"),
     "charlm": ({"width": 32, "depth": 1, "context": 32, "num_files": 17}, "50_000tok"),
+    "glyphs": ({"width": 4, "num_train": 520, "num_test": 52, "label_noise": 0.0}, "6ep"),
     "gan": ({"lr": 0.005, "width": 8}, "4ep"),
     "reinforce": ({"num_walkers": 64}, "150ba"),
     "ppo": ({"num_carts": 8, "width": 32}, "30ba"),
@@ -133,6 +134,7 @@ STOPPED = {
     "graph": ({"num_people": 60}, WHOLE),
     "tbptt": ({"width": 4}, SLICED),
     "losses": ({"width": 8}, SLICED),
+    "glyphs": ({"width": 2, "num_train": 200, "num_test": 26}, SLICED),
     "finetune": ({"width": 2, "thaw": "2ba"}, SLICED),
 }
 
