@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ _ours: set[str] = set()
 @contextmanager
 def new_id() -> Iterator[str]:
     """Yields an ID that stands for work of this process until the `with` ends."""
-    one = f"{this_place()}-{os.getpid()}-{secrets.token_hex(4)}"
+    one = f"{this_place()}-{os.getpid()}-{os.urandom(4).hex()}"
     _ours.add(one)
     try:
         yield one

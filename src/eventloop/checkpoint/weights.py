@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -44,7 +44,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
         CheckpointError: they aren't as they were written, or aren't finite.
         EventloopError: the file can't be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         manifest = checked_manifest(checkpoint)
         if reason := why_passed_over(manifest.known):

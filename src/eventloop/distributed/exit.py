@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import multiprocessing
 import os
 import signal
 import sys
@@ -28,7 +27,9 @@ def end_process(status: int) -> None:
     Python's own way out would wait for threads and groups in which other ranks are missing, and
     a data loader's workers would notice five seconds later.
     """
-    for worker in multiprocessing.active_children():
+    # Whatever starts workers has imported it; an import here could wait for another thread's.
+    processes = sys.modules.get("multiprocessing.process")
+    for worker in processes.active_children() if processes else ():
         worker.kill()
     # A thread that is stuck in a write holds the lock of the stream.
     flushing = threading.Thread(target=_flush, daemon=True)

@@ -8,7 +8,6 @@ that a run opens by name in its folder is opened here, and plugins open theirs h
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +94,7 @@ class RunFolder:
         """
         with self._around(name, make=True) as (inside, last):
             inside.check(last)
-            new = f".{secrets.token_hex(8)}-{last}"
+            new = f".{os.urandom(8).hex()}-{last}"
             try:
                 yield inside.path / new
                 os.close(inside.open(new, os.O_RDONLY))
