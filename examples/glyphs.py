@@ -154,6 +154,7 @@ def make_model(width: int) -> nn.Module:
 
 def task(
     lr: float = 0.1,
+    final_frac: float = 0.0,
     batch_size: int = 64,
     width: int = 16,
     num_train: int = 2000,
@@ -168,7 +169,8 @@ def task(
     """Says what is trained; each parameter is an option, `--task.lr` and so on.
 
     Args:
-        lr: learning rate at the start; it falls to zero over the run, along a cosine.
+        lr: learning rate at the start; it falls over the run, along a cosine.
+        final_frac: share of it that is left at the end; 1 keeps it as it is.
         batch_size: images a step.
         width: channels of the first convolution.
         num_train: images to train on.
@@ -191,7 +193,7 @@ def task(
         optimizer=lambda model: torch.optim.SGD(
             model.parameters(), lr, momentum=0.9, weight_decay=5e-4
         ),
-        scheduler=schedules.cosine(),
+        scheduler=schedules.cosine(final_frac=final_frac),
         metrics={"accuracy": MulticlassAccuracy(len(LETTERS), average="micro")},
         settings={"max_duration": "25ep", "eval_interval": "5ep"},
     )
