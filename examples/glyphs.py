@@ -195,5 +195,5 @@ def task(
         ),
         scheduler=schedules.cosine(final_frac=final_frac),
         metrics={"accuracy": MulticlassAccuracy(len(LETTERS), average="micro")},
-        settings={"max_duration": "25ep", "eval_interval": "5ep"},
+        settings={"max_duration": "25ep", "eval_interval": "5ep", "channels_last": True},
     )
