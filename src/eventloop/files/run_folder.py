@@ -7,6 +7,7 @@ that a run opens by name in its folder is opened here, and plugins open theirs h
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -26,6 +27,26 @@ if TYPE_CHECKING:
 _HAS_DIR_FD = {os.open, os.stat, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd
 _JUNCTION = 0xA0000003  # `stat.IO_REPARSE_TAG_MOUNT_POINT`, which only Windows has
 _OTHERS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+def append_whole(descriptor: int, data: bytes) -> None:
+    """Writes at the end of a file all at once or, where the disk refuses a part of it, nothing.
+
+    Args:
+        descriptor: as `RunFolder.append_to` returns it.
+
+    Raises:
+        OSError: the disk is full, say, or the file was deleted since it was opened.
+    """
+    before = os.fstat(descriptor)
+    if not before.st_nlink and stat.S_ISREG(before.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote into it")
+    try:
+        disk.write(descriptor, memoryview(data))
+    except OSError:
+        if before.st_size < os.fstat(descriptor).st_size:
+            os.ftruncate(descriptor, before.st_size)
+        raise
 
 
 class RunFolder:

@@ -7,16 +7,14 @@ the same bits back; NaN and infinities are "nan", "inf" and "-inf".
 from __future__ import annotations
 
 import csv
-import errno
 import itertools
 import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from eventloop import Moment
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox.run_files import RunFolder, append_whole
 
 _MOMENT = list(Moment._fields)
 _SPECIAL = frozenset(',"\r\n')
@@ -78,7 +76,7 @@ class WideFile:
             self._rewrite(columns, num_rows)
         moment = [_number(one) for one in at]
         row = [*moment, *(by_column.get(name, "") for name in columns)]
-        self._write(_line(row))
+        append_whole(self._open(), _line(row).encode("ascii"))
         self._end = Position(columns, num_rows + 1, moment[:_NUM_COUNTS])
 
     def end(self) -> Position:
@@ -172,19 +170,6 @@ class WideFile:
                     file.write(_line([*row, *[""] * width][:width]))
             self.close()  # Windows replaces no file that is open
         self._descriptor = self._folder.append_to(self._name)
-
-    def _write(self, row: str) -> None:
-        assert self._descriptor is not None
-        there = os.fstat(self._descriptor)
-        if not there.st_nlink and stat.S_ISREG(there.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote into it")
-        rest = memoryview(row.encode("ascii"))
-        try:
-            while rest:  # only a disk that is nearly full takes less than all at once
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:
-            os.ftruncate(self._descriptor, there.st_size)
-            raise
 
 
 def _text(name: str) -> str:

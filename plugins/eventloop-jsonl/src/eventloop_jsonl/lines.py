@@ -7,19 +7,17 @@ infinite. Everything is ASCII.
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from eventloop import Moment
-from eventloop.toolbox.run_files import RunFolder
+from eventloop.toolbox.run_files import RunFolder, append_whole
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _START = '{"name": '
@@ -123,19 +121,7 @@ class LineFile:
             OSError: the file can't be opened or written, or was deleted since it was opened; what
                 was written of `text` is taken back.
         """
-        descriptor = self._open()
-        rest = memoryview(text.encode("ascii"))
-        there = os.fstat(descriptor)
-        if not there.st_nlink and stat.S_ISREG(there.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "it was deleted while the run wrote into it")
-        num_bytes_before = there.st_size
-        try:
-            while rest:  # only a disk that is nearly full takes less than all at once
-                rest = rest[os.write(descriptor, rest) :]
-        except OSError:
-            if num_bytes_before < os.fstat(descriptor).st_size:
-                os.ftruncate(descriptor, num_bytes_before)
-            raise
+        append_whole(self._open(), text.encode("ascii"))
 
     def end(self) -> Position:
         """Returns the place at which the next line will stand.
