@@ -246,6 +246,23 @@ def test_the_text_is_cut_without_loss_or_overlap(example):
     assert windows.text.max() < charlm.NUM_CHARACTERS
 
 
+def test_another_part_of_the_text_may_be_held_out(example):
+    """So that rates are chosen by other files than those that a result is about; all are used."""
+    charlm = example("charlm")
+
+    def texts(held_out):
+        task = charlm.task(num_files=32, held_out=held_out)
+        loaders = task.train_dataloader, task.eval_dataloaders["held_out"]
+        return [bytes(loader.dataset.text) for loader in loaders]
+
+    (train, test), (other_train, other_test) = texts(0), texts(8)
+
+    assert test not in train
+    assert other_test not in other_train
+    assert test[:5000] in other_train
+    assert len(train) + len(test) == len(other_train) + len(other_test)
+
+
 def test_without_transformers_the_example_says_what_to_install(example, monkeypatch):
     """It is nobody's dependency."""
     monkeypatch.setitem(sys.modules, "transformers", None)
