@@ -6,8 +6,7 @@ Nothing of them is in this repository. They are in Composer's, of the version th
     python plugins/eventloop-composer/tools/their_tests.py /tmp/composer tests/algorithms tests/callbacks tests/loggers
 
 Both run on the CPU, in one process, without the markers that Composer leaves out itself (gpu, remote,
-daily). Prints how many pass, and of those that pass under Composer's trainer alone the last line of what
-they raise under ours.
+daily). Prints how many pass, and what those raise that fail under ours alone or under both.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def run(folder: Path, paths: list[str], ours: bool, timeout_s: float) -> dict[st
             "-m", "not gpu and not doctest and not daily and not remote", "--seed", "17",
             f"--junitxml={results}", *[str(folder / one) for one in paths],
         ]  # fmt: skip
-        path = os.pathsep.join((scratch, str(folder)))
+        path = os.pathsep.join((scratch, str(folder), os.environ.get("PYTHONPATH", "")))
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, cwd=scratch, env=environment, timeout=timeout_s, check=False)
         return outcomes(results)
@@ -138,6 +137,14 @@ def main() -> None:
     print(f"pass under ours alone: {len(gained)}")
     for name in gained:
         print(f"  {name}")
+    failing = {
+        name: why
+        for name, (kind, why) in theirs.items()
+        if kind in ("failed", "error") and here[name][0] != "passed"
+    }
+    print(f"fail under both: {len(failing)}")
+    for name, why in sorted(failing.items(), key=lambda one: one[::-1]):
+        print(f"  {name}\n    {why}")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from composer.core import State as ComposerState
+from composer.devices import DeviceCPU
 from composer.loggers import LoggerDestination
+from composer.utils import dist, get_composer_env_dict
 from torch import Tensor
 
 from eventloop import State
+
+_NO_NODE = "unknown because NODENAME environment variable not set"  # as Composer's trainer says
 
 
 class TrainerLogs:
@@ -36,19 +41,47 @@ class TrainerLogs:
         for one in self._loggers:
             one.log_metrics(numbers, step)
 
+    def begin(self) -> None:
+        """Logs what runs where, and the seed."""
+        found = get_composer_env_dict()
+        num_ranks, num_local = dist.get_world_size(), dist.get_local_world_size()
+        device = "cpu" if isinstance(self._theirs.device, DeviceCPU) else "gpu"
+        for numbers in (
+            {"composer_version": found["composer_version"]},
+            {"composer_commit_hash": str(found["composer_commit_hash"])},
+            {
+                "num_nodes": num_ranks // num_local,
+                f"num_{device}s_per_node": num_local,
+                "node_name": os.environ.get("NODENAME", _NO_NODE),
+            },
+            {"rank_zero_seed": self._theirs.rank_zero_seed},
+        ):
+            for one in self._loggers:
+                one.log_hyperparameters(numbers)
+
     def epoch(self) -> None:
         """Logs where an epoch begins."""
         if self._loggers:
             self.log({"time/epoch": self._theirs.timestamp.epoch.value})
 
-    def batch(self) -> None:
-        """Logs where a batch begins."""
-        if not self._loggers:
-            return
+    def batch(self, num_tokens: int) -> None:
+        """Logs where a batch of so many tokens begins."""
+        self._times(
+            "batch", "sample", "batch_in_epoch", "sample_in_epoch", has_tokens=num_tokens > 0
+        )
+
+    def end(self) -> None:
+        """Logs where a fit ends."""
+        self._times(
+            "epoch", "batch", "sample", "batch_in_epoch", "sample_in_epoch",
+            has_tokens=self._theirs.timestamp.token.value > 0,
+        )  # fmt: skip
+
+    def _times(self, *names: str, has_tokens: bool) -> None:
         now = self._theirs.timestamp
-        names = ("batch", "sample", "batch_in_epoch", "sample_in_epoch")
-        self.log({f"time/{name}": getattr(now, name).value for name in names})
-        if now.token.value > 0:
+        if self._loggers:
+            self.log({f"time/{name}": getattr(now, name).value for name in names})
+        if self._loggers and has_tokens:
             self.log({"time/token": now.token.value})
             self.log({"time/token_in_epoch": now.token_in_epoch.value})
 

@@ -70,7 +70,7 @@ class TrainMetrics:
     def end_batch(self) -> None:
         """Computes and logs them, where Composer's loggers or callbacks may want to know."""
         mirror, metrics = self._plugin.mirror, self._metrics()
-        if not metrics or not self._plugin.is_watched:
+        if mirror.theirs.train_metrics is None or not self._plugin.is_watched:
             return
         values = {name: metric.compute() for name, metric in metrics.items()}
         mirror.theirs.train_metric_values.update(values)

@@ -159,7 +159,9 @@ class ModelTask:
         data = self._data(state)
         samples = data.get_num_samples_in_batch(batch)
         is_part = state.microbatch is not None and state.eval_name is None
-        tokens = 0 if is_part else data.get_num_tokens_in_batch(batch)
+        # Of a slice the weight alone is wanted; tokens are asked of the whole.
+        is_slice = is_part and batch is not state.batch
+        tokens = 0 if is_slice else data.get_num_tokens_in_batch(batch)
         if is_part and self.parts.counts_tokens:
             weight = data.get_num_tokens_in_batch(batch, token_type="loss_generating")
             return Count(samples, tokens, weight)
@@ -286,7 +288,10 @@ class ModelTask:
         """Shows the results in Composer's State, and logs them to its loggers."""
         mirror, label = self._plugin.mirror, state.eval_name
         assert label is not None
-        results = state.eval_metrics[label]
+        # Beside these, ours have what callbacks logged meanwhile.
+        results = {
+            name: state.eval_metrics[label][name] for name in mirror.theirs.eval_metrics[label]
+        }
         mirror.theirs.eval_metric_values.update(results)
         mirror.logs.log({f"metrics/{label}/{name}": one for name, one in results.items()})
 

@@ -75,9 +75,21 @@ def _found(option: str, name: str) -> object:
 
 
 def _checked(option: str, given: object, built: object, kind: type) -> object:
+    _check_loads_weights(built)
     if not isinstance(built, kind):
         raise PluginError(
             f"{option}: {given!r} is {type(built).__name__}, not a {kind.__module__}.{kind.__name__}",
             fix="give algorithms, callbacks and loggers by the options of their names",
         )
     return built
+
+
+def _check_loads_weights(built: object) -> None:
+    from composer.callbacks import LoadCheckpoint
+
+    if isinstance(built, LoadCheckpoint) and not built.load_weights_only:
+        raise PluginError(
+            f"LoadCheckpoint({built.load_path!r}) loads a whole checkpoint of Composer's, which has no "
+            "place in the data and no generators to go on from exactly",
+            fix="give load_weights_only=True for its weights, or resume from a checkpoint of eventloop",
+        )

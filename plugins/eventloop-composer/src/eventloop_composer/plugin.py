@@ -139,6 +139,7 @@ class Composer:
             self.mirror.theirs.device_train_microbatch_size = task.parts.microbatch_size
             state.model.logger = self.mirror.logger
         self.fire("init")
+        self.mirror.logs.begin()
         state.model = self.mirror.theirs.model
         self.mirror.kept.begin_layers()
         if task:
@@ -219,7 +220,7 @@ class Composer:
     def batch_start(self, state: State) -> None:
         """The event BATCH_START."""
         self.fire("batch_start")
-        self.mirror.logs.batch()
+        self.mirror.logs.batch(state.current_count().tokens)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
@@ -260,8 +261,7 @@ class Composer:
     @hookimpl
     def fit_end(self, state: State) -> None:
         """The event FIT_END."""
-        self.mirror.logs.epoch()
-        self.mirror.logs.batch()
+        self.mirror.logs.end()
         self.fire("fit_end")
         self._gradients.drop()
         self.in_fit = self.mirror.numbers.is_heard = False
