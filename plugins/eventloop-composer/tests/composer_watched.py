@@ -245,6 +245,7 @@ def _mlperf_events(one: Any) -> Any:
 
 
 def _checkpoints(one: Any) -> Any:
+    one.tmp_dir_for_symlink.cleanup()  # which Composer leaves to the end of the process
     made = {}
     for name in sorted(Path().rglob("*.pt")):
         state = torch.load(name, weights_only=False)["state"]
