@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 from eventloop.commands import Outcome, RunsFolder
 from eventloop_sweep.request import read_command_line, read_sweep
-from eventloop_sweep.storage import open_storage, sqlite_url
+from eventloop_sweep.storage import make_sampler, open_storage, sqlite_url
 from eventloop_sweep.trials import Trials
 
 ARGV = ["tiny.py", "--task.lr", "0.0:1.0", "--trials", "4", "--run-dir", "here"]
@@ -143,6 +143,34 @@ def test_what_failed_or_is_not_finite_is_a_failed_trial(worker):
     assert states() == [TrialState.FAIL, TrialState.FAIL]
     reasons = [one.user_attrs["reason"] for one in study.trials]
     assert reasons == ["LookupError: nothing found", "test/accuracy isn't finite"]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sampler_that_has_tried_everything_ends_the_sweep(tiny):
+    """Three rates are three trials, however many were asked for, and for a worker that comes later."""
+    argv = ["tiny.py", "--task.lr", "0.1,0.2,0.3", "--trials", "9", "--run-dir", "here"]
+    sweep = read_sweep(*read_command_line(argv))
+    folder = RunsFolder(sweep.folder, "sweep")
+    folder.begin(sweep.description)
+
+    def worker():
+        storage = open_storage(sqlite_url(sweep.folder))
+        study = optuna.create_study(
+            study_name="here", storage=storage, load_if_exists=True, direction="maximize",
+            sampler=make_sampler("bruteforce"),
+        )  # fmt: skip
+        return Trials(sweep, folder, study, storage, FileLock("here.lock"), "test/accuracy")
+
+    first, rates = worker(), set()
+    for run in first.runs():
+        rates.add(run.values["task.lr"])
+        first.end(outcome(run))
+
+    later = worker()
+    assert rates == {"0.1", "0.2", "0.3"}
+    assert states() == [TrialState.COMPLETE] * 3
+    assert (first.num_left(), later.num_left()) == (0, 0)
+    assert next(later.runs(), None) is None
 
 
 def test_trials_of_another_machine_are_left_to_it(worker):

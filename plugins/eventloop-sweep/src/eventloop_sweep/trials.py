@@ -24,6 +24,7 @@ from eventloop_sweep.request import Sweep
 
 PLACE = "place"
 _KILLS, _REASON = "kills", "reason"
+_EXHAUSTED = "exhausted"  # of a study: its sampler has tried all there is
 _MOST_KILLS = 3
 
 
@@ -70,6 +71,8 @@ class Trials:
         self._study, self._storage, self._lock = study, storage, lock
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._held: dict[int, FileLock] = {}
+        # A sampler that has tried all there is calls it; outside of `optimize`, Optuna's raises.
+        study.stop = self._exhausted  # type: ignore[method-assign]
 
     def runs(self) -> Iterator[TrialRun]:
         """Yields runs until there are as many trials as were asked for, and none is left behind."""
@@ -101,8 +104,10 @@ class Trials:
 
     def num_left(self) -> int:
         """Returns how many trials are missing, or under way."""
-        num_done = sum(one.state.is_finished() for one in self._all())
-        return max(0, self._sweep.num_trials - num_done)
+        trials = self._all()
+        num_done = sum(one.state.is_finished() for one in trials)
+        num_asked = len(trials) if self._is_exhausted() else self._sweep.num_trials
+        return max(0, num_asked - num_done)
 
     def _next(self) -> TrialRun | None:
         """Returns a trial that its worker left behind, else a new one; None where all are begun."""
@@ -127,7 +132,7 @@ class Trials:
 
     def _new(self) -> TrialRun | None:
         num_trials = len(self._all())
-        if num_trials >= self._sweep.num_trials:
+        if self._is_exhausted() or num_trials >= self._sweep.num_trials:
             return None
         place = f"trial-{num_trials:04}-{secrets.token_hex(4)}"
         self._path(place).mkdir()
@@ -137,6 +142,13 @@ class Trials:
         template = create_trial(state=TrialState.RUNNING, user_attrs={PLACE: place})
         trial_id = self._storage.create_new_trial(self._study_id, template)
         return self._taken(self._storage.get_trial(trial_id).number, place, lock)
+
+    def _exhausted(self) -> None:
+        """Notes, for all workers, that no value is left to be tried."""
+        self._study.set_user_attr(_EXHAUSTED, True)
+
+    def _is_exhausted(self) -> bool:
+        return _EXHAUSTED in self._study.user_attrs
 
     def _taken(self, number: int, place: str, lock: FileLock) -> TrialRun:
         """Returns a run; of a trial that was begun with the values that it has."""
