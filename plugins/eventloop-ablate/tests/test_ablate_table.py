@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from eventloop.commands import Metric
-from eventloop_ablate.runs import Outcome, Run, variants_of
+from eventloop_ablate.runs import Outcome, Run
 from eventloop_ablate.table import content_of, footnotes, rows_of, write_rows
+from eventloop_ablate.variants import variants_of
 
 METRIC = Metric("test/accuracy", True)
 VALUES = {"none": [0.90, 0.94, 0.92], "ema": [0.91, 0.96, 0.935]}
@@ -34,7 +35,7 @@ def table():
         ]
         seeds = tuple(range(len(values["none"])))
         ablation = SimpleNamespace(
-            names=("ema",), seeds=seeds, jobs=jobs, folder=Path("here"),
+            names=("ema",), variants=variants, seeds=seeds, jobs=jobs, folder=Path("here"),
             arguments=SimpleNamespace(task="tiny.py"),
         )  # fmt: skip
         return ablation, rows_of(ablation, outcomes, METRIC)

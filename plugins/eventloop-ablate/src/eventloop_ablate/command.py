@@ -18,7 +18,6 @@ from eventloop.commands import (
     job_help,
     output_path,
     prepare,
-    read_arguments,
     stdout_to_stderr,
     try_run,
     write_json,
@@ -26,14 +25,14 @@ from eventloop.commands import (
     write_text,
 )
 from eventloop_ablate.picture import draw, require_matplotlib
-from eventloop_ablate.request import COMMAND, Ablation, read_ablation
-from eventloop_ablate.runs import NONE, AblationOutcome, Run, Variant, fit_line, runs_of
+from eventloop_ablate.request import COMMAND, Ablation, read_ablation, read_command_line
+from eventloop_ablate.runs import AblationOutcome, Run, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the command."""
-    arguments = read_arguments(argv, COMMAND)
+    arguments, variants = read_command_line(argv)
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
@@ -42,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
         require_matplotlib()
     as_json = "json" in arguments.given
     with stdout_to_stderr() if as_json else nullcontext():
-        ablation = read_ablation(arguments, prepare(arguments, COMMAND))
+        ablation = read_ablation(arguments, prepare(arguments, COMMAND), variants)
         outcomes, metrics = _outcomes(ablation, arguments)
     metric = choose_metric(arguments.given.get("metric"), metrics)
     rows = rows_of(ablation, outcomes, metric)
@@ -102,7 +101,7 @@ def _metrics(ablation: Ablation, done: Sequence[AblationOutcome]) -> Mapping[str
     """
     content: Mapping[str, Any] | None = done[0].content if done else None
     if content is None:
-        status, err, content = try_run(fit_line(ablation, Variant(NONE, ())), ablation.threads)
+        status, err, content = try_run(fit_line(ablation, ablation.variants[0]), ablation.threads)
         if content is None:
             sys.stderr.write(err)
             raise EventloopError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from eventloop.commands import (
     flag,
     fold,
     number_option,
+    read_arguments,
     share_cores,
 )
+from eventloop_ablate.variants import Variant, check_variants, read_variants, variants_of
 
 # Each run has its own.
 _OWN = ("seed", "run_dir", "resume")
@@ -34,6 +37,9 @@ COMMAND = Command(
         CommandOption("seeds", "N", "train each with the seeds 0 to N-1; 5 unless given"),
         CommandOption("metric", "NAME", "what to compare: test/accuracy; 'min NAME', 'max NAME'"),
         CommandOption("keep", "NAMES", "algorithms that take part in all runs"),
+        CommandOption(
+            "variants", "FILE.yaml", "rows of your own, each with algorithms and options"
+        ),
         CommandOption("jobs", "N", "how many runs at once; as many as have cores of their own"),
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/ablate-TASK-ID unless given"),
         CommandOption("plot", "FILE.png", "draw the table; needs matplotlib"),
@@ -52,6 +58,7 @@ class Ablation:
         algorithms: those that are switched off in turn.
         kept: those that take part in all runs.
         others: active ones that take part in none.
+        variants: the rows of the table, "none" first.
         seeds: each run is trained with each.
         jobs: how many runs at once.
         threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
@@ -63,6 +70,7 @@ class Ablation:
     algorithms: tuple[Loaded, ...]
     kept: tuple[Loaded, ...]
     others: tuple[Loaded, ...]
+    variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     jobs: int
     threads: int | None
@@ -75,8 +83,31 @@ class Ablation:
         return tuple(one.found.name for one in self.algorithms)
 
 
-def read_ablation(arguments: Arguments, job: Job) -> Ablation:
+def read_command_line(argv: Sequence[str]) -> tuple[Arguments, tuple[Variant, ...]]:
+    """Reads a command line; with `--variants`, as if all algorithms of the file stood on it.
+
+    Returns:
+        Its arguments, and the rows of the file; none without one.
+
+    Raises:
+        UsageError: one of them can't be read.
+    """
+    arguments = read_arguments(argv, COMMAND)
+    path = arguments.path("variants")
+    if path is None:
+        return arguments, ()
+    variants = read_variants(path)
+    names = {fold(name): name for one in variants for name in one.algorithms}
+    choice = arguments.choice
+    wanted = replace(choice, insist=tuple(dict.fromkeys((*choice.insist, *names.values()))))
+    return replace(arguments, choice=wanted), variants
+
+
+def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] = ()) -> Ablation:
     """Reads what is to be compared.
+
+    Args:
+        variants: the rows, where they are given; else each algorithm is off in turn.
 
     Raises:
         UsageError: there is nothing to ablate, or something is said that each run says itself.
@@ -94,17 +125,25 @@ def read_ablation(arguments: Arguments, job: Job) -> Ablation:
         )
     for one in (*kept, *ablated):  # an option that can't be would fail run after run
         job.build_plugin(one)
+    names = tuple(one.found.name for one in ablated)
+    if variants:
+        check_variants(variants, names, job)
     description = {
         **describe(job, arguments, (*ablated, *kept), apart_from=_OWN),
-        "algorithms": [one.found.name for one in ablated],
+        "algorithms": list(names),
         "keep": [one.found.name for one in kept],
     }
+    if variants:
+        description["variants"] = {
+            one.name: {"-p": list(one.algorithms), **dict(one.options)} for one in variants
+        }
     jobs, threads = share_cores(job, arguments)
     return Ablation(
         arguments,
         ablated,
         kept,
         others,
+        variants or variants_of(names),
         tuple(range(number_option(arguments, "seeds", 5))),
         jobs,
         threads,

@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eventloop.commands import Outcome, fit_argv, fold
+from eventloop.commands import Outcome, fit_argv, flag, fold
 from eventloop_ablate.request import Ablation
-
-NONE, ALL = "none", "all"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A choice of algorithms.
-
-    Args:
-        name: "none", "all", "without ema"; where there is one algorithm, its name.
-        algorithms: the names of those that take part.
-    """
-
-    name: str
-    algorithms: tuple[str, ...]
+from eventloop_ablate.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -39,7 +25,7 @@ class Run:
     @property
     def place(self) -> Path:
         """Its folder in that of the ablation."""
-        return Path(self.variant.name.replace(" ", "-"), f"seed-{self.seed}")
+        return Path(self.variant.place, f"seed-{self.seed}")
 
     def __str__(self) -> str:
         return f"{self.variant.name}, seed {self.seed}"
@@ -48,23 +34,12 @@ class Run:
 AblationOutcome = Outcome[Run]
 
 
-def variants_of(names: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Returns the variants of some algorithms, in the order of the table's rows."""
-    none = Variant(NONE, ())
-    if len(names) == 1:
-        return (none, Variant(names[0], names))
-    without = (
-        Variant(f"without {name}", tuple(one for one in names if one != name)) for name in names
-    )
-    return (none, Variant(ALL, names), *without)
-
-
 def runs_of(ablation: Ablation) -> list[Run]:
     """Returns all runs, a seed after the other, so that each seed's are compared side by side."""
     return [
         Run(variant, seed, (*fit_line(ablation, variant), f"--seed={seed}"))
         for seed in ablation.seeds
-        for variant in variants_of(ablation.names)
+        for variant in ablation.variants
     ]
 
 
@@ -79,4 +54,8 @@ def fit_line(ablation: Ablation, variant: Variant) -> list[str]:
         if not one.found.by_flag and fold(one.found.name) not in insisted
     ]
     without = (*off, *ablation.others)
-    return [*fit_argv(ablation.arguments, without=without), *(f"-p{name}" for name in kept)]
+    return [
+        *fit_argv(ablation.arguments, without=without),
+        *(f"-p{name}" for name in kept),
+        *(f"{flag(key)}={text}" for key, text in variant.options),
+    ]

@@ -11,7 +11,8 @@ from typing import Any
 from eventloop.commands import Metric, counted, one_line, write_table
 from eventloop_ablate.paired import Difference, deviation, paired_difference
 from eventloop_ablate.request import Ablation
-from eventloop_ablate.runs import ALL, NONE, AblationOutcome, Variant, variants_of
+from eventloop_ablate.runs import AblationOutcome
+from eventloop_ablate.variants import ALL, NONE, Variant
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Row:
 
 def rows_of(ablation: Ablation, outcomes: Sequence[AblationOutcome], metric: Metric) -> list[Row]:
     """Returns the rows of the table."""
-    variants = variants_of(ablation.names)
+    variants = ablation.variants
     values = {one.name: _values(one, outcomes, metric) for one in variants}
     rows = []
     for variant in variants:
@@ -144,6 +145,7 @@ def content_of(ablation: Ablation, rows: Sequence[Row], metric: Metric) -> dict[
             {
                 "name": row.variant.name,
                 "algorithms": list(row.variant.algorithms),
+                "options": dict(row.variant.options),
                 "mean": row.mean,
                 "std": row.std,
                 "against": {
