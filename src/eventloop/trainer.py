@@ -107,7 +107,7 @@ class Trainer:
         chosen = configuration.settings(brought.settings)
 
         self._processes = processes = join_processes()
-        new_run_dir, *_ = processes.all_gather(_new_run_dir(brought.name))
+        new_run_dir = processes.from_first(_new_run_dir(brought.name))
         storage = storage_of(chosen.run_dir, new_run_dir)
         require_usable(storage.run_dir)
         self._start = find_start(chosen, storage, processes, builder.allowed)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import Metric, SumMetric
 
 from eventloop import Task, hookimpl, rank_zero_first
+from eventloop.distributed.join import join_processes
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 from eventloop.testing.ranks import RankError
 
@@ -410,6 +411,37 @@ def test_a_parameter_unused_on_one_rank_is_named(tmp_path):
         run_ranks(run, timeout_s=30)
     one, other = run_ranks(run, find_unused_parameters=True, timeout_s=30)
     assert torch.equal(one, other)
+
+
+def gathered_by(values):
+    """Gathers a value that all ranks have or one that each has of its own; counts what is sent."""
+    sent = []
+    send, torch.distributed.all_gather_object = (
+        torch.distributed.all_gather_object,
+        lambda *given, **named: (sent.append(1), send(*given, **named)),
+    )
+    processes = join_processes()
+    got = processes.all_gather(values[processes.rank])
+    return got, got[0] is got[1], len(sent), processes.from_first(values[processes.rank])
+
+
+@pytest.mark.parametrize(
+    ("values", "num_sent"),
+    [
+        ([{"a": [1]}, {"a": [1]}], 0),
+        ([None, None], 0),
+        ([{"a": [1]}, {"a": [2]}], 1),
+        ([0, False], 1),
+        ([None, ValueError("no")], 1),
+    ],
+)
+def test_what_all_ranks_have_alike_is_not_sent(values, num_sent):
+    """It would grow with their number. What is gathered may be changed, each by itself."""
+    for got, is_shared, sent, first in run_ranks(gathered_by, values):
+        assert list(map(repr, got)) == list(map(repr, values))
+        assert sent == num_sent
+        assert not is_shared or values[0] is None
+        assert first == values[0]
 
 
 def test_the_first_rank_prepares_what_all_read(tmp_path):

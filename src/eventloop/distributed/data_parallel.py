@@ -7,11 +7,13 @@ MASTER_ADDR and MASTER_PORT.
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import gc
 import hashlib
 import json
 import os
+import pickle
 import sys
 import time
 from array import array
@@ -137,10 +139,21 @@ class DataParallel:
         return total / self.world_size
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; every rank waits for the others."""
+        """Returns this value of every rank, in order; every rank waits for the others.
+
+        What all have alike, as they mostly do, isn't sent: it would grow with their number.
+        """
+        if self._have_same(pickle.dumps(value)):
+            return [copy.deepcopy(value) for _ in range(self.world_size)]
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.host)
         return values
+
+    def from_first(self, value: Any) -> Any:
+        """Returns rank 0's value."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.host)
+        return values[0]
 
     def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; every rank waits for the others."""
@@ -151,7 +164,10 @@ class DataParallel:
     def are_same(self, value: Any) -> bool:
         """Whether all ranks have the same value; a digest is exchanged, whatever their size."""
         text = json.dumps(value, sort_keys=True, default=repr)
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+        return self._have_same(text.encode())
+
+    def _have_same(self, data: bytes) -> bool:
+        digest = int.from_bytes(hashlib.blake2b(data, digest_size=7).digest())
         ends = array("q", (digest, -digest))
         dist.all_reduce(
             torch.frombuffer(ends, dtype=torch.int64), op=dist.ReduceOp.MIN, group=self.host

@@ -78,6 +78,9 @@ class Processes(Protocol):
     def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; every rank waits for the others."""
 
+    def from_first(self, value: Any) -> Any:
+        """Returns the value of rank 0, which doesn't wait for the others."""
+
     def count_true(self, answer: bool) -> int:
         """Returns how many ranks say yes; every rank waits for the others."""
 
@@ -140,6 +143,10 @@ class SingleProcess:
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the value."""
         return [value]
+
+    def from_first(self, value: Any) -> Any:
+        """Returns the value."""
+        return value
 
     def count_true(self, answer: bool) -> int:
         """Returns 1 for yes."""

@@ -37,7 +37,7 @@ def find_start(
             mine = (*_chosen(settings, storage), None)
         except EventloopError as error:
             mine = (None, [], error)
-    place, refused, problem = processes.all_gather(mine)[0]
+    place, refused, problem = processes.from_first(mine)
     if problem is not None:
         raise problem
     if place is None:
