@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from eventloop import Task
 from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing.ranks import RankError
 
 
 class Drawing(Dataset):
@@ -79,6 +80,44 @@ def test_two_ranks_go_on_as_one_process_and_as_two(tmp_path):
 
     for name, one in actual.items():
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:batch_size [0-9]")
+@pytest.mark.parametrize(
+    ("ranks", "untils"),
+    [
+        ((2, 1, 2), ("3ba", "9ba")),
+        ((4, 3, 4), ("3ba", "14ba")),
+        pytest.param((4, 1, 3), ("7ba", "9ba"), marks=[pytest.mark.nightly]),
+        pytest.param((2, 1, 2), ("7ba", "14ba"), marks=[pytest.mark.nightly]),
+    ],
+)
+def test_a_step_keeps_its_samples_with_the_ranks_that_are_there(tmp_path, ranks, untils):
+    """With the same command line, in mid-epoch and between epochs, whether they divide it or not."""
+    given = {"model": narrow, "batch_size": 4 // ranks[0]}
+    expected = run_ranks(fit, tmp_path / "in one go", world_size=ranks[0], **given)[0]
+
+    for world_size, until in zip(ranks, (*untils, None), strict=True):
+        actual = run_ranks(fit, tmp_path / "lost", until, world_size=world_size, **given)[0]
+
+    for name, one in actual.items():
+        torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
+
+
+def test_the_samples_of_a_step_that_fewer_ranks_share_are_said(tmp_path):
+    """A rank takes more of them, which may not fit into its memory."""
+    run_ranks(fit, tmp_path, "3ba", model=narrow, batch_size=2)
+
+    with pytest.warns(UserWarning, match="batch_size 4 a rank, not 2: a step keeps the 4 samples"):
+        fit(tmp_path, model=narrow, batch_size=2)
+
+
+def test_more_ranks_than_samples_of_a_step_are_refused(tmp_path):
+    """Some would have nothing to train on."""
+    fit(tmp_path, "3ba", model=narrow, batch_size=2)
+
+    with pytest.raises(RankError, match=r"with 2 samples a step, fewer than the 3 ranks"):
+        run_ranks(fit, tmp_path, model=narrow, batch_size=2, world_size=3)
 
 
 class Sampling(nn.Linear):

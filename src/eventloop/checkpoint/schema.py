@@ -203,6 +203,7 @@ POSITION = keys(
     {
         "order": keys({"seed": _SEED, "shuffle": BOOL, "even": STR}, kind=STR, ranks=RANKS),
         "world_size": RANKS,
+        "batch_size": optional(COUNT),
         "global_batch_size": optional(COUNT),
         "num_samples": optional(COUNT),
         "start": optional(STANDING),

@@ -61,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextmanager
 def _among_ranks() -> Iterator[None]:
     """Watches over the other ranks, where a launcher has started this one; ends with all."""
+    if has_launcher():
+        end_with_launcher()
     if not (in_ranks() and has_launcher()):
         yield
         return
-    end_with_launcher()
     from eventloop.distributed.watchdog import watched_command  # one process needs nothing of it
 
     with watched_command():

@@ -14,7 +14,8 @@ from torch.utils.data import BatchSampler
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, may_draw, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
-from eventloop.errors import TaskError
+from eventloop.data.uneven_steps import UnevenSteps
+from eventloop.errors import TaskError, counted
 from eventloop.rng import KeptGenerators
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class MapStyle:
             self.order.numbers = may_draw(dataloader.dataset)
         self._loader = _copy_with(dataloader, **parts)
         self._turns = Turns(self._loader, self.order)
+        size = dataloader.batch_size
+        # How many samples a step has; None where the batches are a batch sampler's.
+        self._own_step_size: int | None = None if size is None else size * processes.world_size
+        self._step_size = self._own_step_size
         self._own_order = shared_order(dataloader)
         self._shared: Saved = self._own_order
         self._part: RankPart | None = None
@@ -80,7 +85,8 @@ class MapStyle:
         return {
             "order": self._shared,
             "world_size": self._ranks[1],
-            "global_batch_size": self._global_batch_size,
+            "batch_size": self._dataloader.batch_size,
+            "global_batch_size": self._step_size,
             "num_samples": self._num_samples,
             "start": None if num_taken is None else self.order.start,
             "check": None if num_taken is None else self.order.check(self._own(num_taken)),
@@ -90,10 +96,11 @@ class MapStyle:
 
     def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
         self._turns.load_state_dict(saved["turns"])
+        self._keep_step_size(saved)
         if num_taken is not None:
             self._require_same(saved)
             self._order_as(saved["order"])
-        elif saved["order"]["kind"] in LASTING and self._global_batch_size is not None:
+        elif saved["order"]["kind"] in LASTING and self._step_size is not None:
             self._order_as(saved["order"])
         self._tell_epoch(epoch)
         if num_taken is None:
@@ -130,12 +137,6 @@ class MapStyle:
         return next(iter(loader))
 
     @property
-    def _global_batch_size(self) -> int | None:
-        """How many samples a step has; None where the batches are a batch sampler's."""
-        size: int | None = self._dataloader.batch_size
-        return None if size is None else size * self._ranks[1]
-
-    @property
     def _num_samples(self) -> int | None:
         dataset = self._dataloader.dataset
         return len(dataset) if isinstance(dataset, Sized) else None
@@ -148,18 +149,46 @@ class MapStyle:
 
     def _order_as(self, order: Saved) -> None:
         """Takes the order that these ranks, or others, had."""
-        loader = self._dataloader
-        if order == self._own_order:
+        loader, (rank, world_size), step_size = self._dataloader, self._ranks, self._step_size
+        self._shared = order
+        if order == self._own_order and step_size == self._own_step_size:
             self._part = None
             self.order.take_from(None)
+        elif step_size is None or not step_size % world_size:
+            size = loader.batch_size if step_size is None else step_size // world_size
+            self._part = order_as(order, loader, rank, world_size)
+            self.order.take_from(BatchSampler(self._part, size, loader.drop_last))
         else:
-            self._part = order_as(order, loader, *self._ranks)
-            self.order.take_from(BatchSampler(self._part, loader.batch_size, loader.drop_last))
-        self._shared = order
+            self._part = order_as(order, loader, 0, 1)
+            self.order.take_from(
+                UnevenSteps(self._part, rank, world_size, step_size, loader.drop_last)
+            )
+
+    def _keep_step_size(self, saved: Saved) -> None:
+        """Has a step take as many samples as before, unless another batch_size is asked for."""
+        size, world_size = self._dataloader.batch_size, self._ranks[1]
+        then = saved["global_batch_size"]
+        is_shared_here = saved["order"]["kind"] in (*LASTING, "drawn")
+        if size is None or not is_shared_here or saved.get("batch_size") != size:
+            return
+        if then < world_size:
+            raise TaskError(
+                f"the run was begun with {then} samples a step, fewer than the {world_size} ranks",
+                fix=f"go on with {then} ranks at most",
+            )
+        self._step_size = then
+        if then != size * world_size and not self._ranks[0]:
+            least, rest = divmod(then, world_size)
+            or_more = f" or {least + 1}" if rest else ""
+            warnings.warn(
+                f"batch_size {least}{or_more} a rank, not {size}: a step keeps the {then} samples that the "
+                f"run was begun with, and now {counted(world_size, 'rank takes', 'ranks take')} them",
+                stacklevel=2,
+            )
 
     def _require_same(self, saved: Saved) -> None:
         """Checks that a step takes the samples that it took when the epoch began."""
-        mine, theirs = self._global_batch_size, saved["global_batch_size"]
+        mine, theirs = self._step_size, saved["global_batch_size"]
         if self._num_samples != saved["num_samples"]:
             raise TaskError(
                 f"the run was stopped in mid-epoch over {saved['num_samples']} samples, and the "

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from eventloop.data.attributes import declares
 from eventloop.data.sample_seeds import may_repeat, numbered
 from eventloop.data.sharding import RankPart
+from eventloop.data.uneven_steps import UnevenSteps
 from eventloop.errors import TaskError
 from eventloop.rng import (
     get_rng_state,
@@ -44,6 +45,7 @@ _AT_ONCE = (
     RankPart,
     SequentialSampler,
     SubsetRandomSampler,
+    UnevenSteps,
     WeightedRandomSampler,
 )
 

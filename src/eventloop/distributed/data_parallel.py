@@ -32,6 +32,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, not in 
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from eventloop.distributed.attempt import attempt
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
 from eventloop.distributed.exit import timeout_s
@@ -277,8 +278,7 @@ def join() -> DataParallel:
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
             # torchrun keeps its store over a restart, with addresses of processes that are gone,
             # and torch would call them (torch 2.13).
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = PrefixStore(f"eventloop/{attempt}", store)
+            store = PrefixStore(f"eventloop/{attempt()}", store)
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=world_size, timeout=timeout
             )

@@ -102,11 +102,11 @@ def ending_with_parent() -> Callable[[], None] | None:
 
 
 def has_launcher() -> bool:
-    """Returns whether a launcher started this rank that holds the ranks' store: torchrun or ours.
+    """Returns whether a launcher started this rank that ends with its ranks: torchrun or ours.
 
     What else may have set RANK, a shell script say, is free to end before the ranks do.
     """
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return "TORCHELASTIC_USE_AGENT_STORE" in os.environ
 
 
 def end_with_launcher() -> None:

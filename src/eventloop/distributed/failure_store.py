@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
+from eventloop.distributed.attempt import attempt, connect
 from eventloop.distributed.exit import in_ranks
 
 _PATIENCE = timedelta(seconds=4)
@@ -82,7 +83,7 @@ class Bulletin:
         store: holds what is told; a connection of this object's own.
         rank: this process's.
         world_size: how many there are.
-        attempt: how often torchrun has restarted the ranks.
+        attempt: its name.
 
     Attributes:
         is_inside: whether this process does what takes all ranks.
@@ -164,6 +165,14 @@ class Bulletin:
         """Returns whether every rank has finished."""
         return self._store.add(f"{self._attempt}/num_done", 0) == self.world_size
 
+    def part(self) -> None:
+        """Lets the store go, when all are done; the rank that may hold it is the last to do so."""
+        num_gone = functools.partial(self._store.add, f"{self._attempt}/num_gone")
+        if self.rank:
+            num_gone(1)
+        else:
+            wait_until(lambda: num_gone(0) == self.world_size - 1, _PATIENCE.total_seconds())
+
     def _member_key(self, rank: int) -> str:
         return f"{self._attempt}/member/{rank}"
 
@@ -194,19 +203,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, poll_s: float =
 @functools.cache
 def _connected(_pid: int) -> Bulletin | None:
     """Connects once a process: a fork mustn't share the connection of its parent."""
-    variables = os.environ
     try:
-        store = TCPStore(
-            variables["MASTER_ADDR"],
-            int(variables["MASTER_PORT"]),
-            is_master=False,
-            timeout=_PATIENCE,
-        )
-        rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+        store = connect(_PATIENCE)
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError, RuntimeError, OSError):
         return None  # the group was made in another way, which tells of no store
-    attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Bulletin(store, rank, world_size, attempt)
+    return Bulletin(store, rank, world_size, attempt())
 
 
 def _text(failure: Failure) -> str:

@@ -87,6 +87,7 @@ def watched_command() -> Iterator[None]:
                 f"another rank isn't done {seconds:g} s after this one",
                 fix=f"set {TIMEOUT_VARIABLE} to more seconds, if that is how long it takes",
             )
+        board.part()
 
 
 @contextmanager
