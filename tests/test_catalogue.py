@@ -90,6 +90,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "eventloop-early-stopping": {"metric": "train/loss", "patience": "1ep", "min_delta": 0.2},
     "eventloop-orca": {"callbacks": [Counts]},
     "eventloop-tensorboard": {"histograms": "1ba"},
+    "eventloop-wandb": {"mode": "offline"},
 }
 # What those train that need other data than a few numbers, by folder.
 TASKS: dict[str, Callable[[], Task]] = {

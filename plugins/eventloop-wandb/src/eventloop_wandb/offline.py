@@ -1,0 +1,95 @@
+"""What W&B's offline files hold.
+
+W&B writes a run that is offline into `offline-run-DATE-ID/run-ID.wandb`: records, which are protocol
+buffers, in the log format of LevelDB, https://github.com/google/leveldb/blob/main/doc/log_format.md,
+after a header of seven bytes. A block of 32 KiB reaches the disk when it is full, the last one when
+the run is finished. Checked with wandb 0.21 and 0.31, whose own reader isn't public.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from eventloop.toolbox.run_files import RunFolder
+
+_MAGIC = b":W&B"
+_NUM_HEADER_BYTES = 7
+_BLOCK_BYTES = 32 * 1024
+_RECORD = struct.Struct("<IHB")  # checksum, length, kind
+_FULL, _LAST = 1, 4
+_LONGEST_WAIT_S = 10.0
+
+
+def offline_rows(folder: RunFolder, run_id: str) -> dict[int, dict[str, Any]]:
+    """Returns the rows of a run's history, by their step, from all processes that wrote some.
+
+    Args:
+        folder: that the run was given as `dir`.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    # Of two within a second, the later one's folder has a number at its end.
+    of_run = re.compile(rf"offline-run-\d+_\d+-{re.escape(run_id)}(-\d+)?")
+    for name in folder.names("wandb"):
+        if of_run.fullmatch(name):
+            try:
+                data = folder.read(f"wandb/{name}/run-{run_id}.wandb", -1)
+            except FileNotFoundError:
+                continue  # a process that was killed as it began
+            for step, row in _history(data):
+                rows.setdefault(step, row)
+    return rows
+
+
+def wait_for_end(folder: RunFolder, name: str, run_id: str) -> None:
+    """Waits until the last block of a run that was finished is written, which W&B doesn't.
+
+    Args:
+        name: of the folder that W&B has made for the process.
+    """
+    give_up_at = time.monotonic() + _LONGEST_WAIT_S
+    while time.monotonic() < give_up_at:
+        *_, last = (b"", *_messages(folder.read(f"wandb/{name}/run-{run_id}.wandb", -1)))
+        if _record(last).WhichOneof("record_type") == "exit":
+            return
+        time.sleep(0.02)
+
+
+def _history(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    for message in _messages(data):
+        record = _record(message)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            row = {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in items}
+            yield record.history.step.num, row
+
+
+def _record(message: bytes) -> Any:
+    from wandb.proto.wandb_internal_pb2 import Record  # not public, 0.21 to 0.31
+
+    return Record.FromString(message)
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    """Yields the messages up to the first that isn't whole."""
+    if not data.startswith(_MAGIC):
+        return
+    at, message = _NUM_HEADER_BYTES, b""
+    while at + _RECORD.size <= len(data):
+        left = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if left < _RECORD.size:  # too little for a record
+            at += left
+            continue
+        _, length, kind = _RECORD.unpack_from(data, at)
+        at += _RECORD.size
+        if not kind or at + length > len(data):
+            return
+        message += data[at : at + length]
+        at += length
+        if kind in (_FULL, _LAST):
+            yield message
+            message = b""

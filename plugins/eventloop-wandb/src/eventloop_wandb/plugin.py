@@ -1,0 +1,237 @@
+"""The plugin: which rows go to W&B, when, and which of them a resumed run sends again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from eventloop import Moment, PluginError, hookimpl
+from eventloop.toolbox.messages import as_option, switch_off
+from eventloop.toolbox.run_files import RunFolder
+from eventloop_wandb.config import config_of
+from eventloop_wandb.offline import offline_rows, wait_for_end
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+    from eventloop import StateView
+
+Result = TypeVar("Result")
+Row = dict[str, float]
+# What each row says of when it was logged.
+MOMENT = "moment/"
+_BATCH = f"{MOMENT}batch"
+# What W&B adds.
+OF_WANDB = frozenset({"_step", "_runtime", "_timestamp"})
+# More than a killed process can have told W&B without its reaching the disk.
+_KEPT_CHARS = 128 * 1024
+
+
+class Wandb:
+    """Keeps a run in Weights & Biases: every logged number, and what the run was told.
+
+    It sleeps until a project or a mode is set. W&B's own variables, `WANDB_MODE` and `WANDB_PROJECT`
+    among them, say what isn't set.
+
+    Args:
+        project: the project's name.
+        entity: the user or team that it belongs to.
+        name: the run's name; not set: W&B makes one up.
+        group: of runs that belong together.
+        tags: of the run.
+        notes: on the run.
+        mode: online sends numbers as they come, offline writes files for `wandb sync`.
+
+    Raises:
+        ValueError: `mode` is something else.
+
+    Attributes:
+        run: W&B's own, for pictures and the like; None until a fit has begun, and on other ranks.
+    """
+
+    # Sleeps until one of these options is set: not each run has an account to go to.
+    wakes_with = ("project", "mode")
+
+    def __init__(
+        self,
+        *,
+        project: str | None = None,
+        entity: str | None = None,
+        name: str | None = None,
+        group: str | None = None,
+        tags: list[str] | None = None,
+        notes: str | None = None,
+        mode: Literal["online", "offline"] | None = None,
+    ) -> None:
+        if mode not in (None, "online", "offline"):
+            raise ValueError(f"mode={mode!r} is neither online nor offline")
+        self.project, self.entity, self.name, self.group = project, entity, name, group
+        self.tags, self.notes, self.mode = tags, notes, mode
+        self.run: Run | None = None
+        self._folder: RunFolder | None = None
+        self._run_id: str | None = None
+        # Of the next row; and the last rows, each with its step.
+        self._step = 0
+        self._kept: deque[tuple[int, str]] = deque()
+        self._num_chars = 0
+        # Logged before the fit begins.
+        self._waiting: list[Row] = []
+        # Numbers to come that a killed process has sent: names and batches.
+        self._there: Counter[tuple[str, int]] = Counter()
+        self._exit_code = 0
+
+    @hookimpl(rank_zero=True)
+    def after_load(self, state: StateView) -> None:
+        """Settles where W&B's files are, for a task may change the working directory."""
+        self._folder = RunFolder(state.run_dir.absolute())
+
+    @hookimpl(wrapper=True)
+    def fit_start(self, state: StateView) -> Generator[None, None, None]:
+        """Begins the run, or goes on with it, once no other process is about to."""
+        yield
+        self._exit_code = 0
+        if state.rank == 0 and self.run is None:
+            # Naming a checkpoint to resume from begins another run.
+            if state.settings.resume != "auto":
+                self._run_id, self._step, self._num_chars, self._kept = None, 0, 0, deque()
+            self._tried(lambda: self._begin(state.manifest))
+            waiting, self._waiting = self._waiting, []
+            for row in waiting:
+                self._tried(functools.partial(self._add, row))
+
+    @hookimpl(rank_zero=True)
+    def log(self, numbers: dict[str, float], at: Moment) -> None:
+        """Sends a row: the numbers, and the moment that they belong to."""
+        row = {**numbers, **{f"{MOMENT}{name}": value for name, value in at._asdict().items()}}
+        if self.run is None:
+            self._waiting.append(row)
+        else:
+            self._tried(lambda: self._add(row))
+
+    @hookimpl
+    def exception(self, error: BaseException) -> None:
+        """Notes that the run has failed."""
+        self._exit_code = 1
+
+    @hookimpl
+    def close(self) -> None:
+        """Ends the run: W&B writes and sends what is left."""
+        if self.run is not None:
+            run, self.run = self.run, None
+            self._tried(lambda: run.finish(exit_code=self._exit_code))
+            if run.offline and self._folder is not None:
+                wait_for_end(self._folder, Path(run.dir).parent.name, run.id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the run's id, the next step, and the last rows, which a kill may lose."""
+        return {"run_id": self._run_id, "step": self._step, "rows": [*map(list, self._kept)]}
+
+    def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
+        """Notes which run it is; it is found again when training goes on."""
+        self._run_id, self._step = state["run_id"], state["step"]
+        self._kept = deque((step, text) for step, text in state["rows"])
+        self._num_chars = sum(len(text) for _, text in self._kept)
+        self._waiting = []
+
+    def _begin(self, manifest: Mapping[str, Any]) -> None:
+        import wandb  # takes a second
+
+        assert self._folder is not None
+        self._folder.names("wandb")  # refuses a link, through which W&B would write
+        goes_on = self._run_id is not None
+        rows = offline_rows(self._folder, self._run_id) if self._run_id is not None else {}
+        run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=self.name,
+            group=self.group,
+            tags=self.tags,
+            notes=self.notes,
+            mode=self.mode,
+            id=self._run_id,
+            resume="allow" if goes_on else None,
+            dir=self._folder.path,
+            config=config_of(manifest),
+            # Another trainer, or the script itself, may have a run under way.
+            reinit="create_new",
+            # The streams are the command's, and links in the run's folder are refused.
+            settings=wandb.Settings(console="off", symlink=False),
+        )
+        run.define_metric("*", step_metric=_BATCH)
+        self.run, self._run_id = run, run.id
+        if goes_on:
+            if not (run.offline or run.disabled):
+                first = self._kept[0][0] if self._kept else self._step
+                rows |= {row["_step"]: row for row in _sent(run, first)}
+            self._go_on(run.starting_step, rows)
+
+    def _go_on(self, starting_step: int, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """Sends those numbers of the checkpoint again that the killed process didn't get rid of.
+
+        Args:
+            rows: that are there, by their steps; online the last ones.
+        """
+        kept, self._kept, self._num_chars = self._kept, deque(), 0
+        first = kept[0][0] if kept else self._step
+        is_local = self.run is not None and self.run.offline
+        num_lost = first - sum(step < first for step in rows) if is_local else 0
+        if num_lost > 0:
+            warnings.warn(
+                f"{num_lost} rows of numbers never reached W&B from a process that was killed",
+                stacklevel=2,
+            )
+        self._step = max([starting_step, *(step + 1 for step in rows)])
+        self._there = Counter(
+            (name, row[_BATCH])
+            for step, row in rows.items()
+            if step >= first and _BATCH in row
+            for name in row
+            if name not in OF_WANDB and not name.startswith(MOMENT)
+        )
+        for _, text in kept:
+            self._add(json.loads(text))
+
+    def _add(self, row: Row) -> None:
+        """Sends a row, without what is there; nothing where all of it is."""
+        assert self.run is not None
+        batch = int(row[_BATCH])
+        new = {name: one for name, one in row.items() if not self._is_there(name, batch)}
+        if all(name.startswith(MOMENT) for name in new):
+            return
+        self.run.log(dict(new), step=self._step, commit=True)
+        self._kept.append((self._step, text := json.dumps(new)))
+        self._step += 1
+        self._num_chars += len(text)
+        while self._num_chars - len(self._kept[0][1]) > _KEPT_CHARS:
+            self._num_chars -= len(self._kept.popleft()[1])
+
+    def _is_there(self, name: str, batch: int) -> bool:
+        is_there = self._there[name, batch] > 0
+        if is_there:
+            self._there[name, batch] -= 1
+        return is_there
+
+    def _tried(self, use: Callable[[], Result]) -> Result:
+        import wandb
+
+        try:
+            return use()
+        except (wandb.Error, OSError) as error:
+            raise PluginError(
+                f"W&B fails: {error}",
+                fix=f"run `wandb login`, write files for later with {as_option('wandb', mode='offline')}, or "
+                f"switch the plugin off with {switch_off('wandb')}",
+            ) from error
+
+
+def _sent(run: Run, first: int) -> Iterable[Mapping[str, Any]]:
+    """Returns the rows that W&B's server has of a run, from a step on."""
+    import wandb
+
+    found: Iterable[Mapping[str, Any]] = wandb.Api().run(run.path).scan_history(min_step=first)
+    return found
