@@ -96,6 +96,9 @@ class Actions(Protocol):
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
         """Loads weights into `state.model`, in place; True when done.
 
+        Where `capture_model` gives slices, they may be `SavedTensor`s, of which a rank reads what it
+        needs.
+
         Asked: after `before_load`, and by `trainer.load_weights`. And for test sets: with the best
         weights, then with what `state.model.state_dict()` held on this rank.
         """
@@ -103,6 +106,8 @@ class Actions(Protocol):
     @hookspec(per="run", firstresult=True)
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
         """Loads optimizer states by name, in place; True when done.
+
+        Their tensors may be `SavedTensor`s where the weights may be.
 
         Asked: after `restore_model`, where a checkpoint is loaded.
         """
@@ -263,17 +268,19 @@ class Actions(Protocol):
 
     @hookspec(per="run", firstresult=True)
     def capture_model(self, state: State) -> Mapping[str, Tensor]:
-        """Returns the weights of `state.model` by name: whole tensors, not shards.
+        """Returns the weights of `state.model` by name: tensors, or a `TensorSlice` of each.
 
-        Asked: by `save_checkpoint` and `export`, on every rank; what rank 0 gives is written, the
-        others may give {}.
+        Asked: by `save_checkpoint` and `export`, and before weights are restored in several ranks; on
+            every rank. Of whole tensors those of rank 0 are written, the others may give {}. Of
+            slices each rank's are, by itself; a tensor that isn't spread over ranks stays whole.
         """
 
     @hookspec(per="run", firstresult=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
-        """Returns the optimizers' state dicts by name, as torch's `state_dict()`: whole tensors.
+        """Returns the optimizers' state dicts by name, as torch's `state_dict()`.
 
-        Asked: by `save_checkpoint`, as `capture_model` is.
+        Asked: by `save_checkpoint`, as `capture_model` is: whole tensors, or slices where the model's
+            are.
         """
 
     @hookspec(per="batch", firstresult=True)

@@ -470,7 +470,9 @@ class State:
         folder, from which `resume` goes on.
 
         Returns:
-            The parts by name, whole on rank 0 and of no use on the others, and the facts.
+            The parts by name, whole on rank 0 and of no use on the others, and the facts. Where the
+            model is in slices, each rank has its own, which `eventloop.toolbox.state_dicts.gathered`
+            makes whole.
 
         Raises:
             PluginError: a batch is under way.

@@ -330,7 +330,7 @@ class Trainer:
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._core.capture.plugins.put(states)
-                self._hooks.restore_model(self.state, weights, strict)
+                self._core.capture.restore_model(weights, strict=strict)
             except (OSError, SafetensorError, RuntimeError) as error:
                 raise TaskError(
                     f"the weights in {path} can't be loaded: {error}",

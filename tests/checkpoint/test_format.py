@@ -163,13 +163,13 @@ def test_no_file_is_replaced(folder, parts):
 
 def test_a_newer_version_names_the_eventloop_that_wrote_it(folder, refused, monkeypatch):
     """It may have changed anything but where the version stands."""
-    monkeypatch.setattr(manifest, "VERSION", 2)
+    monkeypatch.setattr(manifest, "VERSION", 3)
     rewrite(folder, eventloop="7.1.0")
     monkeypatch.undo()
 
     message = refused()
 
-    assert "version 2 of the format, written by eventloop '7.1.0'" in message
+    assert "version 3 of the format, written by eventloop '7.1.0'" in message
     assert f"this is eventloop {eventloop.__version__!r}" in message
     assert "pip install --upgrade torch-eventloop" in message
     (folder / "manifest.json").write_text(
@@ -191,14 +191,14 @@ def test_a_version_that_never_was_is_refused(version, folder, refused, monkeypat
 
 def test_an_older_version_has_its_reader(folder, same, monkeypatch):
     """The migration path: a table from versions to functions that give today's manifest."""
-    readers = manifest._READERS | {2: lambda value: manifest._READERS[1](value["inside"])}
-    monkeypatch.setattr(manifest, "VERSION", 2)
+    readers = manifest._READERS | {3: lambda value: manifest._READERS[1](value["inside"])}
+    monkeypatch.setattr(manifest, "VERSION", 3)
     monkeypatch.setattr(manifest, "_READERS", readers)
 
     assert same(verify(folder), FACTS)
-    assert set(readers) == set(range(1, 3))
+    assert set(readers) == set(range(1, 4))
 
 
 def test_every_version_up_to_this_has_a_reader():
     """None is ever taken away."""
-    assert set(manifest._READERS) == set(range(1, manifest.VERSION + 1))
+    assert set(manifest._READERS) == set(range(1, manifest.VERSION_OF_SHARDS + 1))

@@ -164,7 +164,7 @@ def test_a_header_is_compared_with_the_file(header, reason, path):
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
 
-    for function in (tensor_file.read, tensor_file.read_names):
+    for function in (tensor_file.read, tensor_file.read_entries):
         with OldFile(path) as file, pytest.raises(CorruptFileError, match=reason):
             function(file)
 

@@ -18,6 +18,7 @@ from eventloop import PluginError, Task, hookimpl
 from eventloop.diagnostics.check import HostReads
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop.testing.ranks import RankError
+from eventloop.toolbox.state_dicts import gathered
 from eventloop_fsdp import Fsdp
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -74,6 +75,11 @@ def fit(tmp_path):
 def sharded(fit, world_size=2, options=None, **given):
     """Trains on several ranks with the plugin; gives what rank 0 gives."""
     return run_ranks(lambda: fit(Fsdp(**(options or {})), **given), world_size=world_size)[0]
+
+
+def whole(state, weights):
+    """Puts the slices of all ranks together, on rank 0."""
+    return gathered(weights, state.all_gather, keep=state.rank == 0)
 
 
 def assert_near(actual, expected, tolerance=1e-6):
@@ -187,7 +193,7 @@ def test_fp16_skips_a_step_on_all_ranks(tmp_path, what):
 
     def run():
         plugin, spoils = Fsdp(), Spoils(what, 4)
-        folder = tmp_path / os.environ["RANK"]
+        folder = tmp_path
         settings = {"precision": "fp16", "on_bad_loss": "ignore"}
         with trainer_of(folder, plugin, spoils, **settings) as trainer:
             trainer.fit()
@@ -223,7 +229,7 @@ def test_weights_in_another_layout_are_sharded(tmp_path):
     def run(*plugins):
         layers = (nn.Unflatten(1, (3, 1, 1)), nn.Conv2d(3, 8, 3, padding=1), nn.Flatten())
         task = {"model": lambda: nn.Sequential(*layers, nn.Linear(8, 3))}
-        folder = tmp_path / os.environ.get("RANK", "one")
+        folder = tmp_path / str(len(plugins))
         with trainer_of(folder, *plugins, task=task, precision="bf16") as trainer:
             trainer.fit()
             return trainer.notes
@@ -344,7 +350,7 @@ def test_ranks_evaluate_and_predict_for_different_numbers_of_batches(tmp_path):
             "sized": DataLoader(TensorDataset(X[:7], Y[:7]), 2),
         }
         task = {"eval_dataloaders": loaders, "metrics": {"seen": Seen()}}
-        with trainer_of(tmp_path / str(rank), Fsdp(), task=task, max_duration="1ba") as trainer:
+        with trainer_of(tmp_path, Fsdp(), task=task, max_duration="1ba") as trainer:
             trainer.sanity_eval(2)
             metrics = trainer.fit().metrics
             outputs = trainer.predict((X[:4], Y[:4]) for _ in range(2 - rank))
@@ -367,19 +373,21 @@ def test_weights_and_optimizer_states_are_those_of_one_process(tmp_path):
             trainer.fit()
             state = trainer.state
             if plugins:
-                return plugins[0].capture_model(state), plugins[0].capture_optimizers(state)
+                (states,) = plugins[0].capture_optimizers(state).values()
+                found = {idx: whole(state, one) for idx, one in states["state"].items()}
+                return whole(state, plugins[0].capture_model(state)), {**states, "state": found}
             optimizers = {name: one.state_dict() for name, one in state.optimizers.items()}
             return state.model.state_dict(), optimizers
 
     weights, states = run(batch_size=16)
-    (actual, optimizers), nothing = run_ranks(lambda: run(Fsdp()))
+    (actual, found), (nothing, _) = run_ranks(lambda: run(Fsdp()))
 
     assert_near(actual, dict(weights))
-    (expected,), (found,) = states.values(), optimizers.values()
+    (expected,) = states.values()
     assert found["param_groups"] == expected["param_groups"]
     for idx, state in expected["state"].items():
         assert_near(found["state"][idx], state)
-    assert nothing == ({}, {"adamw": {}})
+    assert nothing == {}
 
 
 def test_a_run_goes_on_from_restored_shards(tmp_path, fit):
@@ -391,13 +399,12 @@ def test_a_run_goes_on_from_restored_shards(tmp_path, fit):
         states = {name: given.state_dict() for name, given in one.state.optimizers.items()}
 
     def run():
-        rank, plugin = os.environ["RANK"], Fsdp()
-        folder = tmp_path / rank
+        plugin, folder = Fsdp(), tmp_path / "two"
         with trainer_of(folder, plugin, optimizer="adamw", max_duration="2ep") as trainer:
             plugin.restore_model(trainer.state, weights, True)
             plugin.restore_optimizers(trainer.state, states)
             trainer.fit()
-            return plugin.capture_model(trainer.state)
+            return whole(trainer.state, plugin.capture_model(trainer.state))
 
     actual, _ = run_ranks(run)
 
@@ -469,7 +476,7 @@ def test_different_models_are_found_and_different_weights_are_rank_zeros(tmp_pat
         task = {"model": nn.Linear(3, 3 + width * rank)}
         plugin = Fsdp()
         with trainer_of(tmp_path / f"{rank}{width}", plugin, task=task) as trainer:
-            return plugin.capture_model(trainer.state)
+            return whole(trainer.state, plugin.capture_model(trainer.state))
 
     torch.manual_seed(0)
     expected = nn.Linear(3, 3).state_dict()
@@ -486,7 +493,7 @@ def test_ranks_with_other_numbers_of_microbatches_are_told(tmp_path):
         rank = int(os.environ["RANK"])
         batches = [(X[: 4 + 4 * rank], Y[: 4 + 4 * rank])]
         task = {"train_dataloader": DataLoader(Batches(batches), batch_size=None)}
-        with trainer_of(tmp_path / str(rank), Fsdp(), task=task, microbatch_size=4) as trainer:
+        with trainer_of(tmp_path, Fsdp(), task=task, microbatch_size=4) as trainer:
             trainer.fit()
 
     with pytest.raises(RankError, match="give all ranks batches of one size"):
@@ -509,7 +516,7 @@ def test_uneven_numbers_of_batches_end_together(tmp_path):
     def run(*plugins):
         rank = int(os.environ["RANK"])
         task = {"train_dataloader": DataLoader(Stream(2 + rank), batch_size=None)}
-        folder = tmp_path / f"{rank}{len(plugins)}"
+        folder = tmp_path / str(len(plugins))
         with trainer_of(folder, *plugins, task=task, max_duration="2ep") as trainer:
             trainer.fit()
             path = trainer.export(folder / "model.safetensors")

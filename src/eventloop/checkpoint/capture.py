@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
 from eventloop.training.metrics import metric_name
 from eventloop.training.optimizers import fitting_scheduler
+from eventloop.training.slices import TensorSlice, holds_slices
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 Parts = dict[str, Any]
+_SLICED = ("model", "optimizers")  # what a rank may hold slices of
 _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 
 
@@ -94,7 +97,8 @@ class Capture:
         The tensors are the run's own: they change when it goes on.
 
         Returns:
-            All parts on rank 0; on other ranks nothing of use.
+            All parts on rank 0; on other ranks nothing of use. Where the model is in slices, each
+            rank's own, and what it alone knows; on rank 0 besides what all know.
         """
         state, hooks = self._state, self._hooks
         weights = dict(hooks.capture_model(state))
@@ -117,6 +121,9 @@ class Capture:
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
         }
+        if holds_slices(weights):
+            of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
+            return of_all | {f"rank{state.rank}": own}
         everybody = state.all_gather(_on_host(own)) if state.world_size > 1 else [own]
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
@@ -128,8 +135,8 @@ class Capture:
         """
         state, hooks, training = self._state, self._hooks, parts["training"]
         try:
-            hooks.restore_model(state, parts["model"], True)
-            hooks.restore_optimizers(state, parts["optimizers"])
+            self.restore_model(parts["model"], strict=True)
+            hooks.restore_optimizers(state, self._as_owned(parts["optimizers"]))
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
@@ -144,6 +151,17 @@ class Capture:
         state.train_metrics |= _on_device(results["train"], state.device)
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
+
+    def restore_model(self, weights: Mapping[str, Any], *, strict: bool) -> None:
+        """Loads weights by the action of that name, which gets saved tensors if it can take slices."""
+        self._hooks.restore_model(self._state, self._as_owned(weights), strict)
+
+    def _as_owned(self, saved: Any) -> Any:
+        """Returns a nest as its owner takes it: whole tensors, unless its model is in slices."""
+        is_sharded = self._state.world_size > 1 and holds_slices(
+            self._hooks.capture_model(self._state)
+        )
+        return saved if is_sharded else read_all(saved)
 
     def put_own(self, parts: Mapping[str, Any]) -> None:
         """Restores what this rank alone knew; a rank that is new keeps its own."""
@@ -290,6 +308,9 @@ class Snapshot:
     def _copy(self, path: tuple[object, ...], value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._copy_tensor(path, value.detach())
+        if isinstance(value, TensorSlice):
+            copied = self._copy_tensor(path, value.tensor.detach())
+            return TensorSlice(copied, value.shape, value.offsets)
         if isinstance(value, Mapping):
             copies: dict[Any, Any] = {}
             for key, one in value.items():

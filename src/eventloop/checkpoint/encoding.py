@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from eventloop.errors import CheckpointError, a
 from eventloop.files.disk import CorruptFileError
+from eventloop.training.slices import TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# None, bool, int, float, str, bytes, a tensor, and dicts, lists and tuples of nests.
+# None, bool, int, float, str, bytes, a tensor or a slice of one, and dicts, lists and tuples of nests.
 Nest: TypeAlias = Any
 Json: TypeAlias = Any
+Tensors: TypeAlias = "dict[str, Tensor | TensorSlice]"
 T = TypeVar("T")
 
 MAX_DEPTH = 64
@@ -35,7 +37,7 @@ _LARGE = 2**63  # an int that is written in another way
 _NAME_ALONE = "value"  # of a tensor that is the whole nest
 
 
-def flatten(nest: Nest, name: str) -> tuple[dict[str, Tensor], Json]:
+def flatten(nest: Nest, name: str) -> tuple[Tensors, Json]:
     """Splits a nest into its tensors by name, which aren't copied, and a skeleton of the rest.
 
     Names are made of the keys on the way, `layer.0.weight`; those of a flat dict are its keys.
@@ -48,7 +50,7 @@ def flatten(nest: Nest, name: str) -> tuple[dict[str, Tensor], Json]:
         CheckpointError: it holds something else, or goes deeper than 64 levels; the message has
             the path and the type.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     return tensors, _encode(nest, _At(name, (), tensors))
 
 
@@ -69,7 +71,7 @@ def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
     return nest
 
 
-def is_plain(skeleton: Json, tensors: Mapping[str, Tensor]) -> bool:
+def is_plain(skeleton: Json, tensors: Mapping[str, object]) -> bool:
     """Returns whether a nest is a dict of tensors by name and nothing else."""
     return bool(tensors) and skeleton == {name: {"$tensor": name} for name in tensors}
 
@@ -83,7 +85,7 @@ class _At:
 
     root: str
     keys: tuple[tuple[str | int, bool], ...]  # with whether it counts entries
-    tensors: dict[str, Tensor]
+    tensors: Tensors
 
     def below(self, key: str | int, *, is_idx: bool = False) -> _At:
         if len(self.keys) == MAX_DEPTH:
@@ -100,7 +102,7 @@ class _At:
             text += f".{key}" if is_word and not is_idx else f"[{key!r}]"
         return text
 
-    def take(self, tensor: Tensor) -> Json:
+    def take(self, tensor: Tensor | TensorSlice) -> Json:
         name = ".".join(str(key) for key, _ in self.keys) or _NAME_ALONE
         name = name.encode("utf-8", "backslashreplace").decode()
         if name == "__metadata__" or name in self.tensors:
@@ -141,6 +143,9 @@ def _encode(value: Nest, at: _At) -> Json:
             for idx, one in enumerate(value)
         ]
         return items if kind is list else {"$tuple": items}
+    if kind is TensorSlice:
+        _require_dense(value.tensor, at)
+        return at.take(value)
     # Until torch is imported, nothing can be a tensor.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -149,6 +154,11 @@ def _encode(value: Nest, at: _At) -> Json:
 
 
 def _encode_tensor(tensor: Tensor, at: _At) -> Json:
+    _require_dense(tensor, at)
+    return at.take(tensor.detach())
+
+
+def _require_dense(tensor: Tensor, at: _At) -> None:
     import torch  # kept out of what only puts together
 
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -157,7 +167,6 @@ def _encode_tensor(tensor: Tensor, at: _At) -> Json:
         raise at.refuse(tensor, f"a tensor of {tensor.layout}, {tensor.dtype}, not a dense one")
     if tensor.is_meta:
         raise at.refuse(tensor, "a tensor without values, on the device 'meta'")
-    return at.take(tensor.detach())
 
 
 def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:

@@ -1,8 +1,9 @@
 """The format of a checkpoint: a folder of parts, safetensors and JSON, and a manifest.
 
 Each part is a nest. Its tensors stand in `NAME.safetensors`; what else there is in `NAME.json`, which
-a flat dict of tensors doesn't need. `manifest.json` is written last. Nothing is pickled, nothing is
-evaluated.
+a flat dict of tensors doesn't need. Slices of tensors that are spread over ranks stand in
+`NAME-00000.safetensors` and so on, one a rank. `manifest.json` is written last. Nothing is pickled,
+nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -14,29 +15,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from eventloop.checkpoint import tensors as tensor_file
-from eventloop.checkpoint.encoding import Json, Nest, flatten, is_plain
+from eventloop.checkpoint.encoding import Json, Nest, Tensors, flatten, is_plain
 from eventloop.checkpoint.manifest import (
     FILE,
     FileFacts,
     Manifest,
     is_part_name,
+    shard_name,
     to_bytes,
 )
+from eventloop.checkpoint.parts import read_left, read_part
 from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,
     examine,
     name_of,
     opened,
-    put_together,
+    refusing,
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.text import as_set
+from eventloop.training.slices import TensorSlice
 
 __all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
@@ -97,16 +99,25 @@ def write(
             raise
 
 
-def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
+def read(
+    folder: Path,
+    only: Collection[str] | None = None,
+    *,
+    leaving: Collection[str] = (),
+    nearest: float = 0.0,
+) -> Checkpoint:
     """Reads a checkpoint, or some parts of it; verifies whatever it reads.
 
     Args:
         only: the names of the parts to read; by default all.
+        leaving: parts whose tensors stay in their files, which must have been verified: a
+            `SavedTensor` is in the place of each.
+        nearest: which rank of all those that wrote it this one is near, as a share of them.
 
     Raises:
         CheckpointError: it isn't one, is damaged, of a newer version, or lacks a part.
     """
-    with _refusing(folder):
+    with refusing(folder):
         manifest = checked_manifest(folder)
         files = manifest.parts
         wanted = list(files) if only is None else list(only)
@@ -115,7 +126,12 @@ def read(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
             raise CorruptFileError(
                 f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
             )
-        parts = {name: _read_part(folder, files[name], manifest) for name in wanted}
+        parts = {
+            name: read_left(folder, name, manifest, nearest)
+            if name in leaving
+            else read_part(folder, name, manifest)
+            for name in wanted
+        }
         facts = manifest.known
     return Checkpoint(folder, manifest.batch, facts, parts, manifest.eventloop, tuple(files))
 
@@ -126,7 +142,7 @@ def verify(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: `read` would refuse it.
     """
-    with _refusing(folder):
+    with refusing(folder):
         return examine(folder).known
 
 
@@ -135,6 +151,9 @@ class Draft:
 
     Args:
         parts, facts, batch: as `write` takes them; tensors aren't copied.
+        rank: which of the ranks writes it that write one together. What isn't a slice is written
+            by rank 0, but for the part `rank3` of rank 3.
+        world_size: how many these are.
 
     Attributes:
         num_bytes: what it will take on the disk.
@@ -143,9 +162,17 @@ class Draft:
         CheckpointError: something can't be saved.
     """
 
-    def __init__(self, parts: Mapping[str, Nest], facts: Mapping[str, Any], batch: int | None):
-        self._batch = batch
+    def __init__(
+        self,
+        parts: Mapping[str, Nest],
+        facts: Mapping[str, Any],
+        batch: int | None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._batch, self._rank, self._world_size = batch, rank, world_size
         self._files: dict[str, bytes | tensor_file.Draft] = {}
+        self._sharded: list[str] = []
         for name, nest in parts.items():
             if not is_part_name(name):
                 raise CheckpointError(
@@ -159,6 +186,7 @@ class Draft:
                 f"facts.{next(iter(tensors))} is a tensor; facts are read without the parts",
                 fix="put it into a part, or save `tensor.item()`",
             )
+        # Of all ranks: a digest and a size take a hundred bytes, be the part as large as it may.
         unknown = dict.fromkeys(self._files, FileFacts(2**40, "0" * 64))
         sizes = [len(self._manifest(unknown)), *map(_size_of, self._files.values())]
         self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
@@ -169,6 +197,10 @@ class Draft:
         Args:
             made: gets the path of each file as soon as it is there.
         """
+        return self.write_manifest(folder, self.write_files(folder, made), made)
+
+    def write_files(self, folder: Path, made: list[Path]) -> dict[str, FileFacts]:
+        """Writes all files but the manifest; raises OSError."""
         files = {}
         for name, content in self._files.items():
             with disk.NewFile(folder / name) as file:
@@ -178,11 +210,36 @@ class Draft:
                 else:
                     content.write(file)
             files[name] = FileFacts(file.num_bytes, file.digest())
+        return files
+
+    def write_share(self, folder: Path) -> dict[str, FileFacts]:
+        """Writes this rank's files, and reads them back; raises OSError.
+
+        Raises:
+            CheckpointError: they aren't on the disk as they were written.
+        """
+        files = self.write_files(folder, [])
+        disk.sync_folder(folder)
+        with refusing(folder):
+            for name in files:
+                with opened(folder, name, self._of(files)) as file:
+                    file.skip()
+        return files
+
+    def write_manifest(
+        self, folder: Path, files: Mapping[str, FileFacts], made: list[Path]
+    ) -> Manifest:
+        """Writes the manifest of files that are on the disk; raises OSError.
+
+        Args:
+            files: of all ranks.
+        """
+        manifest = self._of(files)
         with disk.NewFile(folder / FILE) as file:
             made.append(folder / FILE)
             file.write(self._manifest(files))
         disk.sync_folder(folder)
-        return Manifest(self._batch, files, self._facts)
+        return manifest
 
     @contextmanager
     def failing(self, folder: Path) -> Iterator[None]:
@@ -199,17 +256,39 @@ class Draft:
             reason = error.strerror or str(error)
             raise self._error(folder, reason, free, is_full=is_full) from error
 
-    def _add(self, name: str, tensors: dict[str, Tensor], skeleton: Json) -> None:
-        if tensors:
+    def _add(self, name: str, tensors: Tensors, skeleton: Json) -> None:
+        slices = {key: one for key, one in tensors.items() if isinstance(one, TensorSlice)}
+        whole = {key: one for key, one in tensors.items() if key not in slices}
+        if slices:
+            self._require_together(name, next(iter(slices)))
+            self._sharded.append(name)
+            path = shard_name(name, self._rank)
+            self._files[path] = tensor_file.Draft(slices, path)
+        if self._rank and name != f"rank{self._rank}":
+            return
+        if whole:
             path = f"{name}.safetensors"
-            self._files[path] = tensor_file.Draft(tensors, path)
-        if not is_plain(skeleton, tensors):
+            self._files[path] = tensor_file.Draft(whole, path)
+        # Two files of tensors don't keep the order of the keys.
+        if not is_plain(skeleton, tensors) or (slices and whole):
             with _too_large(name):
                 self._files[f"{name}.json"] = bounded_json.to_bytes(skeleton)
 
+    def _require_together(self, part: str, name: str) -> None:
+        if self._world_size == 1:
+            raise CheckpointError(
+                f"'{part}.{name}' can't be saved: it is a slice of a tensor, of which other ranks have "
+                "the rest",
+                fix="put the whole together with `eventloop.toolbox.state_dicts.gathered`",
+            )
+
+    def _of(self, files: Mapping[str, FileFacts]) -> Manifest:
+        shards = dict.fromkeys(self._sharded, self._world_size)
+        return Manifest(self._batch, files, self._facts, shards=shards)
+
     def _manifest(self, files: Mapping[str, FileFacts]) -> bytes:
         with _too_large("facts"):
-            return to_bytes(Manifest(self._batch, files, self._facts))
+            return to_bytes(self._of(files))
 
     def _error(
         self, folder: Path, reason: str, free: int, *, is_full: bool = True
@@ -221,28 +300,6 @@ class Draft:
             free=f"{free:,} bytes",
             fix=f"{fix}, or give another folder, {as_set(run_dir='FOLDER')}",
         )
-
-
-# Reading
-
-
-def _read_part(folder: Path, files: Mapping[str, str], manifest: Manifest) -> Nest:
-    tensors: dict[str, Tensor] = {}
-    if name := files.get(".safetensors"):
-        with opened(folder, name, manifest) as file:
-            tensors = tensor_file.read(file)
-    return put_together(folder, files, manifest, tensors)
-
-
-@contextmanager
-def _refusing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except CorruptFileError as damage:
-        raise CheckpointError(
-            f"the checkpoint {str(folder)!r} can't be used: {damage}",
-            fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
-        ) from damage
 
 
 # Writing

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 FILE = "manifest.json"
 FORMAT = "eventloop checkpoint"
-VERSION = 1
+VERSION = 1  # of checkpoints of whole tensors
+VERSION_OF_SHARDS = 2
+MOST_SHARDS = 2**16
 SUFFIXES = (".safetensors", ".json")
 BEGINNING = b'{"sha256":"'
 
@@ -51,21 +53,28 @@ class Manifest:
         files: by name, without the manifest's own.
         facts: a skeleton without tensors.
         eventloop: the version that wrote it.
+        shards: in how many files the slices of a part are, of those parts that have some.
     """
 
     batch: int | None
     files: Mapping[str, FileFacts]
     facts: Json
     eventloop: str = eventloop.__version__
+    shards: Mapping[str, int] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def parts(self) -> dict[str, dict[str, str]]:
-        """The files of each part by suffix; parts in order of their names."""
-        parts: dict[str, dict[str, str]] = {}
-        for name in sorted(self.files):
+        """The files of each part by suffix, without shards; parts in order of their names."""
+        parts: dict[str, dict[str, str]] = {name: {} for name in self.shards}
+        of_shards = {one for name in self.shards for one in self.shards_of(name)}
+        for name in sorted(self.files.keys() - of_shards):
             suffix = Path(name).suffix
             parts.setdefault(name.removesuffix(suffix), {})[suffix] = name
-        return parts
+        return {name: parts[name] for name in sorted(parts)}
+
+    def shards_of(self, part: str) -> list[str]:
+        """Returns the files of slices of a part, in order of the ranks that wrote them."""
+        return [shard_name(part, rank) for rank in range(self.shards.get(part, 0))]
 
     @functools.cached_property
     def known(self) -> dict[str, Any]:
@@ -96,6 +105,11 @@ def is_part_name(name: str) -> bool:
     return bool(_PART.fullmatch(name)) and f"{name}.json" != FILE
 
 
+def shard_name(part: str, rank: int) -> str:
+    """Returns the name of the file in which a rank's slices of a part are."""
+    return f"{part}-{rank:05}.safetensors"
+
+
 def to_bytes(manifest: Manifest) -> bytes:
     """Returns the bytes of a manifest.
 
@@ -106,13 +120,15 @@ def to_bytes(manifest: Manifest) -> bytes:
         name: {"bytes": one.num_bytes, "sha256": one.sha256}
         for name, one in sorted(manifest.files.items())
     }
+    shards = {"shards": dict(manifest.shards)} if manifest.shards else {}
     body = bounded_json.to_bytes(
         {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION_OF_SHARDS if shards else VERSION,
             "eventloop": manifest.eventloop,
             "batch": manifest.batch,
             "files": files,
+            **shards,
             "facts": manifest.facts,
         }
     )
@@ -156,12 +172,12 @@ def from_bytes(data: bytes) -> Manifest:
         raise CorruptFileError("it isn't that of a checkpoint")
     version = value.get("version")
     # Whatever a newer version has changed, the manifest says its version.
-    if type(version) is int and version > VERSION:
+    if type(version) is int and version > max(_READERS):
         writer = value.get("eventloop")
         by = repr(writer[:40]) if isinstance(writer, str) else "of an unknown version"
         raise CorruptFileError(
             f"it has version {version} of the format, written by eventloop {by}; "
-            f"this is eventloop {eventloop.__version__!r}, which knows versions up to {VERSION}",
+            f"this is eventloop {eventloop.__version__!r}, which knows versions up to {max(_READERS)}",
             fix="python -m pip install --upgrade torch-eventloop",
         )
     if not is_whole:
@@ -181,6 +197,25 @@ def _read_version_1(value: dict[str, Any]) -> Manifest:
     raise CorruptFileError("it lacks something, or has it in another form")
 
 
+def _read_version_2(value: dict[str, Any]) -> Manifest:
+    manifest = _read_version_1(value)
+    match value.get("shards"):
+        case dict(shards) if all(map(_is_shards, shards.items())):
+            manifest = replace(manifest, shards=shards)
+            for part in shards:
+                if missing := next(
+                    (n for n in manifest.shards_of(part) if n not in manifest.files), ""
+                ):
+                    raise CorruptFileError(f"it lacks the shard {missing!r}")
+            return manifest
+    raise CorruptFileError("it says nothing usable of its shards")
+
+
+def _is_shards(item: tuple[str, Any]) -> bool:
+    part, number = item
+    return is_part_name(part) and type(number) is int and 0 < number <= MOST_SHARDS
+
+
 def _file_facts(name: str, value: Any) -> FileFacts:
     suffix = Path(name).suffix
     if suffix not in SUFFIXES or not is_part_name(name.removesuffix(suffix)):
@@ -194,4 +229,7 @@ def _file_facts(name: str, value: Any) -> FileFacts:
 
 # A version that changes the format adds a reader that gives today's Manifest and keeps these; the
 # fixture in tests/checkpoint/fixtures of each version stays readable forever.
-_READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {1: _read_version_1}
+_READERS: dict[int, Callable[[dict[str, Any]], Manifest]] = {
+    1: _read_version_1,
+    VERSION_OF_SHARDS: _read_version_2,
+}

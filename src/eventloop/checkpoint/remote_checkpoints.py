@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manifest
-from eventloop.checkpoint.store import Found, Store, holds, newest_after, surplus
+from eventloop.checkpoint.retention import newest_after, surplus
+from eventloop.checkpoint.store import Found, Store, holds
 from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,
@@ -21,6 +22,7 @@ from eventloop.checkpoint.verifying import (
     name_of,
     why_passed_over,
 )
+from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
@@ -29,6 +31,7 @@ from eventloop.files.run_folder import check_folder
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
     from eventloop.checkpoint.remote_storage import RemoteFolder
+    from eventloop.distributed.crew import Crew
     from eventloop.urls import Url
 
 
@@ -48,20 +51,35 @@ class RemoteCheckpoints:
         # Uploaded or verified by this process: they needn't be downloaded to know that they verify.
         self._whole: set[str] = set()
 
-    def save(self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any]) -> Url:
+    @property
+    def local(self) -> Path:
+        """The local folder in which a checkpoint is written before it is uploaded."""
+        return self._copies.folder
+
+    def save(
+        self,
+        batch: int,
+        parts: Mapping[str, Nest],
+        facts: Mapping[str, Any],
+        crew: Crew = ALONE,
+    ) -> Url:
         """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
 
         One of the same batch is replaced, or kept where this process knows that it is whole and
         equal. What killed saves left behind is removed first.
 
         Args:
-            batch, parts, facts: as `Store.save` takes them.
+            batch, parts, facts, crew: as `Store.save` takes them. Ranks of a crew have the local
+                folder in common.
 
         Raises:
             CheckpointError: something can't be saved, the disk is full, or the storage fails.
         """
-        self.clear()
-        copy = self._copies.save(batch, parts, facts)
+        if crew.rank == 0:
+            self.clear()
+        copy = self._copies.save(batch, parts, facts, crew)
+        if crew.rank:
+            return self.folder / copy.name
         self._copies.keep_only(batch)
         manifest = read_manifest(copy)
         before = [name for name in self._remote.names() if batch_in(name) == batch]
@@ -84,8 +102,14 @@ class RemoteCheckpoints:
         """
         return [self._look_at(name, digests=digests) for name in self._remote.names()]
 
-    def latest(self) -> tuple[Url | None, list[tuple[Url, str]]]:
+    def latest(
+        self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
+    ) -> tuple[Url | None, list[tuple[Url, str]]]:
         """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
+
+        Args:
+            shards: for `Store.latest`; what is downloaded is read as a whole.
+            damage: what else was found, by checkpoint.
 
         Raises:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
@@ -93,7 +117,9 @@ class RemoteCheckpoints:
         refused: list[tuple[Url, str]] = []
         for name in self._remote.names():
             try:
-                why = why_passed_over(checked_manifest(self._copied(name)).known)
+                why = (damage or {}).get(self.folder / name) or why_passed_over(
+                    checked_manifest(self._copied(name)).known
+                )
             except CorruptFileError as damage:
                 self._whole.discard(name)
                 why = str(damage)
@@ -120,11 +146,12 @@ class RemoteCheckpoints:
         """Returns the batch of the newest usable checkpoint that has more batches, if any."""
         return newest_after(batch, self.found(), lambda url: self._is_usable(url.name))
 
-    def prune(self, keep: Collection[int]) -> list[Url]:
+    def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
         """Removes all checkpoints but some and returns those removed; a usable one always stays.
 
         Args:
             keep: their batches.
+            safe: one that is known to be usable, and needn't be downloaded for that.
 
         Raises:
             CheckpointError: one can't be removed.
@@ -132,7 +159,9 @@ class RemoteCheckpoints:
         names = self._remote.names()
         kept = [name for name in names if batch_in(name) in keep]
         others = [name for name in names if name not in kept]
-        removed = surplus(kept, others, self._is_usable)
+        removed = surplus(
+            kept, others, lambda name: self.folder / name == safe or self._is_usable(name)
+        )
         for name in removed:
             self._remove(name)
         return [self.folder / name for name in removed]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
@@ -13,15 +12,21 @@ from torch.nn.parameter import is_lazy
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.format import name_of
+from eventloop.checkpoint.shared_folder import require_shared
+from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
+from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
+from eventloop.training.slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
     from eventloop.config.settings import Settings
+    from eventloop.distributed.crew import Crew
+    from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
     from eventloop.urls import Place
@@ -56,12 +61,13 @@ class Retention(NamedTuple):
 
 
 class Saver:
-    """Saves checkpoints when they are due, in the background, on rank 0.
+    """Saves checkpoints when they are due, in the background: rank 0, or each rank what it holds.
 
     Args:
         hooks: the plans of the run.
         storage: the run's checkpoints.
         settings: how often to save, and what to keep.
+        processes: the ranks.
     """
 
     __slots__ = (
@@ -71,14 +77,18 @@ class Saver:
         "_kept_best",
         "_lock",
         "_on_error",
+        "_processes",
         "_snapshot",
         "_store",
         "_writer",
         "_written",
     )
 
-    def __init__(self, hooks: Plans, storage: Storage, settings: Settings) -> None:
+    def __init__(
+        self, hooks: Plans, storage: Storage, settings: Settings, processes: Processes
+    ) -> None:
         self._hooks = hooks
+        self._processes = processes
         self._store = storage.store
         self._lock = storage.lock
         self._on_error = settings.on_save_error
@@ -115,6 +125,9 @@ class Saver:
         (problem, *_) = state.all_gather(problem)
         if problem is not None:
             raise problem
+        saves = self._interval is not None and state.world_size > 1
+        if saves and holds_slices(self._hooks.capture_model(state)):
+            require_shared(self._store.local, state)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
@@ -145,10 +158,12 @@ class Saver:
     def save_checkpoint(self, state: State) -> Place:
         self._settle(state)
         (parts, facts), batch = state.capture(), state.clock.batch
-        if state.rank == 0:
+        crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
+        if state.rank == 0 or crew.world_size > 1:
             taken, names = self._snapshot.take(parts), trained_names(state.model)
             kept = self._retention(state, batch)
-            self._writer.start(functools.partial(self._write, batch, taken, facts, names, kept))
+            write = functools.partial(self._write, crew, batch, taken, facts, names, kept)
+            self._writer.start(write)
         if not batch:
             self._settle(state)  # a run that can't save shows it before it trains
         return self._store.folder / name_of(batch)
@@ -231,6 +246,7 @@ class Saver:
 
     def _write(
         self,
+        crew: Crew,
         batch: int,
         parts: Mapping[str, Any],
         facts: Mapping[str, Any],
@@ -243,17 +259,26 @@ class Saver:
             names: of the parameters that are trained, whose values are looked at here: on the host,
                 while training goes on.
         """
-        self._snapshot.wait()
-        if self._lock is not None:
-            self._lock.require()
-        finite = are_finite(parts["model"], names)
+
+        def look() -> bool | None:
+            self._snapshot.wait()
+            if self._lock is not None and crew.rank == 0:
+                self._lock.require()
+            return are_finite(held(parts["model"]), names)
+
+        found = set(crew.run(look))
+        finite = False if False in found else True if True in found else None
+        best = kept.best if finite is not False else kept.best_before
+        path = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
+        if crew.rank:
+            return
         is_usable = finite is not False
-        best = kept.best if is_usable else kept.best_before
-        path = self._store.save(batch, parts, {**facts, "finite": finite, "best": best})
         if kept.newest is not None:
             # One that isn't finite stays until the next, and takes the place of no other.
             newest = [one.batch for one in self._store.found() if not one.reason][: kept.newest]
-            self._store.prune({*newest, batch, *([] if best is None else [best])})
+            keep = {*newest, batch, *([] if best is None else [best])}
+            # What a crew has written, each rank has read back.
+            self._store.prune(keep, path if is_usable and crew.world_size > 1 else None)
         self._written = Written(path, batch, is_usable)
 
     def _settle(self, state: State) -> None:
@@ -308,40 +333,3 @@ def interval_of(settings: Settings) -> Time | None:
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval
-
-
-class Writer:
-    """Runs one task after the other in a thread, so that training goes on meanwhile.
-
-    Attributes:
-        failure: what a task raised, until it is cleared.
-    """
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
-
-    def start(self, task: Callable[[], object]) -> None:
-        """Begins a task, once the one before is done."""
-        self.wait()
-
-        def run() -> None:
-            try:
-                task()
-            except BaseException as error:  # noqa: BLE001  told to who asks next
-                self.failure = error
-
-        # No daemon: an interpreter that ends waits for what is being written.
-        self._thread = threading.Thread(target=run, name="eventloop-checkpoint")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Waits for the task under way."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def forget(self) -> BaseException | None:
-        """Returns the failure and forgets it."""
-        failure, self.failure = self.failure, None
-        return failure

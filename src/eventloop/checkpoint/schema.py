@@ -289,7 +289,8 @@ def require_usable(checkpoint: Checkpoint) -> None:
             _require_part(checkpoint.parts, name, form)
         _require_part(checkpoint.parts, "rank0", RANK)
         for rank in range(1, checkpoint.parts["rank0"]["feed"]["world_size"]):
-            _require_part(checkpoint.parts, f"rank{rank}", RANK)
+            if f"rank{rank}" in checkpoint.parts or f"rank{rank}" not in checkpoint.names:
+                _require_part(checkpoint.parts, f"rank{rank}", RANK)
         _require_consistent(checkpoint)
     except FormError as error:
         raise CheckpointError(

@@ -20,6 +20,7 @@ from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
+    from eventloop.distributed.crew import Crew
     from eventloop.distributed.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
@@ -35,19 +36,27 @@ class Checkpoints(Protocol):
     def folder(self) -> Place:
         """Where they are."""
 
-    def save(self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any]) -> Place:
+    @property
+    def local(self) -> Path:
+        """The local folder in which they are written."""
+
+    def save(
+        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ...
+    ) -> Place:
         """Saves one and returns its place."""
 
     def found(self, *, digests: bool = False) -> Sequence[Found[Any]]:
         """Returns what looks like a checkpoint, the newest first."""
 
-    def latest(self) -> tuple[Place | None, Sequence[tuple[Place, str]]]:
+    def latest(
+        self, *, shards: bool = True, damage: Mapping[Any, str] | None = None
+    ) -> tuple[Place | None, Sequence[tuple[Place, str]]]:
         """Returns the newest that verifies and is finite, and why newer ones can't be used."""
 
     def newest_after(self, batch: int) -> int | None:
         """Returns the batch of the newest usable one that has more batches; None without one."""
 
-    def prune(self, keep: Collection[int]) -> Sequence[Place]:
+    def prune(self, keep: Collection[int], safe: Any = None) -> Sequence[Place]:
         """Removes all but those of some batches; a usable one always stays."""
 
     def clear(self, *, alone: bool = False) -> None:

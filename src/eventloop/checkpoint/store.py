@@ -9,7 +9,7 @@ there, if there was one before.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,15 @@ from eventloop.checkpoint.leftovers import (
     name_inside,
     new_id,
 )
+from eventloop.checkpoint.retention import newest_after, surplus
+from eventloop.checkpoint.shares import telling, write_first, write_share
 from eventloop.checkpoint.verifying import (
     batch_of,
     examine,
     name_of,
     why_passed_over,
 )
+from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
@@ -39,9 +42,9 @@ from eventloop.urls import Url
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
     from eventloop.checkpoint.manifest import Manifest
+    from eventloop.distributed.crew import Crew
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,18 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any]) -> Path:
+    @property
+    def local(self) -> Path:
+        """The local folder that is written to."""
+        return self.folder
+
+    def save(
+        self,
+        batch: int,
+        parts: Mapping[str, Nest],
+        facts: Mapping[str, Any],
+        crew: Crew = ALONE,
+    ) -> Path:
         """Saves a checkpoint and gives its folder; when it returns, it would outlive a power failure.
 
         One of the same batch is replaced, or kept where it is whole and equal. What killed saves left
@@ -88,6 +102,8 @@ class Store:
         Args:
             batch: how many batches the run has had.
             parts, facts: as `format.write` takes them.
+            crew: the ranks that write it, each what it holds; rank 0 the manifest, when all files
+                are on the disk and have been read back.
 
         Raises:
             CheckpointError: something can't be saved, or the disk is full or broken; then nothing of
@@ -95,10 +111,20 @@ class Store:
         """
         from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
 
-        draft = Draft(parts, facts, batch)
-        self.clear()
-        with draft.failing(self.folder / name_of(batch)):
-            return self.take_in(batch, lambda folder: draft.write(folder, []))
+        target, drafts = self.folder / name_of(batch), []
+
+        def prepare() -> None:
+            drafts.append(Draft(parts, facts, batch, crew.rank, crew.world_size))
+            if crew.rank == 0:
+                self.clear()
+
+        crew.run(prepare)
+        (draft,) = drafts
+        if crew.rank == 0:
+            with draft.failing(target), telling(crew) as tell:
+                return self.take_in(batch, lambda folder: write_first(draft, folder, crew, tell))
+        write_share(draft, self.folder, crew)
+        return target
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
         """Adds a checkpoint that `write` fills; returns its place, or raises OSError, as `save`.
@@ -138,30 +164,37 @@ class Store:
         ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
         return [one for _, _, one in sorted(ordered, reverse=True)]
 
-    def latest(self) -> tuple[Path | None, list[tuple[Path, str]]]:
+    def latest(
+        self, *, shards: bool = True, damage: Mapping[Path, str] | None = None
+    ) -> tuple[Path | None, list[tuple[Path, str]]]:
         """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
 
         Looks at each from the newest on; nothing points to it.
+
+        Args:
+            shards: whether the files of slices are read, too; otherwise all ranks read a share each.
+            damage: what these have found, by checkpoint.
         """
         refused: list[tuple[Path, str]] = []
         for path in self.paths():
-            one = look_at(path, digests=True)
-            if not one.reason:
+            why = (damage or {}).get(path) or look_at(path, digests=True, shards=shards).reason
+            if not why:
                 return path, refused
-            refused.append((path, one.reason))
+            refused.append((path, why))
         return None, refused
 
     def newest_after(self, batch: int) -> int | None:
         """Returns the batch of the newest usable checkpoint that has more batches, if any."""
         return newest_after(batch, self.found(), self._is_usable)
 
-    def prune(self, keep: Collection[int]) -> list[Path]:
+    def prune(self, keep: Collection[int], safe: Path | None = None) -> list[Path]:
         """Removes all checkpoints but some and returns those removed; a usable one always stays.
 
         Where none of those to keep verifies and is finite, the newest that does stays, too.
 
         Args:
             keep: their batches.
+            safe: one that is known to be usable, and needn't be read for that.
 
         Raises:
             CheckpointError: one can't be removed.
@@ -170,7 +203,7 @@ class Store:
         kept = [path for path in paths if batch_of(path.name) in keep]
         # What is being replaced is settled by the process that replaces it, or by `clear`.
         others = [path for path in paths if path not in kept and not is_replaced(path)]
-        removed = surplus(kept, others, self._is_usable)
+        removed = surplus(kept, others, lambda path: path == safe or self._is_usable(path))
         for path in removed:
             self._remove(path)
         return removed
@@ -269,48 +302,22 @@ class Store:
         return not look_at(path, digests=True).reason
 
 
-def look_at(path: Path, *, digests: bool) -> Found[Path]:
+def look_at(path: Path, *, digests: bool, shards: bool = True) -> Found[Path]:
     """Returns whether a folder is a checkpoint that can be used; files may change meanwhile.
 
     Args:
         digests: whether all files are read and verified; otherwise only the manifest, and that the
             files are there in their sizes.
+        shards: whether the files of slices are among those that are read.
     """
     batch = batch_of(path.name) or 0
     try:
         if path.is_symlink() or not path.is_dir():
             raise CorruptFileError("it is a link to somewhere else, or no folder")
-        manifest = examine(path, digests=digests)
+        manifest = examine(path, digests=digests, shards=shards)
     except CorruptFileError as damage:
         return Found(path, batch, {}, 0, str(damage))
     return Found(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
-
-
-def newest_after(
-    batch: int, found: Iterable[Found[AnyPlace]], is_usable: Callable[[AnyPlace], bool]
-) -> int | None:
-    """Returns the batch of the newest checkpoint that has more batches and can be used, if any.
-
-    Args:
-        found: the newest first; a look at each is all that it took.
-        is_usable: reads all of it.
-    """
-    newer = (one for one in found if one.batch > batch and not one.reason)
-    return next((one.batch for one in newer if is_usable(one.path)), None)
-
-
-def surplus(
-    kept: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
-) -> list[Item]:
-    """Returns which of the others may be removed, the oldest first: one that can be used stays.
-
-    Args:
-        kept, others: the newest first.
-    """
-    if not others:
-        return []
-    safe = next((one for one in [*kept, *others] if is_usable(one)), None)
-    return [] if safe is None else [one for one in reversed(others) if one != safe]
 
 
 @contextmanager

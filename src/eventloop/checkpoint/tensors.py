@@ -14,13 +14,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
 from eventloop.files.disk import CorruptFileError
+from eventloop.training.slices import TensorSlice, held
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from eventloop.files.disk import NewFile, OldFile
 
 METADATA = "__metadata__"
+SLICES = "slices"  # in the metadata: shape of the whole and offsets by name, as JSON
 MAX_DIMENSIONS = 64
 MAX_ITEMS = 1_000_000  # in the header: eight a tensor with two dimensions
 # The names of safetensors, with torch's and the bytes of an entry.
@@ -73,14 +75,17 @@ class Draft:
 
     Args:
         tensors: by name, on any device and in any layout in memory; each is copied to the host
-            when its turn comes. Those that share memory are written one by one.
+            when its turn comes. Those that share memory are written one by one. Slices come with
+            their places in the header; they are all the file has, or it has none.
         path: what the file is called in messages.
 
     Raises:
         CheckpointError: safetensors has no such dtype, or there are too many tensors.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], path: str) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | TensorSlice], path: str) -> None:
+        slices = {name: one for name, one in tensors.items() if isinstance(one, TensorSlice)}
+        tensors = held(tensors)
         # Larger entries first: then all are aligned for those who map the file into memory.
         ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
         self._tensors = [tensors[name] for name in ordered]
@@ -89,7 +94,7 @@ class Draft:
         for name in ordered:
             start, end = end, end + tensors[name].nbytes
             offsets[name] = [start, end]
-        header: dict[str, Any] = {METADATA: {"format": "pt"}}
+        header: dict[str, Any] = {METADATA: {"format": "pt"} | _places_of(slices)}
         for name, tensor in tensors.items():
             header[name] = _described(tensor, f"{path}: {name}") | {"data_offsets": offsets[name]}
         try:
@@ -107,8 +112,8 @@ class Draft:
         """Writes header and tensors to a new file."""
         file.write(self._header)
         for tensor in self._tensors:
-            held = tensor.resolve_conj().resolve_neg().cpu().contiguous()
-            file.write(_bytes_of(held))
+            host = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+            file.write(bytes_of(host))
 
 
 def read(file: OldFile) -> dict[str, Tensor]:
@@ -117,35 +122,66 @@ def read(file: OldFile) -> dict[str, Tensor]:
     Raises:
         CorruptFileError: it isn't a whole safetensors file; nothing is allocated before that is known.
     """
+    header = read_header(file)
+    tensors = {name: tensor for name, _, tensor in read_tensors(file, header)}
+    return {name: tensors[name] for name in header}
+
+
+def read_tensors(file: OldFile, header: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Tensor]]:
+    """Reads what follows the header: each tensor with its name, in the order of their bytes.
+
+    Raises:
+        CorruptFileError: there is no memory for one.
+    """
+    for name, entry in by_offset(header):
+        tensor = empty(name, entry.shape, entry.dtype)
+        file.fill(bytes_of(tensor))
+        yield name, entry, tensor
+
+
+def empty(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Returns a tensor on the host that is to be filled.
+
+    Raises:
+        CorruptFileError: there is no memory for it.
+    """
     import torch
 
-    header = read_header(file)
-    tensors = {}
-    for name, entry in by_offset(header):
-        try:
-            raw = torch.empty(entry.end - entry.start, dtype=torch.uint8)
-        except RuntimeError as error:
-            raise CorruptFileError(f"there is no memory for the tensor {name[:80]!r}") from error
-        file.fill(_bytes_of(raw))
-        tensors[name] = raw.view(dtypes()[entry.dtype]).reshape(entry.shape)
-    return {name: tensors[name] for name in header}
+    try:
+        return torch.empty(shape, dtype=dtypes()[dtype])
+    except RuntimeError as error:
+        raise CorruptFileError(f"there is no memory for the tensor {name[:80]!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in a file: what it is, and where its bytes start and end after the header."""
+    """A tensor in a file, or a slice of one.
+
+    Attributes:
+        dtype: by the name that safetensors has for it.
+        shape: of what the file holds.
+        start, end: where its bytes are, after the header.
+        whole: the shape of the tensor that it is a slice of; its own, if it is whole.
+        offsets: where in the whole its first entry stands.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
 
 
-def read_header(file: OldFile) -> dict[str, Entry]:
+def read_header(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
     """Reads the header; its entries cover the rest of the file without gaps.
 
+    Args:
+        slices: whether the file is one of slices.
+
     Raises:
-        CorruptFileError: it isn't that of a whole safetensors file.
+        CorruptFileError: it isn't that of a whole safetensors file, or doesn't say where slices
+            belong.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
@@ -153,8 +189,10 @@ def read_header(file: OldFile) -> dict[str, Entry]:
     value = bounded_json.from_bytes(file.read(length), MAX_ITEMS)
     if not isinstance(value, dict):
         raise CorruptFileError("its header isn't a JSON object")
-    value.pop(METADATA, None)
+    metadata = value.pop(METADATA, None)
     header = {name: _entry(name, one) for name, one in value.items()}
+    if slices:
+        header = _with_places(header, metadata)
     end = 0
     for name, entry in by_offset(header):
         if entry.start != end:
@@ -169,15 +207,15 @@ def read_header(file: OldFile) -> dict[str, Entry]:
     return header
 
 
-def read_names(file: OldFile) -> list[str]:
-    """Reads a whole file, but keeps only the names of its tensors.
+def read_entries(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
+    """Reads a whole file, but keeps only what its header says.
 
     Raises:
-        CorruptFileError: it isn't a whole safetensors file.
+        CorruptFileError: as `read_header` does.
     """
-    names = list(read_header(file))
+    header = read_header(file, slices=slices)
     file.skip()
-    return names
+    return header
 
 
 def by_offset(header: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
@@ -194,8 +232,38 @@ def _entry(name: str, value: Any) -> Entry:
             if fits and num_entries < 2**63 and 0 <= start <= end:
                 num_bytes = math.prod(sizes) * _DTYPES[dtype][1]
                 if num_bytes == end - start:
-                    return Entry(dtype, tuple(sizes), start, end)
+                    return Entry(dtype, tuple(sizes), start, end, tuple(sizes), (0,) * len(sizes))
     raise CorruptFileError(f"its header says something impossible of the tensor {name[:80]!r}")
+
+
+def _places_of(slices: Mapping[str, TensorSlice]) -> dict[str, str]:
+    if not slices:
+        return {}
+    places = {name: [list(one.shape), list(one.offsets)] for name, one in slices.items()}
+    return {SLICES: bounded_json.to_bytes(places, MAX_ITEMS).decode("ascii")}
+
+
+def _with_places(header: Mapping[str, Entry], metadata: Any) -> dict[str, Entry]:
+    text = metadata.get(SLICES) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise CorruptFileError("its header doesn't say where its slices belong")
+    places = bounded_json.from_bytes(text.encode("ascii", "replace"), MAX_ITEMS)
+    if not isinstance(places, dict) or places.keys() != header.keys():
+        raise CorruptFileError("its header says of other tensors where they belong")
+    return {name: _placed(name, one, places[name]) for name, one in header.items()}
+
+
+def _placed(name: str, entry: Entry, place: Any) -> Entry:
+    match place:
+        case [list(whole), list(offsets)] if len(whole) == len(offsets) == len(entry.shape):
+            sizes = [one for one in (*whole, *offsets) if type(one) is int and 0 <= one < 2**63]
+            ends = zip(offsets, entry.shape, whole, strict=True)
+            is_inside = len(sizes) == 2 * len(whole) and all(
+                at + num <= end for at, num, end in ends
+            )
+            if is_inside and math.prod(one or 1 for one in whole) < 2**63:
+                return replace(entry, whole=tuple(whole), offsets=tuple(offsets))
+    raise CorruptFileError(f"its header says something impossible of the slice {name[:80]!r}")
 
 
 def _described(tensor: Tensor, path: str) -> dict[str, Any]:
@@ -207,7 +275,7 @@ def _described(tensor: Tensor, path: str) -> dict[str, Any]:
     return {"dtype": _names()[tensor.dtype], "shape": list(tensor.shape)}
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the memory of a contiguous tensor on the host; good as long as the tensor is there.
 
     `Tensor.numpy` would do it, too, but counts as a read by the loop where reads are watched.

@@ -15,17 +15,20 @@ from typing import Any
 from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
+from eventloop.checkpoint.tiling import Slices
+from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 
 
-def examine(folder: Path, *, digests: bool = True) -> Manifest:
+def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manifest:
     """Returns the manifest of a checkpoint that is as it says; for who wants the reason, if not.
 
     Args:
         digests: whether files are read and digested; otherwise only their sizes are compared.
+        shards: whether the files of slices are among those that are read.
 
     Raises:
         CorruptFileError: it isn't as it says.
@@ -33,13 +36,13 @@ def examine(folder: Path, *, digests: bool = True) -> Manifest:
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
         try:
-            _check_size(disk.num_bytes_of(folder / name), wanted)
+            check_size(disk.num_bytes_of(folder / name), wanted)
         except CorruptFileError as unlike:
             raise unlike.of(name) from unlike
     manifest.known  # noqa: B018  raises where they can't be put together
     if digests:
-        for files in manifest.parts.values():
-            for damage in _damages_of_part(folder, files, manifest):
+        for part in manifest.parts:
+            for damage in _damages_of_part(folder, part, manifest, shards=shards):
                 raise damage
     return manifest
 
@@ -52,8 +55,25 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
     except CorruptFileError as damage:
         yield damage
         return
-    for files in manifest.parts.values():
-        yield from _damages_of_part(folder, files, manifest)
+    for part in manifest.parts:
+        yield from _damages_of_part(folder, part, manifest)
+
+
+def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
+    """Reads a rank's share of the files of slices; returns what is wrong with one, or "".
+
+    Args:
+        world_size: how many ranks read a share each, of all that there is.
+    """
+    try:
+        manifest = checked_manifest(folder)
+        for part in manifest.shards:
+            for name in manifest.shards_of(part)[rank::world_size]:
+                with opened(folder, name, manifest) as file:
+                    tensor_file.read_entries(file, slices=True)
+    except CorruptFileError as damage:
+        return str(damage)
+    return ""
 
 
 def name_of(batch: int) -> str:
@@ -95,14 +115,45 @@ def why_passed_over(facts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
+def refusing(folder: Path) -> Iterator[None]:
+    """Makes of damage that is found in a checkpoint the error that names it."""
+    try:
+        yield
+    except CorruptFileError as damage:
+        raise CheckpointError(
+            f"the checkpoint {str(folder)!r} can't be used: {damage}",
+            fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
+        ) from damage
+
+
+@contextmanager
 def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile]:
     """Opens a file of the size that the manifest says; compares the digest of what was read."""
     wanted = manifest.files[name]
-    with _about(name), disk.OldFile(folder / name) as file:
-        _check_size(file.num_bytes, wanted)
+    with about(name), disk.OldFile(folder / name) as file:
+        check_size(file.num_bytes, wanted)
         yield file
         if file.digest() != wanted.sha256:
             raise CorruptFileError("its bytes aren't those that were written: the digest differs")
+
+
+def check_size(num_bytes: int, wanted: FileFacts) -> None:
+    """Compares the size of a file with what the manifest says.
+
+    Raises:
+        CorruptFileError: it is another one.
+    """
+    if num_bytes != wanted.num_bytes:
+        raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
+
+
+@contextmanager
+def about(name: str) -> Iterator[None]:
+    """Puts the name of a file before what is wrong with it."""
+    try:
+        yield
+    except CorruptFileError as damage:
+        raise damage.of(name) from damage
 
 
 def put_together(
@@ -113,8 +164,7 @@ def put_together(
     Raises:
         CorruptFileError: its other file isn't what the manifest says, or doesn't fit the tensors.
     """
-    name = files.get(".json")
-    if name is None:
+    if (name := files.get(".json")) is None:
         return dict(tensors)
     return _restore(name, _read_json(folder, name, manifest), tensors)
 
@@ -123,22 +173,33 @@ def put_together(
 
 
 def _damages_of_part(
-    folder: Path, files: Mapping[str, str], manifest: Manifest
+    folder: Path, part: str, manifest: Manifest, *, shards: bool = True
 ) -> Iterator[CorruptFileError]:
     """Reads the files of a part without keeping what is in them."""
-    names: list[str] | None = []
-    if name := files.get(".safetensors"):
+    files, slices = manifest.parts[part], Slices()
+    names: dict[str, None] = {}
+    is_whole = True
+    of_shards = manifest.shards_of(part) if shards else []
+    for name in [*of_shards, *([files[".safetensors"]] if ".safetensors" in files else [])]:
         try:
             with opened(folder, name, manifest) as file:
-                names = tensor_file.read_names(file)
+                entries = tensor_file.read_entries(file, slices=name in of_shards)
+                if name in of_shards:
+                    slices.add(entries)
+                names |= dict.fromkeys(entries)
         except CorruptFileError as damage:
             yield damage
-            names = None
-    if name := files.get(".json"):
+            is_whole = False
+    if is_whole:
         try:
-            skeleton = _read_json(folder, name, manifest)
-            if names is not None:
-                _restore(name, skeleton, dict.fromkeys(names))
+            slices.require_whole()
+        except CorruptFileError as damage:
+            yield damage
+    if json := files.get(".json"):
+        try:
+            skeleton = _read_json(folder, json, manifest)
+            if is_whole and len(of_shards) == manifest.shards.get(part, 0):
+                _restore(json, skeleton, names)
         except CorruptFileError as damage:
             yield damage
 
@@ -148,23 +209,10 @@ def _read_json(folder: Path, name: str, manifest: Manifest) -> Json:
         if file.num_bytes > bounded_json.MAX_BYTES:
             raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
         data = file.read(file.num_bytes)
-    with _about(name):
+    with about(name):
         return bounded_json.from_bytes(data)
 
 
 def _restore(name: str, skeleton: Json, tensors: Mapping[str, Any]) -> Nest:
-    with _about(name):
+    with about(name):
         return restore(skeleton, tensors)
-
-
-def _check_size(num_bytes: int, wanted: FileFacts) -> None:
-    if num_bytes != wanted.num_bytes:
-        raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
-
-
-@contextmanager
-def _about(name: str) -> Iterator[None]:
-    try:
-        yield
-    except CorruptFileError as damage:
-        raise damage.of(name) from damage

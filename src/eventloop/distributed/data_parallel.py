@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 from eventloop.distributed.attempt import attempt
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
+from eventloop.distributed.crew_of_ranks import CrewOfRanks
 from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
@@ -45,6 +46,7 @@ from eventloop.training.numbers import Share, mean
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
+    from eventloop.distributed.crew import Crew
     from eventloop.distributed.processes import Agreed, Exchange
     from eventloop.run.runtime import Feature
     from eventloop.state import State
@@ -205,6 +207,14 @@ class DataParallel:
     def watched(self) -> AbstractContextManager[None]:
         """Returns what ends this process within 5 s if another one fails meanwhile."""
         return watched()
+
+    def crew(self) -> Crew:
+        """Returns what threads of the ranks work together with; their group is made when first asked for."""
+        if len(self._groups) == 2:
+            self._groups.append(
+                dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s()))
+            )
+        return CrewOfRanks(self._groups[2])
 
 
 class _Exchange:

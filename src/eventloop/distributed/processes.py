@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from eventloop.distributed.crew import ALONE
 from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.data import Count
+    from eventloop.distributed.crew import Crew
     from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks
@@ -104,6 +106,9 @@ class Processes(Protocol):
     def watched(self) -> AbstractContextManager[None]:
         """Returns what ends this process if another one fails meanwhile."""
 
+    def crew(self) -> Crew:
+        """Returns what threads of the ranks work together with; collective: every rank must call it."""
+
 
 class SingleProcess:
     """Training in one process."""
@@ -166,6 +171,10 @@ class SingleProcess:
     def watched(self) -> AbstractContextManager[None]:
         """Returns a context that does nothing: there are no other ranks to watch."""
         return nullcontext()
+
+    def crew(self) -> Crew:
+        """Returns a crew of one."""
+        return ALONE
 
 
 class Whole:

@@ -200,6 +200,18 @@ class OldFile:
             self._fill(chunk)
             self._sha256.update(chunk)
 
+    def fill_at(self, buffer: memoryview, position: int) -> None:
+        """Reads bytes from the middle of the file, which the digest doesn't count."""
+        while buffer:
+            try:
+                num_read = os.preadv(self._descriptor, [buffer], position)
+            except OSError as error:
+                raise CorruptFileError(f"it can't be read: {error.strerror}") from error
+            if not num_read:
+                raise CorruptFileError(f"it ends early, before byte {position:,}")
+            position += num_read
+            buffer = buffer[num_read:]
+
     def read(self, num_bytes: int) -> bytes:
         """Reads so many bytes; as many as there are must have been asked for before."""
         if num_bytes > self.num_left:

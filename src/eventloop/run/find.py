@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy
-from eventloop.checkpoint.verifying import why_passed_over
+from eventloop.checkpoint.verifying import damage_in_shards, why_passed_over
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
@@ -16,6 +16,7 @@ from eventloop.text import allowing, as_set
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
 
@@ -31,30 +32,73 @@ def find_start(
         ResumeError: what was asked for isn't there.
         CheckpointError: there are checkpoints, but none verifies and is finite.
     """
-    mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
-    if processes.rank == 0:
-        try:
-            mine = (*_chosen(settings, storage), None)
-        except EventloopError as error:
-            mine = (None, [], error)
-    place, refused, problem = processes.from_first(mine)
-    if problem is not None:
-        raise problem
-    if place is None:
-        return FreshStart(_note_on(storage))
-    checkpoint = read(local_copy(place, storage, processes))
+    damage: dict[Place, str] = {}
+    while True:
+        place, refused = _agreed(settings, storage, processes, damage)
+        if place is None:
+            return FreshStart(_note_on(storage))
+        path = local_copy(place, storage, processes)
+        found = _damage_in_shards(path, processes)
+        if not found:
+            break
+        if place in damage or place.parent != storage.store.folder:
+            raise CheckpointError(
+                f"the checkpoint {str(place)!r} can't be used: {found}",
+                fix="take another checkpoint, or an earlier copy of this one",
+            )
+        damage[place] = found
+    checkpoint = _read(path, processes)
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
         raise _not_finite(place)
     return FromCheckpoint(checkpoint, allowed, refused, place)
 
 
-def _chosen(settings: Settings, storage: Storage) -> tuple[Place | None, Refused]:
+def _agreed(
+    settings: Settings, storage: Storage, processes: Processes, damage: Mapping[Place, str]
+) -> tuple[Place | None, Refused]:
+    """Returns what rank 0 has chosen, on all ranks."""
+    mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
+    if processes.rank == 0:
+        is_alone = processes.world_size == 1
+        try:
+            mine = (*_chosen(settings, storage, shards=is_alone, damage=damage), None)
+        except EventloopError as error:
+            mine = (None, [], error)
+    place, refused, problem = processes.from_first(mine)
+    if problem is not None:
+        raise problem
+    return place, refused
+
+
+def _damage_in_shards(path: Path, processes: Processes) -> str:
+    """Returns what is wrong with a file of slices, of which each rank reads its share, or ""."""
+    if processes.world_size == 1:
+        return ""  # it reads all of them anyway
+    mine = damage_in_shards(path, processes.rank, processes.world_size)
+    return next((one for one in processes.all_gather(mine) if one), "")
+
+
+def _read(path: Path, processes: Processes) -> Checkpoint:
+    """Reads a checkpoint; with several ranks, what this one needs, and no tensors of the model yet."""
+    rank, world_size = processes.rank, processes.world_size
+    if world_size == 1:
+        return read(path)
+    names = read(path, only=()).names
+    of_others = {name for name in names if name.startswith("rank")} - {"rank0", f"rank{rank}"}
+    wanted = [name for name in names if name not in of_others]
+    left = [name for name in ("model", "optimizers") if name in names]
+    return read(path, wanted, leaving=left, nearest=(rank + 0.5) / world_size)
+
+
+def _chosen(
+    settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Place, str]
+) -> tuple[Place | None, Refused]:
     """Returns the checkpoint to go on from, and newer ones that can't be used."""
     is_new = settings.run_dir is None
     place: Place | None = None
     refused: Refused = []
     if not is_new:
-        place, refused = storage.store.latest()
+        place, refused = storage.store.latest(shards=shards, damage=damage)
     wanted = settings.resume
     if wanted == "never" and (place is not None or refused):
         raise ResumeError(

@@ -105,7 +105,7 @@ class Core:
         self.tested_with: Place | None = None
         self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
         self.observers: Sequence[Observer] = ()
-        self._saver = Saver(self.hooks, storage, settings)
+        self._saver = Saver(self.hooks, storage, settings, processes)
         self._files = [RunFile(start, is_named=settings.run_dir is not None)]
         self.capture = self._new_capture()
         self.loop.best_weights = self.best_weights
@@ -173,7 +173,7 @@ class Core:
         states_now = copy.deepcopy({name: one for name, one in taken if name in names})
         try:
             plugins.put(states)
-            self.hooks.restore_model(state, weights, True)
+            self.capture.restore_model(weights, strict=True)
             yield
         finally:
             plugins.put(states_now)

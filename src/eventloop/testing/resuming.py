@@ -23,6 +23,7 @@ from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import is_per_rank, keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
+from eventloop.training.slices import held
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -197,7 +198,7 @@ def _as_saved(plugin: Any) -> Any:
         CheckpointError: it can't be saved.
     """
     tensors, skeleton = flatten(plugin.state_dict(), "state_dict()")
-    return restore(skeleton, {name: one.clone() for name, one in tensors.items()})
+    return restore(skeleton, {name: one.clone() for name, one in held(tensors).items()})
 
 
 def _difference(one: Any, other: Any) -> str:

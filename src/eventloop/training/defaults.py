@@ -29,6 +29,7 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
+from eventloop.training.slices import gathered, held
 from eventloop.training.weight_watch import first_not_finite, trained_names
 
 if TYPE_CHECKING:
@@ -300,7 +301,8 @@ class Defaults:
     def export(self, state: State, path: Path) -> Path:
         weights = self._plans.capture_model(state)
         _require_finite(state, weights)
-        return save_tensors(weights, path) if state.rank == 0 else path
+        whole = gathered(weights, state.all_gather, keep=state.rank == 0)
+        return save_tensors(whole, path) if state.rank == 0 else path
 
 
 class _FirstKnown:
@@ -332,8 +334,8 @@ def _require_finite(state: State, weights: Mapping[str, Tensor]) -> None:
     Raises:
         NonFiniteError: a parameter isn't, unless `on_bad_loss` is "ignore"; then it is warned of.
     """
-    mine = first_not_finite(weights, trained_names(state.model)) if state.rank == 0 else None
-    (name, *_) = state.all_gather(mine)
+    mine = first_not_finite(held(weights), trained_names(state.model))
+    name = next((one for one in state.all_gather(mine) if one is not None), None)
     if name is None:
         return
     error = NonFiniteError(

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
@@ -17,7 +16,7 @@ from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.state_dicts import take_from_first
 from eventloop_fsdp.parts import parts_of, shard
-from eventloop_fsdp.whole import load_whole_states, shards_like, whole, whole_states
+from eventloop_fsdp.slices import load_states, shards_like, slice_of, sliced_states, whole
 
 # Zeros for parameters that a rank hasn't used; of torch 2.13.
 _CAN_FILL_IN = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
@@ -145,17 +144,16 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def capture_model(self, state: State) -> dict[str, Any] | None:
-        """Returns the whole weights on rank 0, on the host; the others take part."""
+        """Returns this rank's slices of the weights; buffers are whole."""
         if self._root is None:
             return None
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_model_state_dict(state.model, options=options)
+        return {name: slice_of(value) for name, value in state.model.state_dict().items()}
 
     @hookimpl(conditional=True)
     def restore_model(
         self, state: State, weights: Mapping[str, Tensor], strict: bool
     ) -> bool | None:
-        """Loads this rank's shards of whole weights."""
+        """Loads this rank's shards, of which nothing else is read where the weights are in files."""
         if self._root is None:
             return None
         # torch's set_model_state_dict lets missing names pass, strict or not (torch 2.13).
@@ -169,19 +167,18 @@ class Fsdp:
 
     @hookimpl(conditional=True)
     def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]] | None:
-        """Returns the optimizers' whole states on rank 0, on the host; the others take part."""
+        """Returns this rank's slices of the optimizers' states."""
         if self._root is None:
             return None
-        is_first = state.rank == 0
-        return {name: whole_states(one, keep=is_first) for name, one in state.optimizers.items()}
+        return {name: sliced_states(one) for name, one in state.optimizers.items()}
 
     @hookimpl(conditional=True)
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool | None:
-        """Loads this rank's shards of whole states."""
+        """Loads this rank's shards of the states, likewise."""
         if self._root is None:
             return None
         for name, optimizer in state.optimizers.items():
-            load_whole_states(optimizer, states[name])
+            load_states(optimizer, states[name])
         return True
 
     def _require_usable(self, state: State) -> None:

@@ -1,0 +1,223 @@
+"""Each rank of a sharded run writes its shards and reads what it needs; any other run goes on with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop import Allowed, Task
+from eventloop.checkpoint.format import read, verify
+from eventloop.checkpoint.manifest import read_manifest
+from eventloop.files import disk
+from eventloop.testing import differences, isolated_trainer, run_ranks
+from eventloop.testing.ranks import RankError
+from eventloop.toolbox.state_dicts import flatten
+from eventloop_fsdp import Fsdp
+
+GLOBAL_BATCH = 12
+X = torch.randn(144, 5, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.argmax(1))
+ALLOWED = Allowed(config_change=True, missing_plugin=("fsdp",))
+
+
+class Scaled(nn.Module):
+    """A buffer, which isn't sharded."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 33))
+
+    def forward(self, hidden):
+        return torch.tanh(hidden * self.scale)
+
+
+def model():
+    """Rows that no number of ranks shares evenly, a buffer, and a tensor smaller than four ranks."""
+    return nn.Sequential(nn.Linear(5, 33), Scaled(), nn.Linear(33, 3), nn.Linear(3, 5))
+
+
+def task(num_ranks):
+    return Task(
+        model=model,
+        loss=cross_entropy,
+        train_dataloader=lambda: DataLoader(DATA, GLOBAL_BATCH // num_ranks, shuffle=True),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    )
+
+
+def fit(folder, until, *, num_ranks=1, sharded=True, **given):
+    """Trains to a batch, saving every second; all ranks in one folder."""
+    given = {"max_duration": until, "checkpoint_interval": "2ba", "allowed": ALLOWED} | given
+
+    def one():
+        plugins = [Fsdp()] if sharded and num_ranks > 1 else []
+        with isolated_trainer(folder, task(num_ranks), algorithms=plugins, **given) as trainer:
+            trainer.fit()
+
+    if num_ranks == 1:
+        one()
+    else:
+        run_ranks(one, world_size=num_ranks)
+
+
+def last(folder) -> Path:
+    return max((folder / "run" / "checkpoints").glob("ba*"))
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    """The folder of a run of four ranks that has saved twice."""
+    folder = tmp_path_factory.mktemp("four")
+    fit(folder, "4ba", num_ranks=4)
+    return folder
+
+
+def test_each_rank_writes_its_shards(of_four):
+    """None holds more than its share; the whole is what one process would have saved."""
+    manifest = read_manifest(last(of_four))
+
+    assert manifest.shards == {"model": 4, "optimizers": 4}
+    sizes = [manifest.files[name].num_bytes for name in manifest.shards_of("optimizers")]
+    assert max(sizes) < 0.4 * sum(sizes)
+    weights = read(last(of_four)).parts["model"]
+    assert {name: one.shape for name, one in weights.items()} == {
+        name: one.shape for name, one in model().state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("ranks", [(4, 2, 3, 1, 4), (1, 3, 2), (2, 4)])
+def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
+    """Of the same global batch, the weights are those of a run in one go to 1e-6."""
+    fit(tmp_path / "one", f"{2 * len(ranks)}ba", num_ranks=ranks[0])
+    for idx, num_ranks in enumerate(ranks):
+        fit(tmp_path / "several", f"{2 * (idx + 1)}ba", num_ranks=num_ranks)
+
+    expected, actual = (read(last(tmp_path / name)).parts for name in ("one", "several"))
+    for name, tensor in expected["model"].items():
+        torch.testing.assert_close(actual["model"][name], tensor, rtol=0, atol=1e-6)
+    first, second = (one["optimizers"]["adamw"]["state"] for one in (expected, actual))
+    for idx, state in first.items():
+        torch.testing.assert_close(second[idx]["exp_avg"], state["exp_avg"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
+    """Shards are read as they were written."""
+    fit(tmp_path / "in one go", "6ba", num_ranks=num_ranks)
+    for until in ("2ba", "6ba"):
+        fit(tmp_path / "stopped", until, num_ranks=num_ranks)
+
+    expected, actual = (read(last(tmp_path / name)).parts for name in ("in one go", "stopped"))
+    assert list(differences(expected["model"], actual["model"])) == []
+    assert list(differences(expected["optimizers"], actual["optimizers"])) == []
+
+
+@pytest.mark.parametrize("sharded", [(True, False), (False, True)])
+def test_shards_and_copies_go_on_with_each_other(tmp_path, sharded):
+    """DDP reads shards, and FSDP reads whole tensors."""
+    fit(tmp_path / "one", "4ba", num_ranks=2)
+    for until, is_sharded in zip(("2ba", "4ba"), sharded, strict=True):
+        fit(tmp_path / "two", until, num_ranks=2, sharded=is_sharded)
+
+    expected, actual = (read(last(tmp_path / name)).parts["model"] for name in ("one", "two"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_rank_that_goes_on_reads_its_share_alone(tmp_path, of_four):
+    """Twice, to verify it and to use it; headers and what all know come on top."""
+
+    def resume():
+        num_bytes = {"digested": 0, "placed": 0}
+        fill, fill_at = disk.OldFile.fill, disk.OldFile.fill_at
+
+        def counted_fill(self, buffer):
+            num_bytes["digested"] += len(buffer)
+            fill(self, buffer)
+
+        def counted_fill_at(self, buffer, position):
+            num_bytes["placed"] += len(buffer)
+            fill_at(self, buffer, position)
+
+        disk.OldFile.fill, disk.OldFile.fill_at = counted_fill, counted_fill_at
+        given = {"resume": str(last(of_four)), "max_duration": "4ba", "allowed": ALLOWED}
+        with isolated_trainer(
+            tmp_path, task(4), algorithms=[Fsdp()], checkpoint_interval=None, **given
+        ):
+            return num_bytes
+
+    found = run_ranks(resume, world_size=4)
+
+    tensors, _ = flatten(read(last(of_four), ["model", "optimizers"]).parts, "")
+    total = sum(one.nbytes for one in tensors.values())
+    for one in found:
+        assert 0.1 * total < one["placed"] < 0.4 * total
+        assert one["digested"] < 0.6 * sum(path.stat().st_size for path in last(of_four).glob("*"))
+
+
+def test_weights_alone_are_read_and_exported_by_shards(tmp_path, of_four):
+    """A rank loads its slices of them; what is exported is whole."""
+
+    def export():
+        with isolated_trainer(
+            tmp_path, task(2), algorithms=[Fsdp()], checkpoint_interval=None
+        ) as trainer:
+            trainer.load_weights(last(of_four))
+            trainer.export(tmp_path / "model.safetensors")
+
+    run_ranks(export)
+
+    from safetensors.torch import load_file
+
+    expected = read(last(of_four)).parts["model"]
+    assert list(differences(expected, load_file(tmp_path / "model.safetensors"))) == []
+
+
+def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
+    """As those of two machines with a disk each are."""
+
+    def train():
+        folder = tmp_path / os.environ["RANK"]
+        given = {"algorithms": [Fsdp()], "checkpoint_interval": "2ba"}
+        with isolated_trainer(folder, task(2), **given) as trainer:
+            trainer.fit()
+
+    with pytest.raises(RankError, match=r"rank 1 on '.*' doesn't see what rank 0 on"):
+        run_ranks(train, timeout_s=60)
+
+    assert not [*tmp_path.glob("*/run/checkpoints/*")]
+
+
+def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
+    """Each reads a share of the shards before anything is built; the one before is gone on from."""
+    fit(tmp_path, "4ba", num_ranks=2)
+    damaged = last(tmp_path)
+    shard = damaged / read_manifest(damaged).shards_of("optimizers")[1]
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+
+    def resume():
+        given = {"max_duration": "6ba", "checkpoint_interval": "2ba", "allowed": ALLOWED}
+        with isolated_trainer(tmp_path, task(2), algorithms=[Fsdp()], **given) as trainer:
+            return trainer.notes, trainer.state.clock.batch
+
+    for notes, batch in run_ranks(resume):
+        assert batch == 2
+        assert any(shard.name in one and "isn't used" in one for one in notes)
+
+
+def test_old_shards_make_room_for_new_ones(tmp_path):
+    """Those that stay verify."""
+    fit(tmp_path, "8ba", num_ranks=2, checkpoint_keep=2)
+
+    there = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert [one.name for one in there] == ["ba00000006", "ba00000008"]
+    for one in there:
+        verify(one)

@@ -1,0 +1,211 @@
+"""Tensors that stay in the files of a checkpoint until they are needed, whole or a box of them.
+
+Which files hold a box is found by their headers; those that lie nearest to what this rank held when the
+checkpoint was written are looked at first, so that a rank of a thousand opens a few files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eventloop.checkpoint.tensors import Entry, bytes_of, dtypes, read_header
+from eventloop.checkpoint.verifying import about, check_size, refusing
+from eventloop.files.disk import CorruptFileError, OldFile
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from eventloop.checkpoint.manifest import FileFacts
+
+_CHUNK_BYTES = 16 * 2**20
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it starts, and its shape."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def meets(self, other: Box) -> Box | None:
+        """Returns what two boxes share; None where that is nothing."""
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = map(min, self._ends(), other._ends())
+        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, shape) if all(length > 0 for length in shape) else None
+
+    def inside(self, outer: Box) -> Box:
+        """Returns the box as it is counted from the start of another."""
+        pairs = zip(self.offsets, outer.offsets, strict=True)
+        return Box(tuple(mine - theirs for mine, theirs in pairs), self.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns the part of a tensor, in its memory."""
+        for dim, (start, length) in enumerate(zip(*self, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
+
+    def _ends(self) -> Iterator[int]:
+        return (start + length for start, length in zip(*self, strict=True))
+
+
+class SavedTensor:
+    """A tensor in the files of a checkpoint that has been verified, read when it is asked for.
+
+    Attributes:
+        name: in the files.
+        shape: of the whole.
+        dtype: of its entries.
+    """
+
+    def __init__(self, name: str, entry: Entry, files: TensorFiles) -> None:
+        self.name = name
+        self.shape = entry.whole
+        self.dtype: torch.dtype = dtypes()[entry.dtype]
+        self._files = files
+
+    def read(self) -> Tensor:
+        """Returns it whole, on the host.
+
+        Raises:
+            CheckpointError: its file has changed since it was verified.
+        """
+        return self.read_slice((0,) * len(self.shape), self.shape)
+
+    def read_slice(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Returns a part of it, on the host; nothing else of it is read.
+
+        Args:
+            offsets: where in the whole the part starts, one number a dimension.
+            shape: of the part.
+
+        Raises:
+            CheckpointError: its file has changed since it was verified.
+        """
+        import torch
+
+        part = torch.empty(tuple(shape), dtype=self.dtype)
+        if part.numel():
+            self._files.fill(self, Box(tuple(offsets), tuple(shape)), part)
+        return part
+
+
+class TensorFiles:
+    """The files that hold the tensors of a part, each whole or in slices.
+
+    Args:
+        folder: of the checkpoint.
+        whole: the name of the file of whole tensors, if there is one.
+        shards: the names of the files of slices, in order of the ranks that wrote them.
+        facts: what the manifest says of each file.
+        nearest: where to look first, as a share of all ranks in [0, 1).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        whole: str | None,
+        shards: Sequence[str],
+        facts: Mapping[str, FileFacts],
+        nearest: float = 0.0,
+    ) -> None:
+        self._folder = folder
+        self._facts = facts
+        self._shards = frozenset(shards)
+        middle = nearest * len(shards)
+        ordered = sorted(range(len(shards)), key=lambda idx: abs(idx + 0.5 - middle))
+        # Whole tensors first: what is there is there alone.
+        self._names = [*([whole] if whole else []), *(shards[idx] for idx in ordered)]
+        self._known: dict[str, tuple[dict[str, Entry], int]] = {}
+
+    def tensors(self) -> dict[str, SavedTensor]:
+        """Returns all tensors by name: each file of slices names all those that are in slices.
+
+        Raises:
+            CorruptFileError: a file isn't what the manifest says.
+        """
+        found: dict[str, SavedTensor] = {}
+        named = [name for name in self._names if name not in self._shards]
+        for name in [*named, *self._names[len(named) : len(named) + 1]]:
+            for tensor, entry in self._header(name).items():
+                found[tensor] = SavedTensor(tensor, entry, self)
+        return found
+
+    def fill(self, tensor: SavedTensor, wanted: Box, into: Tensor) -> None:
+        """Reads a box into a tensor of its shape.
+
+        Raises:
+            CheckpointError: the files don't hold all of it.
+        """
+        num_left = math.prod(wanted.shape)
+        with refusing(self._folder):
+            for name in self._names:
+                entry = self._header(name).get(tensor.name)
+                if entry is None:
+                    continue
+                self._require_same(tensor, entry, name)
+                held = Box(entry.offsets, entry.shape)
+                shared = held.meets(wanted)
+                if shared is None:
+                    continue
+                self._copy(name, entry, shared.inside(held), shared.inside(wanted).of(into))
+                num_left -= math.prod(shared.shape)
+                if num_left <= 0:
+                    return
+            raise CorruptFileError(
+                f"{num_left:,} entries of {tensor.name[:80]!r} are in none of its files"
+            )
+
+    def _header(self, name: str) -> dict[str, Entry]:
+        if name not in self._known:
+            with self._opened(name) as file:
+                header = read_header(file, slices=name in self._shards)
+                self._known[name] = header, file.num_bytes - file.num_left
+        return self._known[name][0]
+
+    def _copy(self, name: str, entry: Entry, part: Box, into: Tensor) -> None:
+        """Copies a part of what a file holds; one that isn't in a row, some rows at a time."""
+        import torch
+
+        num_bytes = entry.end - entry.start
+        row_bytes = num_bytes // entry.shape[0] if entry.shape else num_bytes
+        first, num_rows = (part.offsets[0], part.shape[0]) if entry.shape else (0, 1)
+        start = self._known[name][1] + entry.start + first * row_bytes
+        with self._opened(name) as file:
+            if part.shape[1:] == entry.shape[1:] and into.is_contiguous():
+                file.fill_at(bytes_of(into), start)
+                return
+            at_once = max(1, _CHUNK_BYTES // row_bytes)
+            for row in range(0, num_rows, at_once):
+                num = min(at_once, num_rows - row)
+                rows = torch.empty((num, *entry.shape[1:]), dtype=into.dtype)
+                file.fill_at(bytes_of(rows), start + row * row_bytes)
+                wanted = Box((0, *part.offsets[1:]), (num, *part.shape[1:]))
+                into.narrow(0, row, num).copy_(wanted.of(rows))
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[OldFile]:
+        with about(name), OldFile(self._folder / name) as file:
+            check_size(file.num_bytes, self._facts[name])
+            yield file
+
+    @staticmethod
+    def _require_same(tensor: SavedTensor, entry: Entry, name: str) -> None:
+        if entry.whole != tensor.shape or dtypes()[entry.dtype] != tensor.dtype:
+            raise CorruptFileError(f"{name}: {tensor.name[:80]!r} is another tensor there")
+
+
+def read_all(nest: Any) -> Any:
+    """Returns a nest with tensors in the places of saved ones, all of them read."""
+    if isinstance(nest, SavedTensor):
+        return nest.read()
+    if isinstance(nest, Mapping):
+        return {key: read_all(one) for key, one in nest.items()}
+    if isinstance(nest, list | tuple):
+        items = [read_all(one) for one in nest]
+        return items if isinstance(nest, list) else tuple(items)
+    return nest

@@ -1,0 +1,69 @@
+"""Whether all ranks have the folder in common to which each writes its share of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
+from eventloop.checkpoint.verifying import name_of
+from eventloop.errors import CheckpointError, EventloopError
+from eventloop.files import disk
+from eventloop.files.run_folder import check_folder
+from eventloop.text import as_set
+
+if TYPE_CHECKING:
+    from eventloop.state import State
+
+_PATIENCE_S = 5.0  # some network file systems show a new name seconds later
+
+
+def require_shared(folder: Path, state: State) -> None:
+    """Makes sure that what rank 0 makes in a folder is there for all ranks; collective.
+
+    Raises:
+        CheckpointError: it isn't, or can't be made.
+    """
+    with new_id() as one:
+        # The name of what is under way: if this process is killed now, the next one removes it.
+        name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
+        if state.rank == 0:
+            problem = _failure(lambda: _make(folder, name))
+        name, problem = state.all_gather((name, problem))[0]
+        if problem is not None:
+            raise CheckpointError(problem, fix=f"give another folder, {as_set(run_dir='FOLDER')}")
+        seen = state.all_gather((_is_there(folder / name), platform.node()))
+        if state.rank == 0:
+            _failure(lambda: disk.remove_empty(folder / name))
+    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
+    if blind:
+        raise CheckpointError(
+            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
+            fix=f"give a folder on a file system that all machines share, {as_set(run_dir='FOLDER')}",
+        )
+
+
+def _make(folder: Path, name: str) -> None:
+    check_folder(folder)
+    disk.make_folders(folder)
+    disk.make_folder(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    end = time.monotonic() + _PATIENCE_S
+    while not (is_there := os.path.lexists(path)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_there
+
+
+def _failure(step: Callable[[], None]) -> str | None:
+    try:
+        step()
+    except (OSError, EventloopError) as error:
+        return f"the checkpoints' folder can't be used: {error}"
+    return None
