@@ -326,7 +326,8 @@ class Trainer:
         with self._told_of_failure():
             try:
                 averaging = self._core.assembly.exporting if as_evaluated else ()
-                weights, states = weights_and_states(Path(path), averaging)
+                is_spread = self.state.world_size > 1
+                weights, states = weights_and_states(Path(path), averaging, leaving=is_spread)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._core.capture.plugins.put(states)

@@ -6,7 +6,10 @@ its own tests.
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +17,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
+from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import Draft, read, verify
 from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shard_name
 from eventloop.checkpoint.saved_tensors import read_all
+from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import damage_in_shards, damages
+from eventloop.checkpoint.weights import export_weights, weights_and_states
+from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
 from eventloop.training.slices import TensorSlice
 
@@ -316,3 +324,97 @@ def test_a_manifest_that_says_other_shards_is_refused(saved, change):
 
     with pytest.raises(CheckpointError, match=r"shard"):
         read(saved)
+
+
+def test_weights_are_put_together_for_an_export(saved, tmp_path):
+    """As one file that any tool opens."""
+    names, others = export_weights(saved, tmp_path / "model.safetensors")
+
+    assert others == []
+    assert list(differences(load_file(tmp_path / "model.safetensors"), WHOLE["model"])) == []
+    assert sorted(names) == sorted(WHOLE["model"])
+
+
+def test_a_damaged_shard_is_not_exported(saved, tmp_path):
+    """And no file is left."""
+    shard = saved / shard_name("model", 3)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(CheckpointError, match=shard.name):
+        export_weights(saved, tmp_path / "out" / "model.safetensors")
+
+    assert not list(tmp_path.glob("**/*model.safetensors*.tmp"))
+
+
+def test_weights_are_read_whole_or_left(saved):
+    """For a model of one process, and for one in slices."""
+    whole, _ = weights_and_states(saved)
+    left, _ = weights_and_states(saved, leaving=True)
+
+    assert list(differences(whole, WHOLE["model"])) == []
+    assert list(differences(left, WHOLE["model"])) == []
+    assert not any(isinstance(one, torch.Tensor) for one in left.values())
+
+
+def test_the_commands_read_shards(store, capsys):
+    """As they read whole tensors; shards and whole tensors of the same values don't differ."""
+    shards, others = save(store), Store(store.folder.parent / "other")
+    whole = others.save(3, parts_of(0, 1) | {f"rank{n}": {"generator": [n, 7]} for n in range(4)}
+                        | WHOLE, FACTS)  # fmt: skip
+    twin = save(others, 3, batch=4, whole={**WHOLE, "model": {"wide": WHOLE["model"]["wide"] + 1}})
+
+    assert main(["checkpoints", "verify", str(shards)]) == 0
+    assert main(["checkpoints", "diff", str(shards), str(whole), "--state"]) == 0
+    assert "no difference" in capsys.readouterr().out
+    assert main(["checkpoints", "diff", str(shards), str(twin), "--state"]) == 1
+    assert "model/wide" in capsys.readouterr().out
+    assert main(["checkpoints", str(store.folder), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["verified"] is True
+    assert row["bytes"] > sum(shard.stat().st_size for shard in shards.glob("*-0000*"))
+
+
+@pytest.mark.parametrize("what", ["verify", "diff", "export"])
+def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what):
+    """Not that of all of them: 24 tensors of 4 MB."""
+    whole = {"model": {str(idx): torch.full((1024, 1024), float(idx)) for idx in range(24)}}
+    path = save(store, 2, whole=whole)
+    commands = {
+        "verify": ["checkpoints", "verify", str(path)],
+        "diff": ["checkpoints", "diff", str(path), str(path)],
+        "export": ["export", str(path), str(tmp_path / "model.safetensors")],
+    }
+
+    del whole
+    gc.collect()
+
+    assert in_fork(lambda: grown_by(lambda: main(commands[what]))) < 40_000  # kB
+
+
+def grown_by(function):
+    """Calls what gives 0; gives by how many kB the memory of this process was larger meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = peak_kb()
+    assert function() == 0
+    return peak_kb() - before
+
+
+def peak_kb():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+
+
+def in_fork(function):
+    """Calls a function in a process of its own; gives what it gave, an int."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writing, str(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return int(text)

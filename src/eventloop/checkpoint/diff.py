@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.saved_tensors import SavedTensor
+
 _MISSING = object()
 _MOST_CHARACTERS = 60
 _CHUNK = 2**22  # entries that are compared at once, as float64
@@ -75,6 +77,8 @@ def _is_time(path: str, one: Any, other: Any) -> bool:
 
 
 def _difference(path: str, one: Any, other: Any) -> Difference | None:
+    # What lies in files is read here, two tensors at a time.
+    one, other = (each.read() if isinstance(each, SavedTensor) else each for each in (one, other))
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return Difference(path, _described(one), _described(other))

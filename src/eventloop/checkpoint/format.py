@@ -33,6 +33,7 @@ from eventloop.checkpoint.verifying import (
     name_of,
     opened,
     refusing,
+    require_part,
 )
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
@@ -40,7 +41,17 @@ from eventloop.files.disk import CorruptFileError
 from eventloop.text import as_set
 from eventloop.training.slices import TensorSlice
 
-__all__ = ["Checkpoint", "Draft", "batch_of", "examine", "name_of", "read", "verify", "write"]
+__all__ = [
+    "Checkpoint",
+    "Draft",
+    "batch_of",
+    "examine",
+    "name_of",
+    "read",
+    "verify",
+    "verify_part",
+    "write",
+]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
 
 
@@ -144,6 +155,16 @@ def verify(folder: Path) -> dict[str, Any]:
     """
     with refusing(folder):
         return examine(folder).known
+
+
+def verify_part(folder: Path, part: str) -> None:
+    """Verifies a part of a checkpoint.
+
+    Raises:
+        CheckpointError: `read` would refuse it.
+    """
+    with refusing(folder):
+        require_part(folder, part, checked_manifest(folder))
 
 
 class Draft:

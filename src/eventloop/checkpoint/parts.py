@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint import tensors as tensor_file
-from eventloop.checkpoint.saved_tensors import TensorFiles
+from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles
 from eventloop.checkpoint.tiling import Slices
-from eventloop.checkpoint.verifying import opened, put_together
+from eventloop.checkpoint.verifying import opened, put_together, require_part
 from eventloop.training.slices import TensorSlice
 
 if TYPE_CHECKING:
@@ -63,3 +63,14 @@ def read_left(folder: Path, part: str, manifest: Manifest, nearest: float) -> Ne
     whole = files.get(".safetensors")
     saved = TensorFiles(folder, whole, shards, manifest.files, nearest).tensors()
     return put_together(folder, files, manifest, saved)
+
+
+def saved_tensors(folder: Path, part: str, manifest: Manifest) -> dict[str, SavedTensor]:
+    """Verifies a part and returns its tensors by name, which stay in their files.
+
+    Raises:
+        CorruptFileError: it isn't what the manifest says.
+    """
+    require_part(folder, part, manifest)
+    whole, shards = manifest.parts[part].get(".safetensors"), manifest.shards_of(part)
+    return TensorFiles(folder, whole, shards, manifest.files).tensors()

@@ -120,9 +120,9 @@ class RemoteCheckpoints:
                 why = (damage or {}).get(self.folder / name) or why_passed_over(
                     checked_manifest(self._copied(name)).known
                 )
-            except CorruptFileError as damage:
+            except CorruptFileError as unlike:
                 self._whole.discard(name)
-                why = str(damage)
+                why = str(unlike)
             if not why:
                 return self.folder / name, refused
             refused.append((self.folder / name, why))

@@ -60,12 +60,15 @@ class SavedTensor:
         name: in the files.
         shape: of the whole.
         dtype: of its entries.
+        ndim, nbytes: of the whole.
     """
 
     def __init__(self, name: str, entry: Entry, files: TensorFiles) -> None:
         self.name = name
         self.shape = entry.whole
         self.dtype: torch.dtype = dtypes()[entry.dtype]
+        self.ndim = len(entry.whole)
+        self.nbytes = math.prod(entry.whole) * self.dtype.itemsize
         self._files = files
 
     def read(self) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,17 +78,25 @@ class Draft:
             when its turn comes. Those that share memory are written one by one. Slices come with
             their places in the header; they are all the file has, or it has none.
         path: what the file is called in messages.
+        read: returns one of the tensors when its turn comes, for those that are somewhere else.
 
     Raises:
         CheckpointError: safetensors has no such dtype, or there are too many tensors.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor | TensorSlice], path: str) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Any],
+        path: str,
+        *,
+        read: Callable[[Any], Tensor] = lambda tensor: tensor,
+    ) -> None:
         slices = {name: one for name, one in tensors.items() if isinstance(one, TensorSlice)}
         tensors = held(tensors)
         # Larger entries first: then all are aligned for those who map the file into memory.
         ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
         self._tensors = [tensors[name] for name in ordered]
+        self._read = read
         offsets: dict[str, list[int]] = {}
         end = 0
         for name in ordered:
@@ -112,7 +120,7 @@ class Draft:
         """Writes header and tensors to a new file."""
         file.write(self._header)
         for tensor in self._tensors:
-            host = tensor.resolve_conj().resolve_neg().cpu().contiguous()
+            host = self._read(tensor).resolve_conj().resolve_neg().cpu().contiguous()
             file.write(bytes_of(host))
 
 
@@ -266,7 +274,7 @@ def _placed(name: str, entry: Entry, place: Any) -> Entry:
     raise CorruptFileError(f"its header says something impossible of the slice {name[:80]!r}")
 
 
-def _described(tensor: Tensor, path: str) -> dict[str, Any]:
+def _described(tensor: Any, path: str) -> dict[str, Any]:
     if tensor.dtype not in _names() or tensor.ndim > MAX_DIMENSIONS:
         raise CheckpointError(
             f"{path!r} can't be saved: safetensors has no {tensor.dtype} of {tensor.ndim} dimensions",

@@ -59,6 +59,18 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
         yield from _damages_of_part(folder, part, manifest)
 
 
+def require_part(folder: Path, part: str, manifest: Manifest) -> None:
+    """Reads the files of a part without keeping what is in them.
+
+    Raises:
+        CorruptFileError: one isn't what the manifest says.
+    """
+    if part not in manifest.parts:
+        raise CorruptFileError(f"it has no part {part!r}, only {', '.join(manifest.parts)}")
+    for damage in _damages_of_part(folder, part, manifest):
+        raise damage
+
+
 def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
     """Reads a rank's share of the files of slices; returns what is wrong with one, or "".
 

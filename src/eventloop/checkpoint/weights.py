@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.storage import checkpoint_at
-from eventloop.checkpoint.tensors import read_header
+from eventloop.checkpoint.tensors import Draft, read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
     opened,
     put_together,
+    refusing,
+    require_part,
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
@@ -76,6 +78,8 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
 def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Copies the file of the tensors and returns their names."""
     name = _files(manifest).get(".safetensors")
+    if PART in manifest.shards:
+        return _put_together(checkpoint, manifest, path)
     if name is None:
         raise CorruptFileError(
             f"it has no tensors in a part {PART!r}, only {', '.join(manifest.parts)}"
@@ -85,6 +89,18 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
             copy.write(file.read(min(disk.CHUNK_BYTES, file.num_left)))
     with disk.OldFile(path) as written:
         return list(read_header(written))
+
+
+def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
+    """Writes whole tensors from slices, one at a time, and returns their names."""
+    from eventloop.checkpoint.parts import saved_tensors  # torch, which a copy does without
+    from eventloop.checkpoint.saved_tensors import SavedTensor
+
+    saved = saved_tensors(checkpoint, PART, manifest)
+    draft = Draft(saved, path.name, read=SavedTensor.read)
+    with disk.NewFile(path) as file:
+        draft.write(file)
+    return list(saved)
 
 
 def _others(checkpoint: Path, manifest: Manifest, names: list[str]) -> list[str]:
@@ -123,13 +139,15 @@ def weights_at(path: Path) -> dict[str, Tensor]:
 
 
 def weights_and_states(
-    path: Path, plugins: Collection[str] = ()
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path: Path, plugins: Collection[str] = (), *, leaving: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads weights, and what plugins kept with them, to the host.
 
     Args:
         path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.
         plugins: by their folded names.
+        leaving: whether the weights stay in their files, once they are verified: a `SavedTensor` is
+            in the place of each.
 
     Returns:
         The weights by name; and the states of those plugins that have one there.
@@ -148,7 +166,10 @@ def weights_and_states(
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
-    found = read(checkpoint, only=[PART])
+    if leaving:
+        with refusing(checkpoint):
+            require_part(checkpoint, PART, checked_manifest(checkpoint))
+    found = read(checkpoint, only=[PART], leaving=[PART] if leaving else ())
     weights = found.parts[PART]
     if not isinstance(weights, dict):
         raise CheckpointError(

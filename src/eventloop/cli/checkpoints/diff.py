@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.diff import Difference, differences
-from eventloop.checkpoint.format import Checkpoint, read
+from eventloop.checkpoint.format import Checkpoint, read, verify_part
 from eventloop.cli.arguments import (
     Arguments,
     Command,
@@ -113,15 +113,21 @@ def _source_difference(
 
 
 def _state(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
-    """Compares the parts; of each checkpoint one at a time is in memory."""
+    """Compares the parts; of each checkpoint one tensor at a time is in memory."""
     for name in sorted({*first.names, *second.names}):
         there = [name in one.names for one in (first, second)]
         if all(there):
-            one, other = (read(each.path, only=[name]).parts for each in (first, second))
+            one, other = (_left(each, name) for each in (first, second))
             yield from differences(one, other)
         else:
             a, b = ("there" if one else "not there" for one in there)
             yield Difference(name, a, b)
+
+
+def _left(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Returns a part that verifies, with its tensors left in their files."""
+    verify_part(checkpoint.path, name)
+    return read(checkpoint.path, only=[name], leaving=[name]).parts
 
 
 def _content(places: Sequence[Place], sections: Sections, source: list[str]) -> dict[str, Any]:
