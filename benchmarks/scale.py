@@ -102,6 +102,13 @@ class Peers(dist.ProcessGroup):
         output.view(self._num_ranks, -1).copy_(given.reshape(1, -1).expand(self._num_ranks, -1))
         return _done(output)
 
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        self._note("gather", inputs, [one for some in outputs for one in some])
+        for some, given in zip(outputs, inputs, strict=True):
+            for one in some:
+                one.copy_(given)
+        return _done(outputs)
+
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
         self._note("broadcast", tensors, [])
         return _done(tensors)
@@ -125,7 +132,7 @@ def _done(result: Any) -> Any:
 
 def join(num_ranks: int) -> None:
     """Makes this process rank 0 of so many, all alike."""
-    roles = iter(("default", "host", "aside"))
+    roles = iter(("default", "host", "aside", "threads"))
     dist.Backend.register_backend(
         "peers",
         lambda store, rank, size, timeout: Peers(size, next(roles, "other")),

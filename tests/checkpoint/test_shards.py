@@ -7,8 +7,10 @@ its own tests.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
+import random
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -418,3 +420,54 @@ def in_fork(function):
         text = pipe.read()
     os.waitpid(pid, 0)
     return int(text)
+
+
+def test_400_flipped_bits_and_100_truncations_are_found(store):
+    """Anywhere in all files; by name, and by the rank that reads that file."""
+    draw = random.Random(0)
+    before, path = save(store, batch=2), save(store)
+    files = sorted(path.iterdir())
+    whole = {one: one.read_bytes() for one in files}
+    sizes = [len(whole[one]) for one in files]
+
+    for num in range(500):
+        (file,) = draw.choices(files, sizes)
+        data = bytearray(whole[file])
+        if num < 400:
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        else:
+            del data[draw.randrange(len(data)) :]
+        file.write_bytes(data)
+
+        latest, ((refused, reason),) = store.latest()
+        assert (latest, refused) == (before, path)
+        assert file.name in reason
+        found = [damage_in_shards(path, rank, 3) for rank in range(3)]
+        assert any(file.name in one for one in found) or "-0000" not in file.name
+        file.write_bytes(whole[file])
+
+    assert store.latest() == (path, [])
+
+
+@pytest.mark.parametrize("part", ["model", "optimizers"])
+def test_any_two_shards_that_are_swapped_and_any_that_is_missing_are_found(store, part):
+    """Of one checkpoint, and of one in the place of another."""
+    other = {**WHOLE, part: {"wide": WHOLE["model"]["wide"] + 1}}
+    before, path = save(store, batch=2, whole=other), save(store)
+    shards = [path / shard_name(part, rank) for rank in range(4)]
+    whole = {one: one.read_bytes() for one in shards}
+
+    for first, second in itertools.combinations(shards, 2):
+        first.write_bytes(whole[second])
+        second.write_bytes(whole[first])
+        assert store.latest()[0] == before
+        for one in (first, second):
+            one.write_bytes(whole[one])
+    for one in shards:
+        one.unlink()
+        assert store.latest()[0] == before
+        one.write_bytes((before / one.name).read_bytes())
+        assert store.latest()[0] == before
+        one.write_bytes(whole[one])
+
+    assert store.latest() == (path, [])
