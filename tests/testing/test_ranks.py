@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import TCPStore
 
 from eventloop.testing import ranks, run_ranks
 from eventloop.testing.ranks import RankError
@@ -42,3 +45,17 @@ def test_ranks_are_started_before_there_is_a_store(monkeypatch):
 
     assert run_ranks(lambda: int(os.environ["RANK"]), world_size=3) == [0, 1, 2]
     assert num_started == [3]
+
+
+def test_garbage_of_the_caller_is_not_collected_in_a_rank():
+    """A store holds a thread, which a fork doesn't have: to let it go there aborts the process."""
+    gc.disable()
+    try:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        garbage = SimpleNamespace(store=store)
+        garbage.itself = garbage
+        del garbage, store
+
+        assert len(run_ranks(gc.collect)) == 2
+    finally:
+        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -88,6 +89,9 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    # A fork has its parent's garbage, but none of the threads that some of it would join: collected
+    # here, it would abort this process.
+    gc.freeze()
     faulthandler.dump_traceback_later(timeout_s, file=stack.open("w"))
     os.environ |= pipe.recv()
     torch.set_num_threads(1)
