@@ -370,5 +370,5 @@ NOT_HERE = {
     "NeptuneLogger": "an account at Neptune",
     "RemoteUploaderDownloader": "an object store",
     "SlackLogger": "a workspace at Slack",
-    "WandBLogger": "the package wandb",
+    "WandBLogger": "a wandb whose runs have `get_url`, which 0.31 hasn't",
 }
