@@ -442,7 +442,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, message):
     [
         ({"param_dtype": "bf16"}, {}, "param_dtype is bf16, but the run's precision is fp32"),
         ({}, {"microbatch_size": "auto"}, "microbatch_size='auto' isn't possible with fsdp"),
-        ({}, {"compile": {"backend": "eager"}}, "compile isn't possible with fsdp"),
         ({"layers": ["Liner"]}, {}, "no submodule of class 'Liner'; the closest is 'Linear'"),
     ],
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from eventloop.errors import SettingError, closest
+from eventloop.errors import SettingError, closest, counted
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -45,7 +46,8 @@ class Compiled:
     a plugin's isn't compiled: what it does beside computing isn't known.
 
     Where the model is wrapped, in DDP say, the wrapper has to stay outside: the model alone is
-    compiled. Names in its state dict stay in either case.
+    compiled. Where layers are sharded, each of them is compiled by itself, in place: what gathers
+    it stays outside. Names in its state dict stay in all cases.
 
     Args:
         assembly: who owns what.
@@ -81,6 +83,7 @@ class Compiled:
         self._region = self._compile(self._joined()) if can_join else None
         self._is_reused = self._options.get("mode") in _REUSING_MODES
         self._is_compiled_inside = False
+        self._are_layers_compiled: bool | None = None  # not known before the model is sharded
         self._kept: _Kept | None = None
 
     @property
@@ -91,6 +94,8 @@ class Compiled:
     @property
     def _what(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self._options.items())
+        if num_layers := len(sharded_layers(self._state.wrapped_model)):
+            return f"compile: {counted(num_layers, 'sharded layer')}, each by itself{options}"
         if self._is_wrapped:
             return f"compile: the model inside {type(self._state.wrapped_model).__name__}{options}"
         if self._region is not None:
@@ -110,6 +115,10 @@ class Compiled:
         return self._state.wrapped_model is not self._state.model
 
     def _forward(self, state: State) -> Any:
+        if self._are_layers_compiled is None:
+            self._are_layers_compiled = self._compile_layers(state)
+        if self._are_layers_compiled:
+            return self._own["forward"].function(state)
         if self._is_wrapped and state.microbatch is not None:
             if not self._is_compiled_inside:
                 self._compile_inside(state)
@@ -152,6 +161,15 @@ class Compiled:
                 setattr(state.wrapped_model, name, self._compile(module))
                 self._is_compiled_inside = True  # not where another model takes the place for once
 
+    def _compile_layers(self, state: State) -> bool:
+        """Compiles layers that are sharded; returns whether there are any."""
+        # A model that takes the place for once isn't the one that is trained.
+        layers = sharded_layers(state.wrapped_model)
+        for one in layers:
+            # `__call__` keeps calling what is compiled, and hooks of the sharding stay outside.
+            one.compile(**_DEFAULTS | self._options)
+        return bool(layers)
+
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             compiled: Callable[..., Any] = torch.compile(function, **_DEFAULTS | self._options)
@@ -161,6 +179,15 @@ class Compiled:
                 fix="set compile to true, or fix its options",
             ) from error
         return compiled
+
+
+def sharded_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the submodules that FSDP2 shards each by itself; of a model in one part, that."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it nothing is sharded
+    if fsdp is None:
+        return []
+    found = [one for one in model.modules() if isinstance(one, fsdp.FSDPModule)]
+    return [one for one in found if one is not model] or found
 
 
 class _Kept:

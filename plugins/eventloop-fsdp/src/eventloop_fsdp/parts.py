@@ -11,10 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 
 from eventloop import SettingError
 from eventloop.toolbox.messages import closest
@@ -56,6 +62,26 @@ def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list
     return found
 
 
+def mesh_of(device_type: str, world_size: int, replicate: int = 1) -> DeviceMesh:
+    """Returns the ranks to shard over, which follow each other; with copies, over two dimensions.
+
+    Args:
+        replicate: how many copies there are.
+
+    Raises:
+        SettingError: they can't be of one size.
+    """
+    if replicate < 1 or world_size % replicate:
+        raise SettingError(
+            f"replicate={replicate}: {world_size} ranks can't hold as many copies of one size",
+            fix=f"give a number that divides {world_size}, or leave replicate out",
+        )
+    if replicate == 1:
+        return init_device_mesh(device_type, (world_size,))
+    shape, names = (replicate, world_size // replicate), ("replicate", "shard")
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
 def shard(
     model: nn.Module,
     parts: Sequence[nn.Module],
@@ -63,6 +89,7 @@ def shard(
     *,
     policy: MixedPrecisionPolicy,
     reshard_after_forward: bool = True,
+    offload: bool = False,
 ) -> list[FSDPModule]:
     """Shards parts and model over the ranks of a mesh, in place: their parameters are DTensors.
 
@@ -70,6 +97,7 @@ def shard(
         parts: parents before children, as `parts_of` gives them.
         reshard_after_forward: whether a part is given up between its forward and its backward.
             The root's own parameters are kept where that is torch's way: backward begins there.
+        offload: whether shards and their gradients stay on the host.
 
     Returns:
         Parts and model as what they have become; they keep their names, and are the same objects.
@@ -77,11 +105,13 @@ def shard(
     # Others, channels_last among them, fully_shard refuses (torch 2.13).
     for param in model.parameters():
         param.data = param.data.contiguous()
+    given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    if offload:
+        given["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     # The first module to be sharded owns its parameters alone.
     for one in reversed(parts):
-        fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    of_root = None if reshard_after_forward else False
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=of_root)
+        fully_shard(one, reshard_after_forward=reshard_after_forward, **given)
+    fully_shard(model, reshard_after_forward=None if reshard_after_forward else False, **given)
     return [one for one in model.modules() if isinstance(one, FSDPModule)]
 
 

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.state_dicts import take_from_first
-from eventloop_fsdp.parts import parts_of, shard
+from eventloop_fsdp.parts import mesh_of, parts_of, shard
 from eventloop_fsdp.slices import load_states, shards_like, slice_of, sliced_states, whole
 
 # Zeros for parameters that a rank hasn't used; of torch 2.13.
@@ -41,6 +40,10 @@ class Fsdp:
         reduce_dtype: what gradients are averaged in; bf16 halves what is sent.
         reshard_after_forward: whether a layer is given up between its forward and its backward;
             without, it is sent once less, and the memory holds all layers.
+        replicate: how many copies of the model there are, each sharded over as many ranks that
+            follow each other, those of a machine say; gradients are averaged over the copies.
+        offload: whether shards, their gradients and optimizer states stay on the host, where the
+            optimizer steps; a layer is on the device while it computes.
 
     Source: Zhao et al. 2023, arXiv:2304.11277.
     """
@@ -52,11 +55,15 @@ class Fsdp:
         param_dtype: Literal["fp32", "bf16"] = "fp32",
         reduce_dtype: Literal["fp32", "bf16"] = "fp32",
         reshard_after_forward: bool = True,
+        replicate: int = 1,
+        offload: bool = False,
     ) -> None:
         self.layers = layers
         self.param_dtype = param_dtype
         self.reduce_dtype = reduce_dtype
         self.reshard_after_forward = reshard_after_forward
+        self.replicate = replicate
+        self.offload = offload
         self._root: FSDPModule | None = None
         self._sharded: list[FSDPModule] = []
         self._exchanges = True
@@ -75,14 +82,14 @@ class Fsdp:
             return None
         self._require_usable(state)
         take_from_first(state.model)
-        mesh = init_device_mesh(state.device.type, (state.world_size,))
         parts = parts_of(state.model, self.layers)
         self._sharded = shard(
             state.model,
             parts,
-            mesh,
+            mesh_of(state.device.type, state.world_size, self.replicate),
             policy=self._policy(),
             reshard_after_forward=self.reshard_after_forward,
+            offload=self.offload,
         )
         self._root = self._sharded[0]
         if state.settings.find_unused_parameters:
@@ -189,11 +196,6 @@ class Fsdp:
                 "would leave the others waiting for its shards",
                 fix=f"give a number, {as_set(microbatch_size=16)}, or train with DDP: fsdp is off with "
                 f"{switch_off('fsdp')}",
-            )
-        if settings.compile:
-            raise SettingError(
-                "compile isn't possible with fsdp: layers are gathered inside of its one region",
-                fix="compile the layers in the task's model instead: `layer.compile()`",
             )
         if settings.find_unused_parameters and not _CAN_FILL_IN:
             raise SettingError(

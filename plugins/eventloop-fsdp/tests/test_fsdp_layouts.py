@@ -1,0 +1,166 @@
+"""Where shards lie, and what is compiled of them: the weights are those of one process all the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop import Task, hookimpl
+from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing.ranks import RankError
+from eventloop_fsdp import Fsdp
+
+X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
+Y = X.argmax(1)
+
+
+class Layer(nn.Module):
+    """One of those that repeat; torch.compile leaves a lone nn.Linear as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, hidden):
+        return hidden + torch.tanh(self.linear(hidden))
+
+
+class Net(nn.Module):
+    """Layers that repeat, between two that don't."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(3, 8)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        hidden = self.stem(inputs)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+class Watches:
+    """Keeps where parameters and states lie at the end."""
+
+    name = "watches"
+
+    def __init__(self):
+        self.held = 0
+        self.notes = ()
+
+    @hookimpl
+    def fit_end(self, state):
+        tensors = list(state.model.parameters())
+        self.held = sum(getattr(one, "_local_tensor", one).numel() for one in tensors)
+        self.num = sum(one.numel() for one in tensors)
+
+
+def train(folder, options=None, until=None, batch_size=24, **settings):
+    """Trains three epochs with clipping; returns the weights, and what was watched."""
+    watches = Watches()
+    task = Task(
+        model=Net,
+        loss=cross_entropy,
+        train_dataloader=lambda: DataLoader(TensorDataset(X, Y), batch_size),
+        eval_dataloaders=lambda: DataLoader(TensorDataset(X[:7], Y[:7]), 2),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    )
+    plugins = [watches] if options is None else [Fsdp(**options), watches]
+    given = {"max_duration": "3ep", "clip_norm": 0.05, "checkpoint_interval": "1ba"} | settings
+    with isolated_trainer(folder, task, algorithms=plugins, **given) as trainer:
+        watches.notes = trainer.notes
+        trainer.fit(until=until)
+        path = trainer.export(folder / "model.safetensors")
+    return load_file(path) if path.exists() else {}, vars(watches)
+
+
+def assert_near(actual, expected, tolerance=1e-6):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("options", "shared", "world_size"),
+    [({"replicate": 2}, 2, 4), ({"replicate": 2}, 1, 2), ({"offload": True}, 2, 2),
+     ({"replicate": 2, "offload": True}, 2, 4)],
+)  # fmt: skip
+def test_shards_in_other_places_end_with_the_weights_of_one_process(
+    tmp_path, options, shared, world_size
+):
+    """Copies average their gradients; a rank holds a share of a copy, on the host or not."""
+    expected, _ = train(tmp_path / "one")
+
+    ranks = run_ranks(
+        train, tmp_path / "ranks", options, batch_size=24 // world_size, world_size=world_size
+    )
+
+    assert_near(ranks[0][0], expected)
+    for _, seen in ranks:
+        assert seen["held"] == pytest.approx(seen["num"] / shared, rel=0.15)
+
+
+def test_copies_go_on_with_other_ranks(tmp_path):
+    """Checkpoints hold whole tensors: copies over two ranks each go on in one rank each."""
+    expected, _ = train(tmp_path / "one")
+    run_ranks(train, tmp_path, {"replicate": 2}, "3ba", batch_size=6, world_size=4)
+
+    (actual, _), _ = run_ranks(train, tmp_path, {"replicate": 2}, batch_size=12)
+
+    assert_near(actual, expected)
+
+
+@pytest.mark.parametrize("replicate", [0, 3])
+def test_copies_that_the_ranks_can_not_hold_are_refused(tmp_path, replicate):
+    """With the number that they would have to divide."""
+    with pytest.raises(RankError, match=rf"replicate={replicate}: 2 ranks[\s\S]*that divides 2"):
+        run_ranks(train, tmp_path, {"replicate": replicate})
+
+
+GRAPHS = []
+
+
+def counted(graph, inputs):
+    """A backend of torch.compile that counts what it is given, and compiles nothing."""
+    GRAPHS.append(graph)
+    return graph.forward
+
+
+def compiled(folder, options=None, backend=counted, **given):
+    GRAPHS.clear()
+    weights, seen = train(folder, options, compile={"backend": backend}, **given)
+    return weights, seen["notes"], len(GRAPHS)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
+def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
+    """What gathers it stays outside; an evaluation runs it, too."""
+    expected, _, _ = compiled(tmp_path / "one")
+
+    (actual, notes, num), (_, _, same) = run_ranks(
+        compiled, tmp_path / "ranks", {}, batch_size=12, timeout_s=240
+    )
+
+    assert_near(actual, expected)
+    assert notes[0].startswith("compile: 2 sharded layers, each by itself, backend=")
+    assert min(num, same) > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, in torch 2.13
+@pytest.mark.parametrize("options", [None, {}])
+def test_two_ranks_and_one_end_alike_where_kernels_are_compiled(tmp_path, options):
+    """With DDP and FSDP; kernels of other shapes are fused in other ways, which rounds differently."""
+    expected, _, _ = compiled(tmp_path / "one", backend="inductor")
+
+    given = {"backend": "inductor", "batch_size": 12, "timeout_s": 500}
+    (actual, _, _), _ = run_ranks(compiled, tmp_path / "ranks", options, **given)
+
+    assert_near(actual, expected, 1e-5)
