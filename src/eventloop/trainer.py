@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -47,6 +48,7 @@ from eventloop.run.checks import (
     warn_of_zero_rates,
 )
 from eventloop.run.find import find_start
+from eventloop.run.plugin_table import plugin_table
 from eventloop.run.result import Result
 from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
@@ -151,6 +153,10 @@ class Trainer:
             f"<Trainer: {done} of {end}; {state.device}, {state.precision.name}; "
             f"plugins: {names}; run_dir={str(state.run_dir)!r}{is_open}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Returns the plugins of the run, for a notebook."""
+        return f"<code>{escape(repr(self))}</code>{plugin_table(self.plugins, self.off)}"
 
     @property
     def plugins(self) -> tuple[Plugin, ...]:
