@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
+import signal
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Allowed, Task
 from eventloop.checkpoint.format import read, verify
 from eventloop.checkpoint.manifest import read_manifest
+from eventloop.checkpoint.store import Store
 from eventloop.files import disk
 from eventloop.testing import differences, isolated_trainer, run_ranks
 from eventloop.testing.ranks import RankError
@@ -173,8 +179,6 @@ def test_weights_alone_are_read_and_exported_by_shards(tmp_path, of_four):
 
     run_ranks(export)
 
-    from safetensors.torch import load_file
-
     expected = read(last(of_four)).parts["model"]
     assert list(differences(expected, load_file(tmp_path / "model.safetensors"))) == []
 
@@ -192,6 +196,33 @@ def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
         run_ranks(train, timeout_s=60)
 
     assert not [*tmp_path.glob("*/run/checkpoints/*")]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_checkpoints_at_a_url(tmp_path, shared):
+    """Slices are uploaded from a folder that all ranks have; where they have none, whole tensors are."""
+    pytest.importorskip("eventloop_remote")
+    url = f"file://{tmp_path}/bucket/run"
+
+    def train(until):
+        machine = tmp_path / ("machine" if shared else os.environ["RANK"])
+        os.environ |= {} if shared else {"LOCAL_RANK": "0"}
+        machine.mkdir(exist_ok=True)
+        os.chdir(machine)
+        given = {"run_dir": url, "max_duration": until, "checkpoint_interval": "2ba"}
+        with isolated_trainer(
+            machine, task(2), algorithms=[Fsdp()], allowed=ALLOWED, **given
+        ) as one:
+            one.fit()
+            return one.state.clock.batch, one.export(machine / "model.safetensors")
+
+    run_ranks(train, "2ba")
+    (batch, exported), _ = run_ranks(train, "4ba")
+
+    saved = max((tmp_path / "bucket" / "run" / "checkpoints").glob("ba00000004*"))
+    assert batch == 4
+    assert bool(read_manifest(saved).shards) is shared
+    assert list(differences(read(saved).parts["model"], load_file(exported))) == []
 
 
 def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
@@ -221,3 +252,80 @@ def test_old_shards_make_room_for_new_ones(tmp_path):
     assert [one.name for one in there] == ["ba00000006", "ba00000008"]
     for one in there:
         verify(one)
+
+
+# What changes the disk; to wait for it doesn't change what the next process finds.
+CHANGES = ("make_folder", "create", "write", "rename", "remove_file", "remove_empty")
+
+
+def die_at(num_left):
+    """Ends this process at its so many-th change of the disk; halfway, where that is a write."""
+
+    def dying(name, function):
+        def operate(*arguments, **given):
+            nonlocal num_left
+            num_left -= 1
+            if num_left < 0:
+                if name == "write":
+                    function(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **given)
+
+        return operate
+
+    for name in CHANGES:
+        setattr(disk, name, dying(name, getattr(disk, name)))
+
+
+def killed(folder, num_ranks, victim, kill_at):
+    """Goes on with a run until a rank is killed; gives whether it was."""
+
+    def one():
+        if int(os.environ["RANK"]) == victim:
+            die_at(kill_at)
+        given = {"max_duration": "8ba", "checkpoint_interval": "2ba", "checkpoint_keep": 1}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "nothing to train")  # killed after its last save
+            plugins = [Fsdp()]
+            with isolated_trainer(
+                folder, task(num_ranks), algorithms=plugins, allowed=ALLOWED, **given
+            ) as trainer:
+                trainer.fit()
+
+    try:
+        run_ranks(one, world_size=num_ranks)
+    except RankError as error:
+        # Or the first of the others that was left alone in the middle of something.
+        if "died" not in str(error) and "onnection" not in str(error):
+            raise
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_kills"), [(2, 4), pytest.param(4, 20, marks=pytest.mark.nightly)]
+)
+def test_killed_while_it_saves_it_ends_with_the_same_bits(tmp_path, num_ranks, num_kills):
+    """Each rank in turn, in a save, a prune, or the start; the newest checkpoint never goes back."""
+    whole, draw = tmp_path / "whole", random.Random(num_ranks)
+    assert not killed(whole, num_ranks, victim=-1, kill_at=0)
+    num_done = 0
+    for round_ in itertools.count():
+        folder, newest = tmp_path / str(round_), -1
+        store = Store(folder / "run" / "checkpoints")
+        while num_done < num_kills:
+            victim = num_done % num_ranks
+            # Rank 0 writes the most; some have the run go on for a save or two.
+            if not killed(folder, num_ranks, victim, draw.randrange(70 if victim == 0 else 16)):
+                break
+            num_done += 1
+            latest, refused = store.latest()
+            assert refused == []
+            batch = -1 if latest is None else int(latest.name.partition("ba")[2][:8])
+            assert batch >= newest
+            newest = batch
+        assert not killed(folder, num_ranks, victim=-1, kill_at=0)
+        expected, actual = (read(last(one)).parts for one in (whole, folder))
+        assert list(differences(expected, actual)) == []
+        if num_done == num_kills:
+            return

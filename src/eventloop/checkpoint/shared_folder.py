@@ -28,6 +28,27 @@ def require_shared(folder: Path, state: State) -> None:
     Raises:
         CheckpointError: it isn't, or can't be made.
     """
+    seen = _seen(folder, state)
+    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
+    if blind:
+        raise CheckpointError(
+            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
+            fix=f"give a folder on a file system that all machines share, {as_set(run_dir='FOLDER')}",
+        )
+
+
+def is_shared(folder: Path, state: State) -> bool:
+    """Returns whether what rank 0 makes in a folder is there for all ranks; collective.
+
+    Raises:
+        CheckpointError: nothing can be made there.
+    """
+    return all(is_there for is_there, _ in _seen(folder, state))
+
+
+def _seen(folder: Path, state: State) -> list[tuple[bool, str]]:
+    """Returns whether each rank sees what rank 0 makes in a folder, and the name of its machine."""
     with new_id() as one:
         # The name of what is under way: if this process is killed now, the next one removes it.
         name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
@@ -36,16 +57,10 @@ def require_shared(folder: Path, state: State) -> None:
         name, problem = state.all_gather((name, problem))[0]
         if problem is not None:
             raise CheckpointError(problem, fix=f"give another folder, {as_set(run_dir='FOLDER')}")
-        seen = state.all_gather((_is_there(folder / name), platform.node()))
+        seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
         if state.rank == 0:
             _failure(lambda: disk.remove_empty(folder / name))
-    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
-    if blind:
-        raise CheckpointError(
-            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
-            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
-            fix=f"give a folder on a file system that all machines share, {as_set(run_dir='FOLDER')}",
-        )
+    return seen
 
 
 def _make(folder: Path, name: str) -> None:

@@ -23,6 +23,7 @@ from eventloop.checkpoint.leftovers import (
     name_inside,
     new_id,
 )
+from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.retention import newest_after, surplus
 from eventloop.checkpoint.shares import telling, write_first, write_share
 from eventloop.checkpoint.verifying import (
@@ -335,7 +336,9 @@ def holds(folder: Path, manifest: Manifest) -> bool:
     if folder.is_symlink():
         return False
     try:
-        there = examine(folder)
+        there = read_manifest(folder)
+        # Only then is it worth to read all of it.
+        is_same = (there.files, there.facts) == (manifest.files, manifest.facts)
+        return is_same and examine(folder).files == manifest.files
     except CorruptFileError:
         return False
-    return (there.files, there.facts) == (manifest.files, manifest.facts)

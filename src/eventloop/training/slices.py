@@ -48,24 +48,31 @@ def held(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gathered(
-    weights: Mapping[str, Any], all_gather: Callable[[Any], list[Any]], *, keep: bool
+    nest: Mapping[str, Any], all_gather: Callable[[Any], list[Any]], *, keep: bool
 ) -> dict[str, Any]:
-    """Returns a flat dict with whole tensors on the host; collective: every rank must call it.
+    """Returns a nest with whole tensors on the host; collective: every rank must call it.
 
     Args:
+        nest: alike on all ranks, but for the entries of the slices.
         all_gather: returns what each rank gave.
         keep: whether this rank wants them; it gets {} otherwise, and only takes part.
     """
-    found: dict[str, Any] = {}
-    for name, one in weights.items():
-        if isinstance(one, TensorSlice):
-            mine = TensorSlice(one.tensor.detach().cpu(), one.shape, one.offsets)
-            # One tensor is on the way at a time.
-            slices = all_gather(mine)
-            if keep:
-                found[name] = one = mine.tensor.new_empty(mine.shape)
-                for other in slices:
-                    other.put_into(one)
-        elif keep:
-            found[name] = one
-    return found
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: whole(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(whole(one) for one in value)
+        if not isinstance(value, TensorSlice):
+            return value
+        mine = TensorSlice(value.tensor.detach().cpu(), value.shape, value.offsets)
+        slices = all_gather(mine)  # one tensor is on the way at a time
+        if not keep:
+            return None
+        found = mine.tensor.new_empty(mine.shape)
+        for other in slices:
+            other.put_into(found)
+        return found
+
+    found: dict[str, Any] = whole(nest)
+    return found if keep else {}
