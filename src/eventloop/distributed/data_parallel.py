@@ -13,13 +13,13 @@ import gc
 import hashlib
 import json
 import os
-import pickle
 import sys
 import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,7 +146,7 @@ class DataParallel:
 
         What all have alike, as they mostly do, isn't sent: it would grow with their number.
         """
-        if self._have_same(pickle.dumps(value)):
+        if self._have_same(dumps(value)):
             return [copy.deepcopy(value) for _ in range(self.world_size)]
         values = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.host)
