@@ -54,6 +54,12 @@ def test_a_task_without_a_loss_needs_a_model_that_has_one(make_trainer, make_tas
         make_trainer(make_task(loss=None)).fit()
 
 
+def test_a_model_without_memory_is_refused(make_trainer, make_task):
+    """A strategy may give it some; else nothing would be trained, in silence."""
+    with pytest.raises(TaskError, match="'weight' is on the meta device, and has no numbers"):
+        make_trainer(make_task(model=lambda: nn.Linear(3, 3, device="meta")))
+
+
 def test_a_task_without_an_optimizer_is_refused(make_trainer, make_task):
     """It would train nothing for ten epochs."""
     with pytest.raises(TaskError, match=r"no optimizer holds a parameter[\s\S]*optimizer="):

@@ -12,6 +12,7 @@ from eventloop.plugin.manager import unsuitable_reasons, without
 from eventloop.rng import kept_generators, seed_everything, seed_rank
 from eventloop.run.checks import (
     check_eval_dataloaders,
+    check_memory,
     check_model,
     check_optimizers,
     warn_of_doubts,
@@ -49,6 +50,7 @@ def build(
     hooks.init(state)
     check_model(state, core.assembly)
     state.wrapped_model = hooks.wrap_model(state)
+    check_memory(state)
     state.optimizers = hooks.build_optimizers(state)
     check_optimizers(state)
     optimizers = described(state.optimizers)

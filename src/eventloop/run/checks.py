@@ -84,6 +84,20 @@ def check_optimizers(state: State) -> None:
                 )
 
 
+def check_memory(state: State) -> None:
+    """Refuses a model that is still without memory, when a strategy would have given it some.
+
+    Raises:
+        TaskError: a parameter is on the meta device.
+    """
+    for name, one in state.model.named_parameters():
+        if one.is_meta:
+            raise TaskError(
+                f"the parameter {name!r} is on the meta device, and has no numbers",
+                fix="build the model on a device with memory, `torch.device('cpu')`, say",
+            )
+
+
 def check_eval_dataloaders(state: State) -> None:
     """Checks that each eval data loader has a batch, as far as its length tells.
 

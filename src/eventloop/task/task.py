@@ -167,7 +167,9 @@ def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State],
                 f"the task's model is {a(type(model).__name__)}, not an nn.Module",
                 fix="give Task(model=Net()), or Task(model=Net) to build it after seeding",
             )
-        return model.to(state.device)
+        # What a strategy makes without memory it moves itself.
+        is_meta = any(one.device.type == "meta" for one in model.parameters())
+        return model if is_meta else model.to(state.device)
 
     return build_model
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.state_dicts import take_from_first
+from eventloop_fsdp.deferred import DeferredModel, give_memory
 from eventloop_fsdp.parts import mesh_of, parts_of, shard
 from eventloop_fsdp.slices import load_states, shards_like, slice_of, sliced_states, whole
 
@@ -44,6 +45,8 @@ class Fsdp:
             follow each other, those of a machine say; gradients are averaged over the copies.
         offload: whether shards, their gradients and optimizer states stay on the host, where the
             optimizer steps; a layer is on the device while it computes.
+        meta: whether no rank holds the model whole: its parameters are drawn once it is sharded, one
+            at a time, or loaded from the checkpoint that a run goes on from, and not drawn at all.
 
     Source: Zhao et al. 2023, arXiv:2304.11277.
     """
@@ -57,6 +60,7 @@ class Fsdp:
         reshard_after_forward: bool = True,
         replicate: int = 1,
         offload: bool = False,
+        meta: bool = False,
     ) -> None:
         self.layers = layers
         self.param_dtype = param_dtype
@@ -64,6 +68,8 @@ class Fsdp:
         self.reshard_after_forward = reshard_after_forward
         self.replicate = replicate
         self.offload = offload
+        self.meta = meta
+        self._deferred: DeferredModel | None = None
         self._root: FSDPModule | None = None
         self._sharded: list[FSDPModule] = []
         self._exchanges = True
@@ -75,13 +81,24 @@ class Fsdp:
             return "one process alone has nothing to shard; `--nproc 2` starts two"
         return None
 
+    @hookimpl(wrapper=True)
+    def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
+        """Has parameters take no memory before they are sharded, where that is asked for."""
+        if not self.meta or state.world_size == 1:
+            return (yield)
+        self._deferred = DeferredModel()
+        with self._deferred:
+            return (yield)
+
     @hookimpl(conditional=True)
     def wrap_model(self, state: State) -> nn.Module | None:
         """Shards the model, in place; names and calls stay."""
         if state.world_size == 1:
             return None
         self._require_usable(state)
-        take_from_first(state.model)
+        take_from_first(state.model, buffers_alone=self._deferred is not None)
+        if self._deferred is not None:
+            self._deferred.bind(state.model)
         parts = parts_of(state.model, self.layers)
         self._sharded = shard(
             state.model,
@@ -92,6 +109,8 @@ class Fsdp:
             offload=self.offload,
         )
         self._root = self._sharded[0]
+        if self._deferred is not None:
+            give_memory(state.model, torch.device("cpu") if self.offload else state.device)
         if state.settings.find_unused_parameters:
             self._root.set_reduce_scatter_unused_params(True)
         return state.model
@@ -111,6 +130,18 @@ class Fsdp:
                     f"{switch_off('fsdp')}",
                 )
         return optimizers
+
+    @hookimpl
+    def before_load(self, state: State) -> None:
+        """Leaves the weights to the checkpoint."""
+        self._deferred = None
+
+    @hookimpl(tryfirst=True)
+    def after_load(self, state: State) -> None:
+        """Draws the weights of a run that begins, if its model was made without memory."""
+        if self._deferred is not None:
+            self._deferred.fill(state.model)
+            self._deferred = None
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
