@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +15,8 @@ import torch
 from eventloop import Event, PluginError, hookimpl
 from eventloop.plugin.declared import HOOKS
 from eventloop.testing.case import isolated_trainer
+from eventloop_ablate.paired import paired_difference
+from eventloop_ablate.variants import read_variants
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -27,6 +31,7 @@ def module_at(path: Path) -> ModuleType:
     """Returns a script of the documentation as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -49,6 +54,47 @@ def test_the_picture_of_the_architecture_is_current():
     module = module_at(DOCS / "build_architecture.py")
 
     assert module.PICTURE.read_text() == module.picture()
+
+
+def test_the_tables_of_the_evidence_are_those_of_its_results():
+    """Numbers that were copied by hand would be those of another day: `python docs/build_evidence.py`."""
+    module = module_at(DOCS / "build_evidence.py")
+    tables = [*module.tables(json.loads(module.RESULTS.read_text()))]
+    page = (DOCS / "explanation" / "evidence.md").read_text()
+
+    assert len(tables) == 4
+    for table in tables:
+        assert f"\n\n{table}\n\n" in page
+
+
+def test_the_rows_of_the_evidence_are_those_of_its_commands():
+    """Each has the rate that its sweep found best, and as many seeds as any other."""
+    module = module_at(DOCS / "build_evidence.py")
+    for name, task in json.loads(module.RESULTS.read_text()).items():
+        rows = {row.name: row for row in read_variants(module.RESULTS.with_name(f"{name}.yaml"))}
+        best_of = max if task["factor"] > 0 else min
+
+        assert task["rows"].keys() == rows.keys()
+        for row, content in task["rows"].items():
+            options = dict(rows[row].options)
+            assert float(options.get("muon.lr") or options["task.lr"]) == content["rate"]
+            assert len(content["values"]) == 5
+            if tuning := content.get("tuning"):
+                assert float(best_of(tuning, key=tuning.get)) == content["rate"]
+
+
+def test_a_comparison_holds_among_others_by_the_method_of_holm():
+    """The smallest of four has to be below a quarter of 5 %, the next one below a third."""
+    module = module_at(DOCS / "build_evidence.py")
+    gain = paired_difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0})
+
+    def holding(**ps):
+        rows = [module.Row(name, 0.0, 0.0, gain, p) for name, p in ps.items()]
+        return {name for _, name in module.holm({"one": rows[:1], "other": rows[1:]})}
+
+    assert holding(a=0.04, b=0.016, c=0.012, d=0.03) == {"b", "c"}
+    assert holding(a=0.02, b=0.03, c=0.04) == set()
+    assert holding(a=0.04) == {"a"}
 
 
 def events_in(text: str) -> list[str]:
