@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -61,7 +62,7 @@ class Watches:
         self.num = sum(one.numel() for one in tensors)
 
 
-def train(folder, options=None, until=None, batch_size=24, **settings):
+def train(folder, options=None, until=None, batch_size=24, plugins=(), **settings):
     """Trains three epochs with clipping; returns the weights, and what was watched."""
     watches = Watches()
     task = Task(
@@ -71,7 +72,7 @@ def train(folder, options=None, until=None, batch_size=24, **settings):
         eval_dataloaders=lambda: DataLoader(TensorDataset(X[:7], Y[:7]), 2),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
     )
-    plugins = [watches] if options is None else [Fsdp(**options), watches]
+    plugins = [watches, *plugins] if options is None else [Fsdp(**options), watches, *plugins]
     given = {"max_duration": "3ep", "clip_norm": 0.05, "checkpoint_interval": "1ba"} | settings
     with isolated_trainer(folder, task, algorithms=plugins, **given) as trainer:
         watches.notes = trainer.notes
@@ -121,6 +122,35 @@ def test_copies_that_the_ranks_can_not_hold_are_refused(tmp_path, replicate):
     """With the number that they would have to divide."""
     with pytest.raises(RankError, match=rf"replicate={replicate}: 2 ranks[\s\S]*that divides 2"):
         run_ranks(train, tmp_path, {"replicate": replicate})
+
+
+class CountsSums:
+    """Counts what travels between the ranks to clip, at each step."""
+
+    name = "counts-sums"
+
+    def __init__(self):
+        self.found = []
+
+    @hookimpl(wrapper=True)
+    def clip_gradients(self, state):
+        with CommDebugMode() as counting:
+            numbers = yield
+        self.found.append(counting.get_total_counts())
+        return numbers
+
+
+def num_sums(folder, options):
+    counts = CountsSums()
+    train(folder, options, "2ba", batch_size=6, plugins=(counts,))
+    return counts.found
+
+
+@pytest.mark.parametrize("options", [{}, {"replicate": 2}])
+def test_a_norm_over_shards_is_one_sum_however_many_parameters(tmp_path, options):
+    """A sum for each of them would have each wait for the one before."""
+    for found in run_ranks(num_sums, tmp_path, options, world_size=4):
+        assert found == [1, 1]
 
 
 GRAPHS = []
