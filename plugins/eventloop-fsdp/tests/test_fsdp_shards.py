@@ -244,6 +244,20 @@ def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
         assert any(shard.name in one and "isn't used" in one for one in notes)
 
 
+@pytest.mark.parametrize("sharded", [True, False])
+def test_one_that_is_named_is_verified_too(tmp_path, sharded):
+    """No rank reads slices of what no rank has digested."""
+    fit(tmp_path / "first", "2ba", num_ranks=2, sharded=sharded)
+    damaged = last(tmp_path / "first")
+    file = damaged / ("model-00001.safetensors" if sharded else "model.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+
+    with pytest.raises(RankError, match=rf"CheckpointError: .*can't be used: {file.name}"):
+        fit(tmp_path / "second", "4ba", num_ranks=2, sharded=sharded, resume=str(damaged))
+
+
 def test_old_shards_make_room_for_new_ones(tmp_path):
     """Those that stay verify."""
     fit(tmp_path, "8ba", num_ranks=2, checkpoint_keep=2)

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy
-from eventloop.checkpoint.verifying import damage_in_shards, why_passed_over
+from eventloop.checkpoint.verifying import (
+    damage_in_shards,
+    examine,
+    refusing,
+    why_passed_over,
+)
 from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
@@ -118,7 +123,11 @@ def _chosen(
                 f"{one.name} can't be gone on from: {why}",
                 fix=f"leave {as_set(resume=str(wanted))} out: the run goes on from {place.name}",
             )
-    return _named(named, place), refused
+    chosen = _named(named, place)
+    if not shards and isinstance(chosen, Path) and chosen != place:
+        with refusing(chosen):  # `latest` hasn't looked at it, and ranks read parts of its files
+            examine(chosen, shards=False)
+    return chosen, refused
 
 
 def _note_on(storage: Storage) -> str:
