@@ -1,7 +1,7 @@
 """Checkpoints of every version of the format are read for ever.
 
 `fixtures/version_N` was written once, by `python tests/checkpoint/test_versions.py`, when version N
-was today's; it is never written again.
+was new; it is never written again. Version 2 is that of shards.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.format import name_of, read, verify, write
+from eventloop.checkpoint.format import Draft, name_of, read, verify, write
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.tensors import dtypes
+from eventloop.training.slices import TensorSlice
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FACTS = {"metrics": {"loss": float("inf"), "accuracy": 0.5}, "plugins": ["mixup"], "steps": (1, 2)}
@@ -79,5 +80,34 @@ def test_the_fixture_of_today_is_what_is_written_today(tmp_path):
             assert (folder / name).read_bytes() == (fresh / name).read_bytes()
 
 
+def write_shards(folder):
+    """Writes what two ranks hold: rows of a tensor, and a tensor that is whole."""
+    whole = torch.arange(12.0).view(3, 4)
+    drafts = []
+    for rank, rows in enumerate((slice(0, 2), slice(2, 3))):
+        part = TensorSlice(whole[rows], (3, 4), (rows.start, 0))
+        nests = {"model": {"w": part, "n": torch.tensor(7)}, f"rank{rank}": {"idx": rank}}
+        drafts.append(Draft(nests, FACTS, 12, rank, 2))
+    folder.mkdir(parents=True)
+    files = [draft.write_files(folder, []) for draft in drafts]
+    drafts[0].write_manifest(folder, files[0] | files[1], [])
+
+
+def test_shards_of_version_2_are_still_read(tmp_path, same):
+    """And written as they were."""
+    path, fresh = FIXTURES / "version_2" / name_of(12), tmp_path / name_of(12)
+
+    write_shards(fresh)
+
+    model = {"w": torch.arange(12.0).view(3, 4), "n": torch.tensor(7)}
+    expected = {"model": model, "rank0": {"idx": 0}, "rank1": {"idx": 1}}
+    for one in (path, fresh):
+        assert same(read(one).parts, expected)
+        assert same(verify(one), FACTS)
+    for one in path.iterdir():
+        if one.name != manifest.FILE:  # it names the eventloop that wrote it
+            assert one.read_bytes() == (fresh / one.name).read_bytes()
+
+
 if __name__ == "__main__":
-    write(FIXTURES / f"version_{manifest.VERSION}" / name_of(12), parts(), FACTS, batch=12)
+    write_shards(FIXTURES / "version_2" / name_of(12))
