@@ -162,9 +162,11 @@ def test_a_rank_that_goes_on_reads_its_share_alone(tmp_path, of_four):
 
     tensors, _ = flatten(read(last(of_four), ["model", "optimizers"]).parts, "")
     total = sum(one.nbytes for one in tensors.values())
+    num_bytes = sum(path.stat().st_size for path in last(of_four).glob("*"))
     for one in found:
         assert 0.1 * total < one["placed"] < 0.4 * total
-        assert one["digested"] < 0.6 * sum(path.stat().st_size for path in last(of_four).glob("*"))
+    for one in found[1:]:  # rank 0 verifies what isn't in shards, which is most of so small a run
+        assert one["digested"] < 0.6 * num_bytes
 
 
 def test_weights_alone_are_read_and_exported_by_shards(tmp_path, of_four):
