@@ -133,6 +133,15 @@ def test_what_can_not_be_a_plugin_is_refused(run, clean, argv, part):
     assert [path.name for path in clean.iterdir()] == ["pyproject.toml"]
 
 
+def test_its_help_lists_only_what_has_an_effect(run, clean):
+    """No plugin takes part in writing one, so there is none to choose."""
+    ran = run("plugins", "new", "--help")
+
+    assert "--role" in ran.out
+    assert not [word for word in ("-p NAME", "--no-plugins", "--config") if word in ran.out]
+    assert run("plugins", "new", "demo", "-p", "no:mixup").status == 2
+
+
 def test_nothing_is_overwritten(run, clean):
     """Somebody's work may stand there."""
     (clean / "eventloop-demo").mkdir()

@@ -124,12 +124,12 @@ def test_a_file_that_is_not_python_is_refused(watch):
 
 
 def test_a_file_that_raises_names_the_flag(watch):
-    """It can't be uninstalled."""
+    """Its author is at hand, and it can't be uninstalled."""
     (watch / "watch.py").write_text("class Watch: pass\n1 / 0")
 
     _, (problem,) = load(select([found_local(Local("watch.py:Watch"))], Choice()))
 
-    assert "leave `-p watch.py:Watch` out" in str(problem)
+    assert "fix the error, or leave `-p watch.py:Watch` out" in str(problem)
     assert "pip" not in str(problem)
 
 

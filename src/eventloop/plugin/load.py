@@ -79,7 +79,9 @@ def _problem(found: Found, error: BaseException) -> PluginError:
             f"install it with all that it needs, {pip('install', found.distribution)}, or remove it "
             f"with {pip('uninstall', found.distribution)}"
         )
-    elif found.local is None:
+    elif found.local is not None:
+        way_out = f"fix the error, or {way_out}"
+    else:
         way_out += f", or remove it with {pip('uninstall', found.distribution)}"
     return PluginError(
         f"{what} {found.name!r} can't be imported: {type(error).__name__}: {error}",

@@ -28,6 +28,7 @@ COMMAND = Command(
     "test that passes.",
     (CommandOption("role", "algorithm|callback", "what it may do; callback unless given"), JSON),
     argument="NAME",
+    takes_plugins=False,
     takes_options=False,
 )
 
