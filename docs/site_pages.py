@@ -105,7 +105,10 @@ def _catalogue() -> str:
         r"^## Plugins in this repository\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL
     )
     assert table is not None
-    return f"# Plugins\n\nEach is a package, and takes part once it is installed.\n{table[1]}"
+    return (
+        "# Plugins\n\nEach is a package, and takes part once it is installed: from a clone of the "
+        f"repository, `python -m pip install ./plugins/eventloop-ema`.\n{table[1]}"
+    )
 
 
 def _sources_linked(uri: str, source: str) -> dict[str, str]:

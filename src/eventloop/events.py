@@ -228,7 +228,8 @@ class Events(Protocol):
 
         Fires: once a batch, also after one that was left out.
         State: `clock` has advanced; the learning rates are still those that this step used;
-            `loss` is the batch's, detached, or None after a batch that was left out.
+            `loss` is the batch's, detached, or None after a batch that was left out; `.grad` was
+            emptied by `zero_grad`: `after_train_batch` sees gradients.
         May: change parameters (averaging, projection).
         Must not: wait for the device; `batch` is dropped afterwards.
         """
