@@ -203,7 +203,6 @@ def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
 @pytest.mark.parametrize("shared", [True, False])
 def test_checkpoints_at_a_url(tmp_path, shared):
     """Slices are uploaded from a folder that all ranks have; where they have none, whole tensors are."""
-    pytest.importorskip("eventloop_remote")
     url = f"file://{tmp_path}/bucket/run"
 
     def train(until):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import time
 from datetime import timedelta
 
@@ -73,7 +72,7 @@ def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
     """
     end = time.monotonic() + seconds
     if rank == 0:
-        name = f"eventloop/{secrets.token_hex(8)}"
+        name = f"eventloop/{os.urandom(8).hex()}"
         store.set(_NAME, name)
         while (num_here := 1 + store.add(f"{name}/num_answers", 0)) < world_size:
             _wait(end, seconds, f"{num_here} of {world_size} ranks have started")
