@@ -378,8 +378,8 @@ def test_the_commands_read_shards(store, capsys):
 
 @pytest.mark.parametrize("what", ["verify", "diff", "export"])
 def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what):
-    """Not that of all of them: 24 tensors of 4 MB."""
-    whole = {"model": {str(idx): torch.full((1024, 1024), float(idx)) for idx in range(24)}}
+    """Not that of all of them: 24 tensors of 16 MB. What Python and torch load meanwhile is less."""
+    whole = {"model": {str(idx): torch.full((2048, 2048), float(idx)) for idx in range(24)}}
     path = save(store, 2, whole=whole)
     commands = {
         "verify": ["checkpoints", "verify", str(path)],
@@ -390,7 +390,7 @@ def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what):
     del whole
     gc.collect()
 
-    assert in_fork(lambda: grown_by(lambda: main(commands[what]))) < 40_000  # kB
+    assert in_fork(lambda: grown_by(lambda: main(commands[what]))) < 150_000  # kB
 
 
 def grown_by(function):
