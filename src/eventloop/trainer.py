@@ -14,11 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from eventloop.checkpoint.storage import storage_of
-from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states
+from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run
@@ -317,8 +316,9 @@ class Trainer:
         """Loads weights into the model, and nothing else.
 
         Args:
-            path: a file that `export` wrote, a checkpoint, or the folder of a run, which stands for
-                its newest checkpoint that verifies.
+            path: a file that `export` wrote, the folder of a pretrained model in safetensors files, a
+                checkpoint, or the folder of a run, which stands for its newest checkpoint that
+                verifies. It is read tensor by tensor into the model.
             strict: whether missing and unexpected names are errors; otherwise they are warned of,
                 and what is missing stays as it is.
             as_evaluated: whether plugins that export other weights than the model's, averages say,
@@ -332,13 +332,13 @@ class Trainer:
         with self._told_of_failure():
             try:
                 averaging = self._core.assembly.exporting if as_evaluated else ()
-                is_spread = self.state.world_size > 1
-                weights, states = weights_and_states(Path(path), averaging, leaving=is_spread)
+                found, states = weights_and_states(Path(path), averaging)
+                weights = with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._core.capture.plugins.put(states)
                 self._core.capture.restore_model(weights, strict=strict)
-            except (OSError, SafetensorError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise TaskError(
                     f"the weights in {path} can't be loaded: {error}",
                     fix="give a file that trainer.export(FILE) or `eventloop fit --export FILE` wrote for "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import struct
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,39 @@ def parts() -> dict[str, Any]:
 def store(tmp_path: Path) -> Store:
     """A store whose folder isn't there yet."""
     return Store(tmp_path / "run" / "checkpoints")
+
+
+@pytest.fixture(scope="session")
+def memory_kb() -> Callable[[Callable[[], object]], int]:
+    """Calls a function in a process of its own; returns by how many kB that was larger meanwhile."""
+    return _memory_kb
+
+
+def _memory_kb(function: Callable[[], object]) -> int:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+            before = _peak_kb()
+            assert not function()
+            os.write(writing, str(_peak_kb() - before).encode())
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return int(text)
+
+
+def _peak_kb() -> int:
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1])
 
 
 @pytest.fixture(scope="session")

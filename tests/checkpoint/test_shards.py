@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
 import random
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +25,7 @@ from eventloop.checkpoint.manifest import VERSION_OF_SHARDS, read_manifest, shar
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.store import Store
 from eventloop.checkpoint.verifying import damage_in_shards, damages
-from eventloop.checkpoint.weights import export_weights, weights_and_states
+from eventloop.checkpoint.weights import export_weights, saved_weights_at, weights_at
 from eventloop.cli.main import main
 from eventloop.errors import CheckpointError
 from eventloop.training.slices import TensorSlice
@@ -350,8 +348,8 @@ def test_a_damaged_shard_is_not_exported(saved, tmp_path):
 
 def test_weights_are_read_whole_or_left(saved):
     """For a model of one process, and for one in slices."""
-    whole, _ = weights_and_states(saved)
-    left, _ = weights_and_states(saved, leaving=True)
+    whole = weights_at(saved)
+    left = saved_weights_at(saved)
 
     assert list(differences(whole, WHOLE["model"])) == []
     assert list(differences(left, WHOLE["model"])) == []
@@ -377,7 +375,7 @@ def test_the_commands_read_shards(store, capsys):
 
 
 @pytest.mark.parametrize("what", ["verify", "diff", "export"])
-def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what):
+def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what, memory_kb):
     """Not that of all of them: 24 tensors of 16 MB. What Python and torch load meanwhile is less."""
     whole = {"model": {str(idx): torch.full((2048, 2048), float(idx)) for idx in range(24)}}
     path = save(store, 2, whole=whole)
@@ -390,36 +388,7 @@ def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what):
     del whole
     gc.collect()
 
-    assert in_fork(lambda: grown_by(lambda: main(commands[what]))) < 150_000  # kB
-
-
-def grown_by(function):
-    """Calls what gives 0; gives by how many kB the memory of this process was larger meanwhile."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = peak_kb()
-    assert function() == 0
-    return peak_kb() - before
-
-
-def peak_kb():
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
-
-
-def in_fork(function):
-    """Calls a function in a process of its own; gives what it gave, an int."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(writing, str(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return int(text)
+    assert memory_kb(lambda: main(commands[what])) < 150_000
 
 
 def test_400_flipped_bits_and_100_truncations_are_found(store):

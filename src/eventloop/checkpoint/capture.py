@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
+from eventloop.checkpoint.unread import unread
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
 from eventloop.training.metrics import metric_name
@@ -153,15 +154,24 @@ class Capture:
         self.plugins.put(parts["plugins"])
 
     def restore_model(self, weights: Mapping[str, Any], *, strict: bool) -> None:
-        """Loads weights by the action of that name, which gets saved tensors if it can take slices."""
-        self._hooks.restore_model(self._state, self._as_owned(weights), strict)
+        """Loads weights by the action of that name, which gets saved tensors if it can take slices.
+
+        The core's loads one tensor after the other, and reads it then.
+        """
+        if not self._is_sharded and self._state.owner("restore_model") == "core":
+            taken = unread(weights)
+        else:
+            taken = self._as_owned(weights)
+        self._hooks.restore_model(self._state, taken, strict)
 
     def _as_owned(self, saved: Any) -> Any:
         """Returns a nest as its owner takes it: whole tensors, unless its model is in slices."""
-        is_sharded = self._state.world_size > 1 and holds_slices(
-            self._hooks.capture_model(self._state)
-        )
-        return saved if is_sharded else read_all(saved)
+        return saved if self._is_sharded else read_all(saved)
+
+    @property
+    def _is_sharded(self) -> bool:
+        state = self._state
+        return state.world_size > 1 and holds_slices(self._hooks.capture_model(state))
 
     def put_own(self, parts: Mapping[str, Any]) -> None:
         """Restores what this rank alone knew; a rank that is new keeps its own."""

@@ -1,4 +1,4 @@
-"""Tensors that stay in the files of a checkpoint until they are needed, whole or a box of them.
+"""Tensors that stay in their files until they are needed, whole or a box of them.
 
 Which files hold a box is found by their headers; those that lie nearest to what this rank held when the
 checkpoint was written are looked at first, so that a rank of a thousand opens a few files.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.checkpoint.tensors import Entry, bytes_of, dtypes, read_header
-from eventloop.checkpoint.verifying import about, check_size, refusing
+from eventloop.checkpoint.verifying import about, check_size, refusing, refusing_file
 from eventloop.files.disk import CorruptFileError, OldFile
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Box(NamedTuple):
 
 
 class SavedTensor:
-    """A tensor in the files of a checkpoint that has been verified, read when it is asked for.
+    """A tensor in a file, or in the files of a checkpoint that has been verified; read when it is asked for.
 
     Attributes:
         name: in the files.
@@ -75,7 +75,7 @@ class SavedTensor:
         """Returns it whole, on the host.
 
         Raises:
-            CheckpointError: its file has changed since it was verified.
+            CheckpointError, TaskError: its file has changed since it was opened or verified.
         """
         return self.read_slice((0,) * len(self.shape), self.shape)
 
@@ -87,7 +87,7 @@ class SavedTensor:
             shape: of the part.
 
         Raises:
-            CheckpointError: its file has changed since it was verified.
+            CheckpointError, TaskError: its file has changed since it was opened or verified.
         """
         import torch
 
@@ -104,7 +104,7 @@ class TensorFiles:
         folder: of the checkpoint.
         whole: the name of the file of whole tensors, if there is one.
         shards: the names of the files of slices, in order of the ranks that wrote them.
-        facts: what the manifest says of each file.
+        facts: what the manifest says of each file; None for a file that belongs to no checkpoint.
         nearest: where to look first, as a share of all ranks in [0, 1).
     """
 
@@ -113,7 +113,7 @@ class TensorFiles:
         folder: Path,
         whole: str | None,
         shards: Sequence[str],
-        facts: Mapping[str, FileFacts],
+        facts: Mapping[str, FileFacts] | None,
         nearest: float = 0.0,
     ) -> None:
         self._folder = folder
@@ -143,9 +143,10 @@ class TensorFiles:
 
         Raises:
             CheckpointError: the files don't hold all of it.
+            TaskError: likewise, of a file that belongs to no checkpoint.
         """
         num_left = math.prod(wanted.shape)
-        with refusing(self._folder):
+        with self._refusing():
             for name in self._names:
                 entry = self._header(name).get(tensor.name)
                 if entry is None:
@@ -162,6 +163,11 @@ class TensorFiles:
             raise CorruptFileError(
                 f"{num_left:,} entries of {tensor.name[:80]!r} are in none of its files"
             )
+
+    def _refusing(self) -> AbstractContextManager[None]:
+        if self._facts is None:
+            return refusing_file(self._folder / self._names[0])
+        return refusing(self._folder)
 
     def _header(self, name: str) -> dict[str, Entry]:
         if name not in self._known:
@@ -193,7 +199,8 @@ class TensorFiles:
     @contextmanager
     def _opened(self, name: str) -> Iterator[OldFile]:
         with about(name), OldFile(self._folder / name) as file:
-            check_size(file.num_bytes, self._facts[name])
+            if self._facts is not None:
+                check_size(file.num_bytes, self._facts[name])
             yield file
 
     @staticmethod

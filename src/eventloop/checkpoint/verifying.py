@@ -16,7 +16,7 @@ from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
 from eventloop.checkpoint.tiling import Slices
-from eventloop.errors import CheckpointError
+from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 
@@ -135,6 +135,19 @@ def refusing(folder: Path) -> Iterator[None]:
         raise CheckpointError(
             f"the checkpoint {str(folder)!r} can't be used: {damage}",
             fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
+        ) from damage
+
+
+@contextmanager
+def refusing_file(path: Path) -> Iterator[None]:
+    """Makes of damage that is found in a file of weights alone the error that names it."""
+    try:
+        yield
+    except CorruptFileError as damage:
+        raise TaskError(
+            f"the weights in {path} can't be loaded: {damage}",
+            fix="give a file that trainer.export(FILE) or `eventloop fit --export FILE` wrote for this "
+            "model, or the folder of a pretrained one",
         ) from damage
 
 

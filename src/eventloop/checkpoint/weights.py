@@ -9,28 +9,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint.storage import checkpoint_at
-from eventloop.checkpoint.tensors import Draft, read_header
+from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all
+from eventloop.checkpoint.storage import FOLDER, checkpoint_at
+from eventloop.checkpoint.tensors import MAX_ITEMS, Draft, read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
     opened,
     put_together,
     refusing,
+    refusing_file,
     require_part,
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
-from eventloop.files import disk
+from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from eventloop.checkpoint.manifest import Manifest
 
 PART = "model"
 STATES = "plugins"
 _MOST_NAMED = 3
+_SINGLE = "model.safetensors"  # as transformers calls it, and the index of several
+_INDEX = f"{_SINGLE}.index.json"
 
 
 def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
@@ -94,7 +99,6 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Writes whole tensors from slices, one at a time, and returns their names."""
     from eventloop.checkpoint.parts import saved_tensors  # torch, which a copy does without
-    from eventloop.checkpoint.saved_tensors import SavedTensor
 
     saved = saved_tensors(checkpoint, PART, manifest)
     draft = Draft(saved, path.name, read=SavedTensor.read)
@@ -130,46 +134,58 @@ def weights_at(path: Path) -> dict[str, Tensor]:
     """Reads weights, to the host.
 
     Args:
-        path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.
+        path: as `saved_weights_at` takes it.
 
     Raises:
-        OSError, SafetensorError, CheckpointError, UsageError: as `weights_and_states` does.
+        TaskError, CheckpointError, UsageError: as `weights_and_states` does.
+    """
+    return read_all(saved_weights_at(path))  # type: ignore[no-any-return]
+
+
+def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
+    """Returns weights that stay in their files: of each `SavedTensor` what is asked for is read.
+
+    Args:
+        path: a safetensors file; the folder of a pretrained model, `model.safetensors` beside its
+            `config.json`, or several files and `model.safetensors.index.json`; a checkpoint; or a run,
+            which stands for its newest checkpoint that verifies.
+
+    Raises:
+        TaskError, CheckpointError, UsageError: as `weights_and_states` does.
     """
     return weights_and_states(path)[0]
 
 
 def weights_and_states(
-    path: Path, plugins: Collection[str] = (), *, leaving: bool = False
+    path: Path, plugins: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads weights, and what plugins kept with them, to the host.
+    """Finds weights, and reads what plugins kept with them, to the host.
 
     Args:
-        path: a safetensors file, a checkpoint, or a run, which stands for its newest that verifies.
+        path: as `saved_weights_at` takes it.
         plugins: by their folded names.
-        leaving: whether the weights stay in their files, once they are verified: a `SavedTensor` is
-            in the place of each.
 
     Returns:
-        The weights by name; and the states of those plugins that have one there.
+        The weights by name, which stay in their files; those of a checkpoint are verified. And the
+        states of those plugins that have one there.
 
     Raises:
-        OSError, SafetensorError: there is no such file, or it isn't one.
+        TaskError: there is no such file, or it isn't one.
         CheckpointError: the checkpoint doesn't verify, or has no weights.
         UsageError: the folder has no checkpoint.
     """
-    from safetensors.torch import load_file
-
     from eventloop.checkpoint.format import read
 
     if not path.is_dir():
-        return load_file(path, device="cpu"), {}
+        return _in_file(path), {}
+    if _is_pretrained(path):
+        return _in_pretrained(path), {}
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
-    if leaving:
-        with refusing(checkpoint):
-            require_part(checkpoint, PART, checked_manifest(checkpoint))
-    found = read(checkpoint, only=[PART], leaving=[PART] if leaving else ())
+    with refusing(checkpoint):
+        require_part(checkpoint, PART, checked_manifest(checkpoint))
+    found = read(checkpoint, only=[PART], leaving=[PART])
     weights = found.parts[PART]
     if not isinstance(weights, dict):
         raise CheckpointError(
@@ -180,6 +196,64 @@ def weights_and_states(
         return weights, {}
     states = read(checkpoint, only=[STATES]).parts[STATES]
     return weights, {name: states[name] for name in plugins if name in states}
+
+
+def _in_file(path: Path) -> dict[str, SavedTensor]:
+    own = path.resolve()  # the user's, and may be a link, as in a cache of models
+    with refusing_file(path):
+        return TensorFiles(own.parent, own.name, (), None).tensors()
+
+
+def _is_pretrained(folder: Path) -> bool:
+    """Returns whether a folder is a pretrained model's: no run, and no checkpoint, which has no config."""
+    if any(os.path.lexists(folder / name) for name in (FILE, FOLDER)):
+        return False
+    has_one = (folder / _SINGLE).exists() and (folder / "config.json").exists()
+    return has_one or (folder / _INDEX).exists()
+
+
+def _in_pretrained(folder: Path) -> dict[str, SavedTensor]:
+    """Returns the weights of a pretrained model's folder, by its index where there are several files."""
+    index = folder / _INDEX
+    if not index.exists():
+        return _in_file(folder / _SINGLE)
+    places = _places_in(index)
+    files = {name: _in_file(folder / name) for name in dict.fromkeys(places.values())}
+    found: dict[str, SavedTensor] = {}
+    for tensor, name in places.items():
+        with refusing_file(folder / name):
+            if tensor not in files[name]:
+                raise CorruptFileError(f"{_INDEX} says that it has {tensor[:80]!r}, but it doesn't")
+        found[tensor] = files[name][tensor]
+    return found
+
+
+def _places_in(index: Path) -> dict[str, str]:
+    """Returns the name of the file of each tensor."""
+    with refusing_file(index):
+        with disk.OldFile(index.resolve()) as file:
+            value = bounded_json.from_bytes(file.read(file.num_left), MAX_ITEMS)
+        places = value.get("weight_map") if isinstance(value, dict) else None
+        if isinstance(places, dict) and all(map(_is_file_name, places.values())):
+            return places
+        raise CorruptFileError("its weight_map isn't one of names of files beside it")
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and value == Path(value).name
+
+
+def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns weights with those of tied parameters under all names, where they have one of them."""
+    names: dict[int, list[str]] = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(one), []).append(name)
+    found = dict(weights)
+    for same in names.values():
+        there = next((name for name in same if name in weights), None)
+        if there is not None:
+            found |= {name: weights[there] for name in same if name not in weights}
+    return found
 
 
 def warn_of_misfits(

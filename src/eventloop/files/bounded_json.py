@@ -26,15 +26,15 @@ def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
     return data
 
 
-def from_bytes(data: bytes, max_items: int = MAX_ITEMS) -> Any:
-    """Returns the value of JSON in ASCII.
+def from_bytes(data: bytes, max_items: int = MAX_ITEMS, encoding: str = "ascii") -> Any:
+    """Returns the value of JSON, which eventloop writes in ASCII.
 
     Raises:
         CorruptFileError: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
     """
     _check_size(data, max_items)
     try:
-        return json.loads(data.decode("ascii"), parse_constant=_refuse)
+        return json.loads(data.decode(encoding), parse_constant=_refuse)
     except RecursionError:
         raise CorruptFileError("its JSON is nested too deeply") from None
     except ValueError as error:  # not ASCII, not JSON, or an int of thousands of digits

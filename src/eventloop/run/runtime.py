@@ -166,7 +166,7 @@ class Core:
         plugins, names = self.capture.plugins, self.assembly.exporting
         path = local_copy(place, self._storage, self._processes)
         self.tested_with = place
-        weights, states = weights_and_states(path, names, leaving=state.world_size > 1)
+        weights, states = weights_and_states(path, names)
         # As this rank has them: of shards, those that are its own.
         now = copy.deepcopy(dict(state.model.state_dict()))
         taken = plugins.take(per_rank=False).items()

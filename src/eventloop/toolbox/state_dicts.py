@@ -6,7 +6,7 @@ from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.format import read as read_checkpoint
 from eventloop.checkpoint.format import write as write_checkpoint
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.checkpoint.weights import weights_at
+from eventloop.checkpoint.weights import saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first
 from eventloop.training.slices import TensorSlice, gathered
 
@@ -16,7 +16,9 @@ __all__ = [
     "flatten",
     "gathered",
     "read_checkpoint",
+    "saved_weights_at",
     "take_from_first",
     "weights_at",
+    "with_tied",
     "write_checkpoint",
 ]
