@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -181,13 +182,16 @@ def test_a_plain_run_is_two_graphs_without_a_break(trained):
     assert counters["graph_break"] == {}
 
 
-def test_many_runs_in_one_process_stay_compiled(trained):
-    """They run the same code; what one recompiles isn't held against the next."""
-    for _ in range(10):
-        trained(EAGER, max_duration="1ep")
+def test_many_models_in_one_process_stay_compiled(trained, make_task):
+    """They run the same code; what one recompiles isn't held against the next, from torch 2.13 on."""
+    activations = (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.ELU, nn.CELU, nn.Mish,
+                   nn.Softplus, nn.Hardtanh)  # fmt: skip
+    for activation in activations:
+        model = nn.Sequential(nn.Linear(3, 8), activation(), nn.Linear(8, 3))
+        trained(EAGER, task=make_task(model=model), max_duration="1ep")
 
-    assert counters["stats"]["unique_graphs"] == 20
-    assert counters["frames"]["ok"] == 20
+    is_isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    assert counters["frames"]["ok"] == (10 if is_isolated else torch._dynamo.config.recompile_limit)
 
 
 def test_the_region_computes_the_loss_once(trained, make_task, make_batches):
