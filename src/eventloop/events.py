@@ -337,7 +337,7 @@ class Events(Protocol):
         """Asks whether to save a checkpoint now.
 
         Asked: after `batch_checkpoint` and after `epoch_checkpoint`.
-        Answer: alike on all ranks; one checkpoint a batch count.
+        Answer: alike on all ranks; one checkpoint a batch count, at the last one when the fit is over.
         """
 
     @hookspec(per="batch")

@@ -133,7 +133,8 @@ class Loop:
             self._evaluate_test_sets(state)
         self.is_finished = True
         if hooks.should_checkpoint(state):
-            self._saved_at = -1  # once more at this batch count: now nothing is left to be done
+            if not is_interruption(state.stop_reason):
+                self._saved_at = -1  # once more at this batch count: now nothing is left to be done
             self.save_once(state)
         self.deliver_everything(state)
         hooks.fit_end(state)
@@ -435,9 +436,19 @@ class Loop:
                 self.hooks.evaluate(state)
 
     def _save_if_due(self, state: State) -> None:
-        """Saves a checkpoint if any plugin says so."""
+        """Saves a checkpoint if any plugin says so; at the last batch the end of the fit does."""
         if self.hooks.should_checkpoint(state):
-            self.save_once(state)
+            if self._ends_here(state):
+                state.checkpoint_requested = True
+            else:
+                self.save_once(state)
+
+    def _ends_here(self, state: State) -> bool:
+        """Whether the fit ends at this batch count, with nothing before its end that takes long."""
+        if any(name in state.test_sets for name in state.eval_dataloaders):
+            return False
+        is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
+        return is_stopped or state.clock.reached(state.until)
 
     def save_once(self, state: State) -> None:
         """Saves a checkpoint, unless that has been done at this batch count."""

@@ -41,10 +41,14 @@ class Draws:
 
 
 def trainer(folder, draws, until):
-    """Builds a trainer of 5 batches an epoch with dropout, which saves every second batch."""
+    """Builds a trainer of 5 batches an epoch with dropout, which saves every second batch.
+
+    With a test set, the last batch is saved before the end of the fit, too.
+    """
     task = tiny_task(
         model=lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
         train_dataloader=tiny_batches(5),
+        test_dataloaders={"last": tiny_batches(1)},
     )
     return isolated_trainer(
         folder,

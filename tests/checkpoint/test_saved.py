@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read, verify, write
 from eventloop.files import disk
 from eventloop.run.start import Allowed
-from eventloop.testing import run_ranks
-from eventloop.testing.case import isolated_trainer
+from eventloop.testing import last_checkpoint, run_ranks
+from eventloop.testing.case import isolated_trainer, tiny_batches, tiny_task
 
 
 class Watches:
@@ -48,11 +49,54 @@ def test_every_checkpoint_is_told_of_when_it_verifies(tmp_path):
 
     fit(tmp_path, watches, checkpoint_keep=1)
 
-    # The one at the end is written once more, as that of a complete run.
+    # The one before the end of the last epoch is written once more, as that of a complete run.
     names = [f"ba{batch:08}" for batch in (0, 2, 4, 6, 6)]
     assert [name for name, _ in watches.seen] == names
     assert all(int(name[2:]) <= batch for name, batch in watches.seen)
     assert watches.events == [*names, "fit_end"]
+
+
+@pytest.mark.parametrize("given", [{"max_duration": "6ba"}, {"checkpoint_interval": "1ep"}])
+def test_the_last_batch_is_saved_once_when_the_fit_is_over(tmp_path, given):
+    """To write all weights twice would double the wait at the end of a run."""
+    watches = Watches()
+
+    fit(tmp_path, watches, **given)
+
+    assert [name for name, _ in watches.seen].count("ba00000006") == 1
+    assert last_checkpoint(tmp_path).parts["training"]["loop"]["is_finished"] is True
+
+
+def test_before_the_test_sets_the_last_batch_is_saved_too(tmp_path):
+    """They may take hours, or fail: what was trained would be lost with them."""
+    watches = Watches()
+    task = tiny_task(test_dataloaders={"last": tiny_batches(1)})
+
+    with isolated_trainer(
+        tmp_path, task, callbacks=[watches], checkpoint_interval="2ba", max_duration="2ep"
+    ) as trainer:
+        trainer.fit()
+
+    assert [name for name, _ in watches.seen][-2:] == ["ba00000006"] * 2
+    assert list(trainer.state.eval_metrics) == ["test", "last"]
+
+
+def test_a_run_that_a_signal_stops_is_saved_once(tmp_path):
+    """It isn't over: there is nothing else to say of it at its end."""
+    watches = Watches()
+
+    class Stops:
+        name = "stops"
+
+        @hookimpl
+        def batch_start(self, state):
+            if state.clock.batch == 1:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, watches, Stops())
+
+    assert [name for name, _ in watches.seen] == ["ba00000000", "ba00000002"]
 
 
 def test_one_that_could_not_be_written_is_not_told_of(tmp_path, monkeypatch):
