@@ -142,11 +142,6 @@ def join(num_ranks: int) -> None:
     dist.init_process_group("peers", store=dist.HashStore(), rank=0, world_size=num_ranks)
     made = dist.new_group
     dist.new_group = lambda backend=None, **given: made(backend="peers", **given)
-    have_same = DataParallel._have_same
-    # What a rank keeps of its own, its random numbers say, isn't what the others keep.
-    DataParallel._have_same = lambda self, data: (
-        have_same(self, data) and not _is_called_by("checkpoint/capture")
-    )
     DataParallel.watched = lambda self: contextlib.nullcontext()  # it has no other process to watch
 
 
@@ -273,20 +268,20 @@ def counted(loop: str, num_ranks: int) -> Counts:
 def seconds_of(kind: str, num_ranks: int, sent: float, received: float, num: float) -> float:
     """Returns the time of so many collectives in the model, one after the other.
 
-    A reduction or a broadcast goes through a tree, a gathering through a ring, as gloo and NCCL do
-    it; what is gathered on hosts is unpickled for each rank.
+    A reduction or a broadcast goes through a tree, what all gather through a ring, as gloo and NCCL
+    do it, and what one rank gathers comes to it from all at once; it is unpickled for each rank.
     """
     name, role = kind.split()
-    latency, per_s = (
-        (HOST_S, HOST_BYTES_PER_S) if role == "host" else (DEVICE_S, DEVICE_BYTES_PER_S)
-    )
+    on_host = role in ("host", "threads")
+    latency, per_s = (HOST_S, HOST_BYTES_PER_S) if on_host else (DEVICE_S, DEVICE_BYTES_PER_S)
     depth = math.log2(num_ranks)
     if name == "all_reduce":
         return num * 2 * depth * latency + 2 * sent / per_s
     if name == "broadcast":
         return num * depth * latency + sent / per_s
-    ring = num * (num_ranks - 1) * latency + max(sent, received) / per_s
-    return ring + (num * num_ranks * UNPICKLE_S if role == "host" else 0)
+    num_messages = 1 if name == "gather" else num_ranks - 1
+    sending = num * num_messages * latency + max(sent, received) / per_s
+    return sending + (num * num_ranks * UNPICKLE_S if on_host else 0)
 
 
 class Moments:

@@ -187,6 +187,30 @@ def test_all_ranks_take_part_in_a_capture(tmp_path):
     assert {"rank0", "rank1"} <= parts.keys()
 
 
+def test_what_a_rank_alone_knows_goes_to_rank_zero_and_no_further(tmp_path):
+    """Of 1,024 ranks it is 21 MiB, which the other 1,023 have no use for."""
+
+    class Captures:
+        name = "captures"
+
+        @hookimpl
+        def fit_start(self, state):
+            parts = state.capture().parts
+            self.ranks = [name for name in parts if name.startswith("rank")]
+            self.first = parts.get("rank0", {}).get("generators", {}).keys()
+
+    def captured():
+        captures = Captures()
+        with isolated_trainer(tmp_path, algorithms=[captures]) as trainer:
+            trainer.fit()
+        return captures.ranks, list(captures.first)
+
+    zero, one, two = run_ranks(captured, world_size=3)
+
+    assert zero == (["rank0", "rank1", "rank2"], ["host", "named"])
+    assert one == two == ([], [])
+
+
 def test_half_a_batch_can_not_be_captured(tmp_path):
     """It would be a checkpoint that nothing can go on from."""
 

@@ -26,6 +26,7 @@ from eventloop.training.slices import TensorSlice, gathered, holds_slices
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
     from eventloop.data.feed import Feeds
+    from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
@@ -66,6 +67,7 @@ class Capture:
         training: what knows where the run is, by the name under which it is kept.
         own: what knows something of this rank alone, likewise.
         plugins: what the plugins keep.
+        processes: the ranks.
 
     Attributes:
         generators: those of this rank.
@@ -79,7 +81,9 @@ class Capture:
         training: Mapping[str, Stateful],
         own: Mapping[str, Stateful],
         plugins: PluginStates,
+        processes: Processes,
     ) -> None:
+        self._processes = processes
         self._state = state
         self._hooks = hooks
         self._feeds = feeds
@@ -125,7 +129,7 @@ class Capture:
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
             return of_all | {f"rank{state.rank}": own}
-        everybody = state.all_gather(_on_host(own)) if state.world_size > 1 else [own]
+        everybody = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
     def put(self, parts: Mapping[str, Any]) -> None:
@@ -193,15 +197,15 @@ class Capture:
             self.generators.join(parts["rank0"]["generators"])
 
 
-def gathered_parts(parts: Parts, state: State) -> Parts:
+def gathered_parts(parts: Parts, processes: Processes) -> Parts:
     """Returns the parts of all ranks with whole tensors, on rank 0; {} elsewhere. Collective.
 
     For ranks that have no folder in common to write their slices to.
     """
     sliced = {name: parts[name] for name in _SLICED}
-    everybody = state.all_gather(_on_host(parts[f"rank{state.rank}"]))
-    whole = gathered(sliced, state.all_gather, keep=state.rank == 0)
-    if state.rank:
+    everybody = processes.gather(_on_host(parts[f"rank{processes.rank}"]))
+    whole = gathered(sliced, processes.gather, keep=processes.rank == 0)
+    if processes.rank:
         return {}
     return parts | whole | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 

@@ -166,7 +166,7 @@ class Saver:
         self._settle(state)
         (parts, facts), batch = state.capture(), state.clock.batch
         if self._gathers and holds_slices(parts["model"]):
-            parts = gathered_parts(parts, state)
+            parts = gathered_parts(parts, self._processes)
         crew = self._processes.crew() if holds_slices(parts.get("model", {})) else ALONE
         if state.rank == 0 or crew.world_size > 1:
             taken, names = self._snapshot.take(parts), trained_names(state.model)

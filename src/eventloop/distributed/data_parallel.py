@@ -152,6 +152,12 @@ class DataParallel:
         dist.all_gather_object(values, value, group=self.host)
         return values
 
+    def gather(self, value: Any) -> list[Any]:
+        """Returns this value of every rank on rank 0, in order; [] on others."""
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self.host)
+        return values or []
+
     def from_first(self, value: Any) -> Any:
         """Returns rank 0's value."""
         values = [value]

@@ -80,6 +80,9 @@ class Processes(Protocol):
     def all_gather(self, value: Any) -> list[Any]:
         """Returns this value of every rank, in order; every rank waits for the others."""
 
+    def gather(self, value: Any) -> list[Any]:
+        """Returns this value of every rank on rank 0, in order; [] on others, which get nothing sent."""
+
     def from_first(self, value: Any) -> Any:
         """Returns the value of rank 0, which doesn't wait for the others."""
 
@@ -146,6 +149,10 @@ class SingleProcess:
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
+        """Returns the value."""
+        return [value]
+
+    def gather(self, value: Any) -> list[Any]:
         """Returns the value."""
         return [value]
 

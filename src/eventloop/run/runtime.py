@@ -125,6 +125,7 @@ class Core:
             },
             {"loss": self.bookkeeping.loss},
             PluginStates(lambda: self.assembly.plugins),
+            self._processes,
         )
 
     @property

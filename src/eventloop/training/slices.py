@@ -54,7 +54,7 @@ def gathered(
 
     Args:
         nest: alike on all ranks, but for the entries of the slices.
-        all_gather: returns what each rank gave.
+        all_gather: returns what each rank gave, at least where they are wanted.
         keep: whether this rank wants them; it gets {} otherwise, and only takes part.
     """
 
