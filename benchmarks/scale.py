@@ -198,8 +198,8 @@ def task(num_ranks: int) -> Task:
     )
 
 
-def ours(num_ranks: int, algorithms: Sequence[object] = ()) -> None:
-    """Trains with eventloop; a checkpoint in the middle and one at the end."""
+def ours(num_ranks: int, microbatches: int, algorithms: Sequence[object] = ()) -> None:
+    """Trains with eventloop; a checkpoint at the start, in the middle and at the end."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             task(num_ranks),
@@ -207,6 +207,7 @@ def ours(num_ranks: int, algorithms: Sequence[object] = ()) -> None:
             max_duration=f"{NUM_STEPS}ba",
             checkpoint_interval=f"{NUM_STEPS // 2}ba",
             eval_interval=f"{NUM_STEPS // 2}ba",
+            microbatch_size=BATCH // microbatches if microbatches > 1 else None,
             run_dir=folder + "/run",
             device="cpu",
             autoload=False,
@@ -236,15 +237,15 @@ def sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def count(loop: str, num_ranks: int) -> Counts:
+def count(loop: str, num_ranks: int, microbatches: int) -> Counts:
     """Returns what rank 0 of so many sends and receives in each phase of a loop, by kind."""
     join(num_ranks)
     if loop == "eventloop":
-        ours(num_ranks)
+        ours(num_ranks, microbatches)
     elif loop == "eventloop-fsdp":
         from eventloop_fsdp import Fsdp
 
-        ours(num_ranks, [Fsdp()])
+        ours(num_ranks, microbatches, [Fsdp()])
     else:
         plain(nn.parallel.DistributedDataParallel if loop == "DDP" else sharded)
     counts: Counts = {phase: {} for phase in PHASES}
@@ -257,9 +258,10 @@ def count(loop: str, num_ranks: int) -> Counts:
     return counts
 
 
-def counted(loop: str, num_ranks: int) -> Counts:
+def counted(loop: str, num_ranks: int, microbatches: int) -> Counts:
     """Returns what `count` counts, in a process of its own: it can join one group alone."""
     given = [sys.executable, __file__, "--count", loop, "--ranks", str(num_ranks)]
+    given += ["--microbatches", str(microbatches)]
     done = subprocess.run(given, capture_output=True, text=True, check=True)
     counts: Counts = json.loads(done.stdout.splitlines()[-1])
     return counts
@@ -369,18 +371,21 @@ def main() -> None:
     parser.add_argument("--ranks", default="8,64,1024", help="how many alike ranks")
     parser.add_argument("--real", default="2,4,8", help="how many real ones; '' for none")
     parser.add_argument("--loops", default=",".join(LOOPS))
+    parser.add_argument(
+        "--microbatches", type=int, default=1, help="of eventloop's batches: 1 to 4"
+    )
     parser.add_argument("--count", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     num_ranks = [int(one) for one in given.ranks.split(",")]
     if given.count:
         with contextlib.redirect_stderr(io.StringIO()):
-            counts = count(given.count, *num_ranks)
+            counts = count(given.count, *num_ranks, given.microbatches)
         print(json.dumps(counts))
         return
     console = Console()
     loops = given.loops.split(",")
-    found = {(loop, n): counted(loop, n) for loop in loops for n in num_ranks}
+    found = {(loop, n): counted(loop, n, given.microbatches) for loop in loops for n in num_ranks}
     console.print("Collectives of rank 0, a step's as a mean:", _counts_table(found, num_ranks))
     console.print("In the model:", _model_table(found, num_ranks))
     for n in filter(None, given.real.split(",")):

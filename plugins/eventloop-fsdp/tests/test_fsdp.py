@@ -495,8 +495,45 @@ def test_ranks_with_other_numbers_of_microbatches_are_told(tmp_path):
         with trainer_of(tmp_path, Fsdp(), task=task, microbatch_size=4) as trainer:
             trainer.fit()
 
-    with pytest.raises(RankError, match="give all ranks batches of one size"):
+    expected = (
+        "rank 0 has 1 microbatches and rank 1 has 2[\\s\\S]*give all ranks batches of one size"
+    )
+    with pytest.raises(RankError, match=expected):
         run_ranks(run, timeout_s=60)
+
+
+def test_hosts_exchange_no_more_with_more_microbatches(tmp_path):
+    """What each microbatch waits for would be a tree of hosts, hundreds of times a step."""
+
+    def run(microbatch_size):
+        counts = []
+        all_reduce = torch.distributed.all_reduce
+
+        class Counts:
+            name = "counts"
+
+            @hookimpl(wrapper=True)
+            def train_batch(self, state):
+                counts.append(0)
+                return (yield)
+
+        def counted(tensor, *args, group=None, **kwargs):
+            if counts and torch.distributed.get_backend(group) == "gloo":
+                counts[-1] += 1
+            return all_reduce(tensor, *args, group=group, **kwargs)
+
+        torch.distributed.all_reduce = counted
+        folder = tmp_path / str(microbatch_size)
+        plugins = (Fsdp(), Counts())
+        with trainer_of(folder, *plugins, microbatch_size=microbatch_size) as trainer:
+            trainer.fit()
+        return counts[1:-1]
+
+    def both():
+        return run(8), run(2)
+
+    for whole, in_four in run_ranks(both):
+        assert whole == in_four
 
 
 class Batches(IterableDataset):

@@ -146,13 +146,10 @@ class Fsdp:
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
         """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
+        if state.microbatch_idx == 0:
+            # The device computes the forward pass meanwhile.
+            _require_same_number(state)
         is_last = state.microbatch_idx == state.num_microbatches - 1
-        if state.count_true(is_last) not in (0, state.world_size):
-            raise PluginError(
-                f"rank {state.rank} has {state.num_microbatches} microbatches and others have "
-                "another number, but every pass over a sharded model takes all ranks",
-                fix="give all ranks batches of one size, or unset microbatch_size",
-            )
         if self._root is not None and is_last != self._exchanges:
             self._root.set_requires_gradient_sync(is_last)
             self._exchanges = is_last
@@ -272,3 +269,15 @@ class Fsdp:
             for one in self._sharded:
                 one.reshard()
         return outputs
+
+
+def _require_same_number(state: State) -> None:
+    """Makes sure, once a step, that no rank would wait for a microbatch that others don't have."""
+    numbers = state.all_gather(state.num_microbatches)  # compared by a sum; sent where they differ
+    other = next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)
+    if other is not None:
+        raise PluginError(
+            f"rank 0 has {numbers[0]} microbatches and rank {other} has {numbers[other]}, but every "
+            "pass over a sharded model takes all ranks",
+            fix="give all ranks batches of one size, or unset microbatch_size",
+        )
