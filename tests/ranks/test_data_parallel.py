@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import Metric, SumMetric
 
-from eventloop import Task, hookimpl, rank_zero_first
+from eventloop import Task, TaskError, hookimpl, rank_zero_first
 from eventloop.distributed.join import join_processes
 from eventloop.testing import isolated_trainer, run_ranks, tiny_task
 from eventloop.testing.ranks import RankError
@@ -411,6 +411,24 @@ def test_a_parameter_unused_on_one_rank_is_named(tmp_path):
         run_ranks(run, timeout_s=30)
     one, other = run_ranks(run, find_unused_parameters=True, timeout_s=30)
     assert torch.equal(one, other)
+
+
+def test_ranks_evaluate_a_task_without_training_data(tmp_path):
+    """There is nothing to split; a fit says what is missing, as in one process."""
+
+    def evaluate():
+        data = DataLoader(TensorDataset(X, Y), 8)
+        task = Task(model=mlp, loss=cross_entropy, eval_dataloaders=data)
+        with isolated_trainer(tmp_path / "run", task) as trainer:
+            metrics = trainer.eval()
+            with pytest.raises(TaskError, match="train"):
+                trainer.fit("1ep")
+        return float(metrics["eval"]["loss"])
+
+    expected = evaluate()
+
+    for actual in run_ranks(evaluate):
+        assert actual == pytest.approx(expected)
 
 
 def gathered_by(values):

@@ -46,6 +46,8 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
         return dataloader.with_parts(
             lambda idx, one: sharded_for_training(one, state, seed_of_part(seed, idx))
         )
+    if isinstance(dataloader, tuple) and not dataloader:  # of a task that is only evaluated
+        return dataloader
     if _is_list(dataloader):
         _require(len(dataloader), num, "batch", "batches")
         return dataloader[state.rank :: num]
