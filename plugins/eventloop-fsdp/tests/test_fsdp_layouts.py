@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
+from eventloop.checkpoint.store import Store
 from eventloop.testing import isolated_trainer, run_ranks
 from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp
@@ -62,11 +63,11 @@ class Watches:
         self.num = sum(one.numel() for one in tensors)
 
 
-def train(folder, options=None, until=None, batch_size=24, plugins=(), **settings):
+def train(folder, options=None, until=None, batch_size=24, plugins=(), model=Net, **settings):
     """Trains three epochs with clipping; returns the weights, and what was watched."""
     watches = Watches()
     task = Task(
-        model=Net,
+        model=model,
         loss=cross_entropy,
         train_dataloader=lambda: DataLoader(TensorDataset(X, Y), batch_size),
         eval_dataloaders=lambda: DataLoader(TensorDataset(X[:7], Y[:7]), 2),
@@ -194,3 +195,59 @@ def test_two_ranks_and_one_end_alike_where_kernels_are_compiled(tmp_path, option
     (actual, _, _), _ = run_ranks(compiled, tmp_path / "ranks", options, **given)
 
     assert_near(actual, expected, 1e-5)
+
+
+class Small(nn.Module):
+    """Parameters of fewer rows than ranks: of two ranks that hold a copy, one holds nothing of some."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((1,), 1.5))
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.score = nn.Linear(3, 1)
+        self.register_buffer("shift", torch.full((1,), 0.5))
+
+    def forward(self, inputs):
+        hidden = inputs
+        for layer in self.layers:
+            hidden = torch.tanh(layer(hidden)) * self.scale
+        return hidden + self.score(hidden) * inputs + self.shift
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_copies_in_which_a_rank_holds_nothing_are_saved_and_go_on(tmp_path, meta):
+    """Of what is empty, too, the checkpoint says where it belongs: the same ranks read it, and others."""
+    options, four = {"replicate": 2, "meta": meta}, {"world_size": 4, "batch_size": 6}
+    expected, _ = train(tmp_path / "one", model=Small)
+    whole = run_ranks(train, tmp_path / "four", options, model=Small, **four)
+    ends = [
+        run_ranks(train, tmp_path, options, "3ba", model=Small, **four)[0][0],
+        run_ranks(train, tmp_path, options, "4ba", model=Small, **four)[0][0],
+    ]
+
+    checkpoints = Store(tmp_path / "run" / "checkpoints").found(digests=True)
+    ends.append(run_ranks(train, tmp_path, options, model=Small, batch_size=12)[0][0])
+
+    assert [one.damage for one in checkpoints] == [""] * len(checkpoints)
+    assert_near(whole[0][0], expected)
+    assert_near(ends[-1], expected)
+    assert any(not torch.equal(ends[0][name], ends[1][name]) for name in expected)
+
+
+def test_weights_of_copies_in_which_a_rank_holds_nothing_are_loaded(tmp_path):
+    """By one process, by copies, and by shards without copies, as `eval --weights` does."""
+    options, four = {"replicate": 2}, {"world_size": 4}
+    expected = run_ranks(train, tmp_path, options, model=Small, batch_size=6, **four)[0][0]
+    (checkpoint, *_) = Store(tmp_path / "run" / "checkpoints").paths()
+
+    def loaded(folder, options):
+        plugins = [] if options is None else [Fsdp(**options)]
+        task = Task(model=Small, eval_dataloaders=DataLoader(TensorDataset(X, Y), 6))
+        with isolated_trainer(folder, task, algorithms=plugins) as trainer:
+            trainer.load_weights(checkpoint)
+            path = trainer.export(folder / "model.safetensors")
+        return load_file(path) if path.exists() else {}
+
+    for folder, given in (("copies", options), ("shards", {})):
+        assert_near(run_ranks(loaded, tmp_path / folder, given, **four)[0], expected, 0)
+    assert_near(loaded(tmp_path / "one", None), expected, 0)
