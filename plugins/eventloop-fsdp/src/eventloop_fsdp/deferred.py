@@ -50,10 +50,14 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Those that are made of computed values, `nn.Parameter(torch.ones(3))` say, are as they are made, and
     so are buffers.
+
+    Args:
+        records: whether weights are to be written as recorded; not where they are loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, records: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._records = records
         self._empty: dict[int, Tensor] = {}
         self._params: dict[int, nn.Parameter] = {}
         self._writes: list[_Write] = []
@@ -139,6 +143,8 @@ class DeferredModel(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def _record(self, func: Any, written: Tensor, args: tuple[Any, ...], kwargs: Any) -> None:
+        if not self._records:
+            return
         if any(isinstance(one, Tensor) and one.device.type == "meta" for one in args):
             raise SettingError(
                 f"meta: a parameter is computed from others when the model is made, by {func}",
@@ -160,6 +166,19 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
     # torch has no public one that leaves buffers as they are (torch 2.13).
     model._apply(place)  # type: ignore[no-untyped-call]
+
+
+def give_memory_whole(model: nn.Module, device: torch.device) -> None:
+    """Allocates parameters of a model that isn't sharded, likewise; tied ones stay tied."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if param.is_meta and param not in made:
+                empty = torch.empty_like(param, device=device)
+                made[param] = nn.Parameter(empty, requires_grad=param.requires_grad)
+            if param in made:
+                setattr(module, name, made[param])
+    model.to(device)  # its buffers
 
 
 def _write(shard: Tensor, one: _Write) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,8 +15,9 @@ from torch.optim import Optimizer
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.state_dicts import take_from_first
-from eventloop_fsdp.deferred import DeferredModel, give_memory
+from eventloop_fsdp.deferred import DeferredModel, give_memory, give_memory_whole
 from eventloop_fsdp.parts import mesh_of, parts_of, shard
+from eventloop_fsdp.pretrained import load_pretrained
 from eventloop_fsdp.slices import load_states, shards_like, slice_of, sliced_states, whole
 
 # Zeros for parameters that a rank hasn't used; of torch 2.13.
@@ -46,10 +48,16 @@ class Fsdp:
         offload: whether shards, their gradients and optimizer states stay on the host, where the
             optimizer steps; a layer is on the device while it computes.
         meta: whether no rank holds the model whole: its parameters are drawn once it is sharded, one
-            at a time, or loaded from the checkpoint that a run goes on from, and not drawn at all.
+            at a time, or loaded from `weights` or from the checkpoint that a run goes on from, and
+            not drawn at all.
+        weights: what a run that begins is filled with: a safetensors file, the folder of a pretrained
+            model, a checkpoint, or the folder of a run; each rank reads what it holds. A run that
+            goes on doesn't look at it. In one process, too.
 
     Source: Zhao et al. 2023, arXiv:2304.11277.
     """
+
+    free_options = ("weights",)
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class Fsdp:
         replicate: int = 1,
         offload: bool = False,
         meta: bool = False,
+        weights: str | None = None,
     ) -> None:
         self.layers = layers
         self.param_dtype = param_dtype
@@ -69,6 +78,9 @@ class Fsdp:
         self.replicate = replicate
         self.offload = offload
         self.meta = meta
+        self.weights = weights
+        self.note = ""
+        self._goes_on = False
         self._deferred: DeferredModel | None = None
         self._root: FSDPModule | None = None
         self._sharded: list[FSDPModule] = []
@@ -77,16 +89,16 @@ class Fsdp:
 
     def unsuitable(self, state: State) -> str | None:
         """Returns why the plugin takes no part, if there is no other rank to shard over."""
-        if state.world_size == 1:
+        if state.world_size == 1 and self.weights is None:
             return "one process alone has nothing to shard; `--nproc 2` starts two"
         return None
 
     @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
         """Has parameters take no memory before they are sharded, where that is asked for."""
-        if not self.meta or state.world_size == 1:
+        if not self.meta or (state.world_size == 1 and self.weights is None):
             return (yield)
-        self._deferred = DeferredModel()
+        self._deferred = DeferredModel(records=self.weights is None)
         with self._deferred:
             return (yield)
 
@@ -94,6 +106,8 @@ class Fsdp:
     def wrap_model(self, state: State) -> nn.Module | None:
         """Shards the model, in place; names and calls stay."""
         if state.world_size == 1:
+            if self._deferred is not None:
+                give_memory_whole(state.model, state.device)
             return None
         self._require_usable(state)
         take_from_first(state.model, buffers_alone=self._deferred is not None)
@@ -134,14 +148,19 @@ class Fsdp:
     @hookimpl
     def before_load(self, state: State) -> None:
         """Leaves the weights to the checkpoint."""
-        self._deferred = None
+        self._goes_on = True
 
     @hookimpl(tryfirst=True)
     def after_load(self, state: State) -> None:
-        """Draws the weights of a run that begins, if its model was made without memory."""
-        if self._deferred is not None:
-            self._deferred.fill(state.model)
-            self._deferred = None
+        """Loads the weights of a run that begins, or draws them where none takes memory yet."""
+        deferred, self._deferred = self._deferred, None
+        if self._goes_on:
+            return
+        if self.weights is not None:
+            done = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
+            self.note = f"weights of {self.weights}" + f", {done}" * bool(done)
+        elif deferred is not None:
+            deferred.fill(state.model)
 
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
