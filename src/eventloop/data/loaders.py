@@ -18,8 +18,8 @@ from eventloop.data.combine import (
     seed_of_part,
 )
 from eventloop.data.combined_sources import Repeated, SideBySide
+from eventloop.data.iterables import ReadAgain
 from eventloop.data.map_style import MapStyle
-from eventloop.data.read_again import ReadAgain
 from eventloop.data.sample_order import Stateful
 from eventloop.rng import KeptGenerators
 
