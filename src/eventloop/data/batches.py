@@ -1,4 +1,4 @@
-"""Batches: what is in them, and how they are moved and split."""
+"""Batches: what is in them, in a few words too, and how they are moved and split."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from eventloop.errors import TaskError, counted
 
 LABELS = "labels"
 _PAIRS = (tuple, list)
+_MOST_PARTS = 6
+_MOST_CHARS = 300
 
 
 class Count(NamedTuple):
@@ -190,6 +192,12 @@ def describe_pair(batch: Any) -> str:
     return f"a pair of inputs, {inputs}, and targets, {targets}"
 
 
+def shapes(value: Any) -> str:
+    """Returns types and shapes of a nest: `(float32 (4, 3), int64 (4,))`."""
+    text = _shapes(value, depth=3)
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
+
+
 def without_samples(error: BaseException) -> str:
     """Returns what to do about torch's error where it shuffles a data set without samples; or ""."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
@@ -310,3 +318,29 @@ def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, (tuple, list)):
         return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
     return batch
+
+
+def _shapes(value: Any, depth: int) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if not depth or not isinstance(value, Mapping | tuple | list):
+        return _plain(value)
+    more = ", ..." if len(value) > _MOST_PARTS else ""
+    if isinstance(value, Mapping):
+        pairs = [
+            f"{key!r}: {_shapes(one, depth - 1)}" for key, one in [*value.items()][:_MOST_PARTS]
+        ]
+        return f"{{{', '.join(pairs)}{more}}}"
+    parts = [_shapes(one, depth - 1) for one in value[:_MOST_PARTS]]
+    if len(value) > 2 and len(set(parts)) == 1:
+        return f"{len(value)} times {parts[0]}"
+    return (
+        f"({', '.join(parts)}{more})" if isinstance(value, tuple) else f"[{', '.join(parts)}{more}]"
+    )
+
+
+def _plain(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:  # NumPy's
+        return f"{type(value).__name__} {dtype} {tuple(shape)}"
+    return type(value).__name__

@@ -25,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.data.described import shapes
+from eventloop.data.batches import shapes
 from eventloop.rng import KeptGenerators, get_rng_state, is_generator, reseed, set_rng_state
 
 _BITS = 2**64 - 1
