@@ -17,10 +17,9 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
-from eventloop.plugin.adapt import STATE_ALONE, adapted, direct
 from eventloop.plugin.blame import blame, enter, misfit, returned_nothing
+from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
 from eventloop.plugin.order import Implementation, order_of_owners
-from eventloop.plugin.wrappers import Plan, enclose
 
 if TYPE_CHECKING:
     from eventloop.state import State
