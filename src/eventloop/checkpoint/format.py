@@ -25,7 +25,7 @@ from eventloop.checkpoint.manifest import (
     shard_name,
     to_bytes,
 )
-from eventloop.checkpoint.parts import read_left, read_part
+from eventloop.checkpoint.saved_tensors import read_left, read_part
 from eventloop.checkpoint.verifying import (
     batch_of,
     checked_manifest,

@@ -1,7 +1,7 @@
-"""Tensors that stay in their files until they are needed, whole or a box of them.
+"""Parts of a checkpoint, read: whole, or with tensors that stay in their files until they are needed.
 
-Which files hold a box is found by their headers; those that lie nearest to what this rank held when the
-checkpoint was written are looked at first, so that a rank of a thousand opens a few files.
+Which files hold a box of a tensor is found by their headers; those that lie nearest to what this rank
+held when the checkpoint was written are looked at first, so that a rank of a thousand opens a few files.
 """
 
 from __future__ import annotations
@@ -12,17 +12,87 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.tensors import Entry, bytes_of, dtypes, read_header
-from eventloop.checkpoint.verifying import about, check_size, refusing, refusing_file
+from eventloop.checkpoint.verifying import (
+    Slices,
+    about,
+    check_size,
+    opened,
+    put_together,
+    refusing,
+    refusing_file,
+    require_part,
+)
 from eventloop.files.disk import CorruptFileError, OldFile
+from eventloop.training.slices import TensorSlice
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from eventloop.checkpoint.manifest import FileFacts
+    from eventloop.checkpoint.encoding import Nest
+    from eventloop.checkpoint.manifest import FileFacts, Manifest
 
 _CHUNK_BYTES = 16 * 2**20
+
+
+def read_part(folder: Path, part: str, manifest: Manifest) -> Nest:
+    """Reads a part whole, and verifies it.
+
+    Raises:
+        CorruptFileError: it isn't what the manifest says.
+    """
+    files = manifest.parts[part]
+    tensors: dict[str, Tensor] = {}
+    if name := files.get(".safetensors"):
+        with opened(folder, name, manifest) as file:
+            tensors = tensor_file.read(file)
+    if part in manifest.shards:
+        tensors |= _read_slices(folder, part, manifest)
+    return put_together(folder, files, manifest, tensors)
+
+
+def _read_slices(folder: Path, part: str, manifest: Manifest) -> dict[str, Tensor]:
+    """Reads all slices of a part into whole tensors; one slice at a time is in memory beside them."""
+    tensors: dict[str, Tensor] = {}
+    slices = Slices()
+    for name in manifest.shards_of(part):
+        with opened(folder, name, manifest) as file:
+            header = tensor_file.read_header(file, slices=True)
+            slices.add(header)
+            for tensor, entry, held in tensor_file.read_tensors(file, header):
+                if tensor not in tensors:
+                    tensors[tensor] = tensor_file.empty(tensor, entry.whole, entry.dtype)
+                TensorSlice(held, entry.whole, entry.offsets).put_into(tensors[tensor])
+    slices.require_whole()
+    return tensors
+
+
+def read_left(folder: Path, part: str, manifest: Manifest, nearest: float) -> Nest:
+    """Reads what a part has beside its tensors, which stay in their files.
+
+    Args:
+        nearest: as `TensorFiles` takes it.
+
+    Raises:
+        CorruptFileError: it isn't what the manifest says.
+    """
+    files, shards = manifest.parts[part], manifest.shards_of(part)
+    whole = files.get(".safetensors")
+    saved = TensorFiles(folder, whole, shards, manifest.files, nearest).tensors()
+    return put_together(folder, files, manifest, saved)
+
+
+def saved_tensors(folder: Path, part: str, manifest: Manifest) -> dict[str, SavedTensor]:
+    """Verifies a part and returns its tensors by name, which stay in their files.
+
+    Raises:
+        CorruptFileError: it isn't what the manifest says.
+    """
+    require_part(folder, part, manifest)
+    whole, shards = manifest.parts[part].get(".safetensors"), manifest.shards_of(part)
+    return TensorFiles(folder, whole, shards, manifest.files).tensors()
 
 
 class Box(NamedTuple):

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from eventloop.checkpoint.best import Best
 from eventloop.checkpoint.capture import Snapshot, gathered_parts
 from eventloop.checkpoint.format import name_of
-from eventloop.checkpoint.shared_folder import is_shared, require_shared
+from eventloop.checkpoint.shares import is_shared, require_shared
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE

@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks write together: each its share, rank 0 the manifest at last.
+"""A checkpoint that several ranks write together, in a folder that they have in common: each its share.
 
 Rank 0 makes the folder under way and says its name; each rank writes what it holds, syncs it, reads it
 back, and says its digests; then rank 0 writes the manifest. A step that fails on one rank fails on all.
@@ -6,17 +6,28 @@ back, and says its digests; then rank 0 writes the manifest. A step that fails o
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.errors import CheckpointError
+from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
+from eventloop.checkpoint.verifying import name_of
+from eventloop.errors import CheckpointError, EventloopError
+from eventloop.files import disk
+from eventloop.files.run_folder import check_folder
+from eventloop.text import as_set
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Draft
     from eventloop.checkpoint.manifest import FileFacts, Manifest
     from eventloop.distributed.crew import Crew
+    from eventloop.state import State
+
+_PATIENCE_S = 5.0  # some network file systems show a new name seconds later
 
 
 @contextmanager
@@ -59,3 +70,65 @@ def write_share(draft: Draft, folder: Path, crew: Crew) -> None:
             return draft.write_share(folder / name)
 
     crew.run(step)
+
+
+def require_shared(folder: Path, state: State) -> None:
+    """Makes sure that what rank 0 makes in a folder is there for all ranks; collective.
+
+    Raises:
+        CheckpointError: it isn't, or can't be made.
+    """
+    seen = _seen(folder, state)
+    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
+    if blind:
+        raise CheckpointError(
+            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
+            fix=f"give a folder on a file system that all machines share, {as_set(run_dir='FOLDER')}",
+        )
+
+
+def is_shared(folder: Path, state: State) -> bool:
+    """Returns whether what rank 0 makes in a folder is there for all ranks; collective.
+
+    Raises:
+        CheckpointError: nothing can be made there.
+    """
+    return all(is_there for is_there, _ in _seen(folder, state))
+
+
+def _seen(folder: Path, state: State) -> list[tuple[bool, str]]:
+    """Returns whether each rank sees what rank 0 makes in a folder, and the name of its machine."""
+    with new_id() as one:
+        # The name of what is under way: if this process is killed now, the next one removes it.
+        name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
+        if state.rank == 0:
+            problem = _failure(lambda: _make(folder, name))
+        name, problem = state.all_gather((name, problem))[0]
+        if problem is not None:
+            raise CheckpointError(problem, fix=f"give another folder, {as_set(run_dir='FOLDER')}")
+        seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
+        if state.rank == 0:
+            _failure(lambda: disk.remove_empty(folder / name))
+    return seen
+
+
+def _make(folder: Path, name: str) -> None:
+    check_folder(folder)
+    disk.make_folders(folder)
+    disk.make_folder(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    end = time.monotonic() + _PATIENCE_S
+    while not (is_there := os.path.lexists(path)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_there
+
+
+def _failure(step: Callable[[], None]) -> str | None:
+    try:
+        step()
+    except (OSError, EventloopError) as error:
+        return f"the checkpoints' folder can't be used: {error}"
+    return None

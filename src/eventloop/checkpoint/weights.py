@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all
+from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
 from eventloop.checkpoint.storage import FOLDER, checkpoint_at
 from eventloop.checkpoint.tensors import MAX_ITEMS, Draft, read_header
 from eventloop.checkpoint.verifying import (
@@ -98,8 +98,6 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Writes whole tensors from slices, one at a time, and returns their names."""
-    from eventloop.checkpoint.parts import saved_tensors  # torch, which a copy does without
-
     saved = saved_tensors(checkpoint, PART, manifest)
     draft = Draft(saved, path.name, read=SavedTensor.read)
     with disk.NewFile(path) as file:
