@@ -89,13 +89,11 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 def _is_factory(metrics: Callable[..., Any]) -> bool:
     """Returns whether a callable is called without arguments; a metric takes outputs and targets."""
-    return callable(metrics) and not _required(metrics)
-
-
-def _required(function: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    if not callable(metrics):
         return False
+    try:
+        parameters = inspect.signature(metrics).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return True
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(one.kind in kinds and one.default is one.empty for one in parameters)
+    return not any(one.kind in kinds and one.default is one.empty for one in parameters)
