@@ -147,6 +147,7 @@ def test_a_mode_for_eval_data_needs_eval_data(mode, run, tiny):
     assert f"{mode} has no effect: the task has no eval data" in ran.err
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
 def test_compile_is_a_switch_or_a_mapping_of_options(run, tiny):
     """The command says both; the header says what came of it."""
     for value in ('{"backend": "eager"}', "false"):
@@ -155,4 +156,6 @@ def test_compile_is_a_switch_or_a_mapping_of_options(run, tiny):
         assert ("compile: forward and loss in one region, backend=eager" in ran.out) == (
             value != "false"
         )
-    assert "isn't of type bool or dict[str, Any]" in run(*FIT, "--compile", "maybe").err
+    by_layer = run(*FIT, "--compile", '{"layers": true, "backend": "eager"}')
+    assert "compile: 2 layers, each by itself, backend=eager" in by_layer.out
+    assert "isn't of type bool or layers or dict[str, Any]" in run(*FIT, "--compile", "maybe").err

@@ -322,6 +322,84 @@ def test_a_model_that_takes_the_place_for_once_is_not_compiled(trained):
     torch.testing.assert_close(weights(compiled), weights(trained(False, (Wraps,))))
 
 
+class Block(nn.Module):
+    """One of several that are alike, but for a number that its forward may use."""
+
+    def __init__(self, factor=1):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.factor = factor
+
+    def forward(self, hidden):
+        return hidden + self.factor * torch.tanh(self.linear(hidden))
+
+
+class Blocks(nn.Module):
+    """Blocks that follow each other, between two layers that aren't alike."""
+
+    def __init__(self, factors=(1, 1, 1, 1)):
+        super().__init__()
+        self.stem, self.head = nn.Linear(3, 8), nn.Linear(8, 3)
+        self.blocks = nn.Sequential(*(Block(factor) for factor in factors))
+
+    def forward(self, inputs):
+        return self.head(self.blocks(self.stem(inputs)))
+
+
+LAYERS = {**EAGER, "layers": True, "fullgraph": True}
+
+
+asks_for_grad = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler does
+
+
+@asks_for_grad
+@pytest.mark.parametrize("wrappers", [(), (Wraps,)])
+def test_layers_that_are_alike_are_compiled_once(trained, make_task, make_batches, wrappers):
+    """For training and for evaluation, however many there are; a copy of the model computes as well."""
+
+    def task():
+        return make_task(model=Blocks, eval_dataloaders=make_batches())
+
+    eager, compiled = trained(False, wrappers, task()), trained(LAYERS, wrappers, task())
+
+    torch.testing.assert_close(weights(compiled), weights(eager), rtol=0, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert compiled.notes[0].startswith("compile: 4 layers, each by itself, backend=aot_eager")
+    model, inputs = compiled.state.model, torch.ones(2, 3)
+    torch.testing.assert_close(copy.deepcopy(model)(inputs), model(inputs))
+
+
+@asks_for_grad
+def test_layers_that_differ_in_a_number_are_all_compiled(trained, make_task):
+    """Torch gives up after eight of the same code, unless it is told how many there are."""
+    trained(LAYERS, task=make_task(model=lambda: Blocks(range(12))), max_duration="1ep")
+
+    has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+    assert counters["stats"]["unique_graphs"] == (12 if has_limit else 8)
+
+
+@asks_for_grad
+def test_a_model_that_takes_the_place_for_once_leaves_the_layers_compiled(trained, make_task):
+    """The layers are those of the model that is trained."""
+    trained(LAYERS, (Wraps, Lends), make_task(model=Blocks))
+
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own, in torch 2.13
+@pytest.mark.parametrize("compile", ["layers", {"layers": True}])
+def test_a_model_without_layers_is_refused_before_it_is_trained(make_trainer, compile):
+    """The setting would have no effect."""
+    with pytest.raises(SettingError, match=r"compile by layers has no effect[\s\S]*compile=true"):
+        make_trainer(compile=compile)
+
+
+def test_which_layers_there_are_is_not_said_here(make_trainer):
+    """It is found; a name in its place would be taken for yes."""
+    with pytest.raises(SettingError, match="layers is true or false, not 'Block'"):
+        make_trainer(compile={"layers": "Block"})
+
+
 def test_a_plugin_that_owns_forward_leaves_nothing_to_compile(trained):
     """What it does beside computing isn't known; a setting without effect is an error."""
     with pytest.raises(SettingError, match=r"compile has no effect[^$]*owns-forward"):

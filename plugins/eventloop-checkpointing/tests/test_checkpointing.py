@@ -93,10 +93,12 @@ def test_less_is_kept(tmp_path):
 
 
 COMPILED = {"compile": {"backend": "aot_eager"}, "norm": nn.LayerNorm}
+BY_LAYER = {"compile": {"backend": "aot_eager", "layers": True}, "norm": nn.LayerNorm}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.parametrize("given", [{}, COMPILED], ids=["plain", "compile"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
+@pytest.mark.parametrize("given", [{}, COMPILED, BY_LAYER], ids=["plain", "compile", "layers"])
 def test_a_run_that_goes_on_ends_the_same(tmp_path, given):
     """With the layers changed anew; a compiled model is compiled with them."""
     whole = fit(tmp_path / "whole", Checkpointing(), **given)

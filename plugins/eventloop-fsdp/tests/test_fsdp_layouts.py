@@ -163,9 +163,9 @@ def counted(graph, inputs):
     return graph.forward
 
 
-def compiled(folder, options=None, backend=counted, **given):
+def compiled(folder, options=None, backend=counted, layers=False, **given):
     GRAPHS.clear()
-    weights, seen = train(folder, options, compile={"backend": backend}, **given)
+    weights, seen = train(folder, options, compile={"backend": backend, "layers": layers}, **given)
     return weights, seen["notes"], len(GRAPHS)
 
 
@@ -180,18 +180,36 @@ def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
 
     assert_near(actual, expected)
     assert notes[0].startswith("compile: 2 sharded layers, each by itself, backend=")
-    assert min(num, same) > 0
+    assert 2 <= max(num, same) <= 3  # training and evaluation: layers that are alike share them
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("options", [None, {}])
+def test_two_ranks_and_one_compile_the_same_layers(tmp_path, options):
+    """With DDP and FSDP, from the core's setting; and end alike."""
+    expected, notes, num = compiled(tmp_path / "one", layers=True)
+
+    (actual, of_ranks, of_rank), _ = run_ranks(
+        compiled, tmp_path / "ranks", options, layers=True, batch_size=12, timeout_s=240
+    )
+
+    assert_near(actual, expected)
+    assert 2 <= max(num, of_rank) <= 3
+    for one in (notes, of_ranks):
+        assert any(note.startswith("compile: 2 ") and "by itself" in note for note in one)
 
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, in torch 2.13
-@pytest.mark.parametrize("options", [None, {}])
-def test_two_ranks_and_one_end_alike_where_kernels_are_compiled(tmp_path, options):
+@pytest.mark.parametrize(
+    ("options", "layers"), [(None, False), (None, True), ({}, False), ({}, True)]
+)
+def test_two_ranks_and_one_end_alike_where_kernels_are_compiled(tmp_path, options, layers):
     """With DDP and FSDP; kernels of other shapes are fused in other ways, which rounds differently."""
-    expected, _, _ = compiled(tmp_path / "one", backend="inductor")
+    expected, _, _ = compiled(tmp_path / "one", backend="inductor", layers=layers)
 
-    given = {"backend": "inductor", "batch_size": 12, "timeout_s": 500}
+    given = {"backend": "inductor", "layers": layers, "batch_size": 12, "timeout_s": 500}
     (actual, _, _), _ = run_ranks(compiled, tmp_path / "ranks", options, **given)
 
     assert_near(actual, expected, 1e-5)

@@ -54,8 +54,9 @@ class Settings:
             at the same batch on every rank. none: whenever Python wants to.
         deterministic: whether two runs with one seed are the same bit by bit; what stands in the
             way is switched off, and named in the header.
-        compile: whether torch.compile makes one region of forward and loss; a mapping of its
-            options, {"mode": "max-autotune"}, also enables it.
+        compile: whether torch.compile makes one region of forward and loss; layers: whether it
+            compiles each layer that repeats by itself, those that are alike once. A mapping of its
+            options, {"mode": "max-autotune"}, also enables it, with {"layers": true} by layer.
         run_dir: where the run's files go; one that was begun there goes on. A folder, or the URL of
             one, s3://bucket/run, for its checkpoints. Not set: a new folder runs/TASK/TIME-ID.
         resume: what a run in run_dir goes on from. auto: its newest usable checkpoint, if
@@ -97,7 +98,7 @@ class Settings:
     find_unused_parameters: bool = False
     gc_interval: Time | None = Time("100ba")  # noqa: RUF009
     deterministic: bool = False
-    compile: bool | dict[str, Any] = False
+    compile: bool | Literal["layers"] | dict[str, Any] = False
     run_dir: Url | Path | None = None
     resume: Url | str = "auto"
     checkpoint_interval: Time | Literal["auto"] | None = "auto"
@@ -133,7 +134,7 @@ class SettingValues(TypedDict, total=False):
     find_unused_parameters: bool
     gc_interval: str | Time | None
     deterministic: bool
-    compile: bool | dict[str, Any]
+    compile: bool | Literal["layers"] | dict[str, Any]
     run_dir: str | Path | None
     resume: str
     checkpoint_interval: str | Time | None

@@ -18,6 +18,7 @@ from eventloop.run.checks import (
     warn_of_doubts,
 )
 from eventloop.run.run_manifest import parameters_of
+from eventloop.training.compiling import require_layers
 
 if TYPE_CHECKING:
     from eventloop.config.choice import Reason
@@ -50,6 +51,7 @@ def build(
     hooks.init(state)
     check_model(state, core.assembly)
     state.wrapped_model = hooks.wrap_model(state)
+    require_layers(state)
     check_memory(state)
     state.optimizers = hooks.build_optimizers(state)
     check_optimizers(state)

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Factory", "Surgery", "replace_modules", "with_class"]
+from eventloop.training.model_layers import repeated_layers
+
+__all__ = ["Factory", "Surgery", "repeated_layers", "replace_modules", "with_class"]
 
 Factory = Callable[[Any], nn.Module | None]
 Made = TypeVar("Made", bound=nn.Module)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eventloop.errors import SettingError, closest, counted
+from eventloop.text import as_set
+from eventloop.training.model_layers import compile_layers, repeated_layers, sharded_layers
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from eventloop.config.settings import Settings
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.order import Implementation
@@ -33,6 +36,7 @@ _NO_BITS = (
     "a resumed run may differ in its last bits, for kernels depend on the order in which a process "
     "first meets the shapes of its batches"
 )
+_LAYERS = "layers"  # in the mapping of options; not one of torch's
 # In these modes the next run writes into the results of the last one.
 _REUSING_MODES = ("reduce-overhead", "max-autotune")
 
@@ -46,8 +50,9 @@ class Compiled:
     a plugin's isn't compiled: what it does beside computing isn't known.
 
     Where the model is wrapped, in DDP say, the wrapper has to stay outside: the model alone is
-    compiled. Where layers are sharded, each of them is compiled by itself, in place: what gathers
-    it stays outside. Names in its state dict stay in all cases.
+    compiled. Where layers are sharded, or the setting says so, each layer is compiled by itself, in
+    place, and what is around layers isn't: what gathers them stays outside. Names in the state dict
+    stay in all cases.
 
     Args:
         assembly: who owns what.
@@ -57,6 +62,7 @@ class Compiled:
     def __init__(self, assembly: Assembly, state: State) -> None:
         self._state = state
         self._options = compile_options(state.settings)
+        self._by_layer = by_layer(state.settings)
         owners = {action: assembly.asked(action)[-1] for action in _ACTIONS}
         self._own = {name: one for name, one in owners.items() if one.plugin.role != "algorithm"}
         self._is_watched = any(
@@ -94,8 +100,11 @@ class Compiled:
     @property
     def _what(self) -> str:
         options = "".join(f", {name}={value}" for name, value in self._options.items())
-        if num_layers := len(sharded_layers(self._state.wrapped_model)):
-            return f"compile: {counted(num_layers, 'sharded layer')}, each by itself{options}"
+        if num_sharded := len(sharded_layers(self._state.wrapped_model)):
+            return f"compile: {counted(num_sharded, 'sharded layer')}, each by itself{options}"
+        if self._by_layer:
+            num_layers = len(repeated_layers(self._state.model))
+            return f"compile: {counted(num_layers, 'layer')}, each by itself{options}"
         if self._is_wrapped:
             return f"compile: the model inside {type(self._state.wrapped_model).__name__}{options}"
         if self._region is not None:
@@ -116,8 +125,9 @@ class Compiled:
 
     def _forward(self, state: State) -> Any:
         if self._are_layers_compiled is None:
-            self._are_layers_compiled = self._compile_layers(state)
-        if self._are_layers_compiled:
+            # Where another model takes the place for once, they are still to come.
+            self._are_layers_compiled = self._compile_layers(state) or (self._by_layer and None)
+        if self._are_layers_compiled or self._by_layer:
             return self._own["forward"].function(state)
         if self._is_wrapped and state.microbatch is not None:
             if not self._is_compiled_inside:
@@ -162,32 +172,22 @@ class Compiled:
                 self._is_compiled_inside = True  # not where another model takes the place for once
 
     def _compile_layers(self, state: State) -> bool:
-        """Compiles layers that are sharded; returns whether there are any."""
+        """Compiles layers that are sharded, or all; returns whether there are any."""
         # A model that takes the place for once isn't the one that is trained.
-        layers = sharded_layers(state.wrapped_model)
-        for one in layers:
-            # `__call__` keeps calling what is compiled, and hooks of the sharding stay outside.
-            one.compile(**_DEFAULTS | self._options)
+        layers = layers_of(state)
+        compile_layers(layers, self._compile)
         return bool(layers)
 
-    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _compile(self, function: Callable[..., Any], **given: Any) -> Callable[..., Any]:
+        given = _DEFAULTS | given | self._options
         try:
-            compiled: Callable[..., Any] = torch.compile(function, **_DEFAULTS | self._options)
+            compiled: Callable[..., Any] = torch.compile(function, **given)
         except (RuntimeError, ValueError, TypeError) as error:
             raise SettingError(
                 f"compile={self._options}: torch.compile says: {error}",
                 fix="set compile to true, or fix its options",
             ) from error
         return compiled
-
-
-def sharded_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the submodules that FSDP2 shards each by itself; of a model in one part, that."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it nothing is sharded
-    if fsdp is None:
-        return []
-    found = [one for one in model.modules() if isinstance(one, fsdp.FSDPModule)]
-    return [one for one in found if one is not model] or found
 
 
 class _Kept:
@@ -218,13 +218,51 @@ def compiled_of(assembly: Assembly, state: State) -> tuple[Compiled, ...]:
     return () if state.settings.compile is False else (Compiled(assembly, state),)
 
 
+def by_layer(settings: Settings) -> bool:
+    """Returns whether the setting wants each layer compiled by itself.
+
+    Raises:
+        SettingError: it says of layers something else.
+    """
+    if not isinstance(settings.compile, dict):
+        return settings.compile == "layers"
+    wanted = settings.compile.get(_LAYERS, False)
+    if not isinstance(wanted, bool):
+        raise SettingError(
+            f"compile: {_LAYERS} is true or false, not {wanted!r}",
+            fix="compile={'layers': True}; which they are is found, or said to what shards them",
+        )
+    return wanted
+
+
+def layers_of(state: State) -> list[nn.Module]:
+    """Returns the layers to compile, each by itself, of a model that is wrapped; none otherwise."""
+    layers = sharded_layers(state.wrapped_model)
+    return layers or (repeated_layers(state.model) if by_layer(state.settings) else [])
+
+
+def require_layers(state: State) -> None:
+    """Checks that there are layers to compile, where the setting wants each by itself.
+
+    Raises:
+        SettingError: there are none.
+    """
+    if by_layer(state.settings) and not layers_of(state):
+        raise SettingError(
+            "compile by layers has no effect: the model has no layers that repeat in an nn.Sequential, "
+            "ModuleList or ModuleDict",
+            fix=f"compile all of it, {as_set(compile=True)}",
+        )
+
+
 def compile_options(settings: Settings) -> dict[str, Any]:
     """Returns the options of torch.compile that the setting holds.
 
     Raises:
         SettingError: torch.compile can't take an option.
     """
-    given = settings.compile if isinstance(settings.compile, dict) else {}
+    held = settings.compile if isinstance(settings.compile, dict) else {}
+    given = {name: value for name, value in held.items() if name != _LAYERS}
     for name in given:
         if name not in _OPTIONS:
             raise SettingError(
@@ -238,7 +276,7 @@ def compile_options(settings: Settings) -> dict[str, Any]:
             f"compile: torch.compile has no backend {backend!r}{closest(backend, known)}",
             fix=f"one of {', '.join(known)}",
         )
-    return dict(given)
+    return given
 
 
 def _tensors(nest: Any) -> list[tuple[Tensor, int]]:

@@ -10,7 +10,7 @@ arXiv:2304.11277, section 4; `torch.distributed.fsdp.fully_shard` is its success
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -24,9 +24,7 @@ from torch.distributed.fsdp import (
 
 from eventloop import SettingError
 from eventloop.toolbox.messages import closest
-
-# They hold modules that follow each other; a ModuleList has no forward that could gather it.
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+from eventloop.toolbox.surgery import repeated_layers
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
@@ -41,8 +39,7 @@ def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list
         SettingError: no module is of a class, or its parameters belong to other modules, too.
     """
     if class_names is None:
-        repeated = dict.fromkeys(_repeated(model))
-        return [one for one in repeated if _owns_its_parameters(one, model)]
+        return [one for one in repeated_layers(model) if _owns_its_parameters(one, model)]
     modules = [one for one in model.modules() if one is not model]
     found = [one for one in modules if type(one).__name__ in class_names]
     unknown = set(class_names) - {type(one).__name__ for one in found}
@@ -113,19 +110,6 @@ def shard(
         fully_shard(one, reshard_after_forward=reshard_after_forward, **given)
     fully_shard(model, reshard_after_forward=None if reshard_after_forward else False, **given)
     return [one for one in model.modules() if isinstance(one, FSDPModule)]
-
-
-def _repeated(module: nn.Module) -> Iterator[nn.Module]:
-    """Finds the outermost members of containers that have a sibling of their class."""
-    members = list(module.children())
-    classes = Counter(map(type, members))
-    for one in members:
-        is_container = isinstance(one, _CONTAINERS)
-        repeats = isinstance(module, _CONTAINERS) and classes[type(one)] > 1
-        if repeats and not is_container and any(True for _ in one.parameters()):
-            yield one
-        else:
-            yield from _repeated(one)
 
 
 def _owns_its_parameters(part: nn.Module, model: nn.Module) -> bool:
