@@ -4,7 +4,9 @@ Several gloo ranks on this machine train a transformer with AdamW under eventloo
 Peak resident memory is the kernel's, from the beginning of each phase on; bytes are those that checkpoints are
 read and written with. The wait is what the loop spends in `save_checkpoint`; a save goes on in the background.
 
-    python benchmarks/shards.py [--ranks 4] [--blocks 16] [--width 1024] [--json]
+    python benchmarks/shards.py [--ranks 4] [--blocks 16] [--width 1024] [--plain] [--json]
+
+With --plain a loop by hand trains the same model under FSDP2, without eventloop.
 
 With PYTHONPATH it measures another version of eventloop.
 """
@@ -37,14 +39,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--folder", help="of the run; a temporary one by default")
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
-    parser.add_argument("--rank", choices=["fresh", "resumed"], help=argparse.SUPPRESS)
+    parser.add_argument("--meta", action="store_true", help="no rank builds the model whole")
+    parser.add_argument("--plain", action="store_true", help="FSDP2 without eventloop")
+    parser.add_argument("--rank", choices=["fresh", "resumed", "plain"], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
-        print(json.dumps(measured(given)))
+        found = plain(given) if given.rank == "plain" else measured(given)
+        print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as temporary:
         given.folder = given.folder or temporary
-        runs = {kind: launched(given, kind) for kind in ("fresh", "resumed")}
+        kinds = ("plain",) if given.plain else ("fresh", "resumed")
+        runs = {kind: launched(given, kind) for kind in kinds}
     if given.json:
         print(json.dumps(runs, indent=1))
         return
@@ -59,6 +65,7 @@ def launched(given: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     options = ["--blocks", str(given.blocks), "--width", str(given.width), "--folder", given.folder]
+    options += ["--meta"] if given.meta else []
     command = [sys.executable, __file__, "--rank", kind, *options]
     processes = []
     for rank in range(given.ranks):
@@ -79,8 +86,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.utils.data import DataLoader
 
-    from eventloop import Task
-    from eventloop.testing import isolated_trainer
+    from eventloop import Task, Trainer
     from eventloop_fsdp import Fsdp
 
     num_bytes = count_bytes()
@@ -98,10 +104,12 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     )
     peaks.end("base")
     watch = watching(peaks)
-    with isolated_trainer(
-        Path(given.folder),
+    with Trainer(
         task,
-        algorithms=[Fsdp(layers=["Block"]), watch],
+        algorithms=[Fsdp(layers=["Block"], meta=given.meta), watch],
+        run_dir=Path(given.folder, "run"),
+        device="cpu",
+        autoload=False,
         checkpoint_interval=f"{SAVED_AT}ba",
         max_duration=f"{NUM_BATCHES}ba",
     ) as trainer:
@@ -116,6 +124,35 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "steps": watch.steps,
         "params": sum(one.numel() for one in trainer.state.model.parameters()),
     }
+
+
+def plain(given: argparse.Namespace) -> dict[str, Any]:
+    """Trains as one rank with FSDP2 alone, and returns what it took."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.functional import cross_entropy
+
+    peaks = Peaks()
+    dist.init_process_group("gloo")
+    peaks.end("base")
+    model = transformer(given.blocks, given.width)
+    for block in model[1:-1]:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    peaks.end("build")
+    tokens, targets = torch.arange(LENGTH)[None] % VOCABULARY, torch.arange(LENGTH) % 7
+    steps = []
+    for idx in range(NUM_BATCHES):
+        begin = time.perf_counter()
+        cross_entropy(model(tokens).flatten(0, 1), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(time.perf_counter() - begin)
+        peaks.end("train" if idx else "first step")
+    params = sum(one.numel() for one in model.parameters())
+    return {"peaks": peaks.found, "steps": steps, "params": params}
 
 
 def transformer(num_blocks: int, width: int) -> Any:
@@ -220,18 +257,21 @@ def write_table(given: argparse.Namespace, runs: dict[str, list[dict[str, Any]]]
     from rich.console import Console
     from rich.table import Table
 
-    num_params = runs["fresh"][0]["params"]
+    first, *others = runs.values()
+    num_params = first[0]["params"]
     share = 16 * num_params / given.ranks
     table = Table(title=f"{num_params / MEGABYTE:.0f} million parameters, {given.ranks} ranks, MB")
     phases = ("base", "build", "first step", "train", "save", "resume")
     for name in ("rank", *phases, "written", "read", "wait, s", "step, s"):
         table.add_column(name, justify="right")
-    for rank, (fresh, resumed) in enumerate(zip(runs["fresh"], runs["resumed"], strict=True)):
-        peaks = {**fresh["peaks"], "resume": resumed["peaks"]["resume"]}
-        numbers = [peaks[name] for name in phases] + [fresh["written"], resumed["read"]]
-        cells = [f"{one / MEGABYTE:,.0f}" for one in numbers]
-        wait, step = fresh["waits"][1], statistics.median(fresh["steps"])
-        table.add_row(str(rank), *cells, f"{wait:.2f}", f"{step:.2f}")
+    for rank, found in enumerate(first):
+        resumed = others[0][rank] if others else {"peaks": {}}
+        peaks = {**found["peaks"], "resume": resumed["peaks"].get("resume")}
+        numbers = [peaks.get(name) for name in phases]
+        numbers += [found.get("written"), resumed.get("read")]
+        cells = ["" if one is None else f"{one / MEGABYTE:,.0f}" for one in numbers]
+        wait = f"{found['waits'][1]:.2f}" if found.get("waits") else ""
+        table.add_row(str(rank), *cells, wait, f"{statistics.median(found['steps']):.2f}")
     console = Console(width=120)
     console.print(table)
     console.print(

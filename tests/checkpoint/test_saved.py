@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.diff import differences
@@ -65,6 +67,30 @@ def test_the_last_batch_is_saved_once_when_the_fit_is_over(tmp_path, given):
 
     assert [name for name, _ in watches.seen].count("ba00000006") == 1
     assert last_checkpoint(tmp_path).parts["training"]["loop"]["is_finished"] is True
+
+
+def test_what_is_written_is_not_kept_in_memory(tmp_path):
+    """On the host the copy is as large as the run: parameters and states would be held twice."""
+    shape = (11, 3)
+
+    class Counts:
+        name = "counts"
+
+        @hookimpl
+        def fit_end(self, state):
+            gc.collect()
+            tensors = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+            self.num = sum(one.shape == shape for one in tensors)
+
+    counts = Counts()
+    task = tiny_task(
+        model=lambda: nn.Sequential(nn.Linear(3, 11), nn.Linear(11, 3)),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters()),
+    )
+    with isolated_trainer(tmp_path, task, callbacks=[counts], checkpoint_interval="2ba") as trainer:
+        trainer.fit()
+
+    assert counts.num == 3  # a parameter and its two averages
 
 
 def test_before_the_test_sets_the_last_batch_is_saved_too(tmp_path):

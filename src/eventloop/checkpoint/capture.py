@@ -307,9 +307,10 @@ def _value(value: Any) -> Any:
 
 
 class Snapshot:
-    """Copies nests of tensors to the host; the next copy goes into the memory of the one before.
+    """Copies nests of tensors to the host.
 
-    From a GPU the copies are under way when `take` returns: `wait` before they are read.
+    From a GPU the copies are under way when `take` returns: `wait` before they are read. The next copy
+    goes into the pinned memory of the one before.
     """
 
     def __init__(self) -> None:
@@ -349,15 +350,16 @@ class Snapshot:
         return value
 
     def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cuda":
+            # Given back when it is written: a run on the host would hold all of itself twice.
+            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         self._used.add(path)
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            on_gpu = tensor.device.type == "cuda"
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=on_gpu)
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._buffers[path] = buffer
         buffer.copy_(tensor, non_blocking=True)
-        if tensor.device.type == "cuda":
-            if self._copied is None:
-                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record(torch.cuda.current_stream(tensor.device))
+        if self._copied is None:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record(torch.cuda.current_stream(tensor.device))
         return buffer
