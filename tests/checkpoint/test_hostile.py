@@ -19,7 +19,7 @@ from eventloop.files.disk import NewFile
 
 TERABYTE = 2**40
 MAX_S = 2.0
-MAX_BYTES = 200 * 2**20
+MAX_BYTES = 300 * 2**20
 
 # Reads folders one by one with the memory for it limited; prints what came of each.
 READER = f"""
@@ -288,7 +288,7 @@ def test_the_bound_holds(outcomes):
 @pytest.mark.parametrize("function", ["read", "scan"])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_folder_is_refused(kind, function, outcomes):
-    """With a message of ours, in less than 2 s and 200 MB."""
+    """With a message of ours, in less than 2 s and 300 MB."""
     message, seconds = outcomes[f"{kind} {function}"]
 
     assert message.startswith(("the checkpoint '", "refused: "))

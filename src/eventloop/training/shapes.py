@@ -144,7 +144,8 @@ class _Watch(TorchFunctionMode):
             if len(tensors) == 2 and set(origins) == set(_ORIGINS):
                 one, other = tensors
                 _require_aligned(self._what, one, other, result)
-            self._note(frozenset[str]().union(*origins), result)
+            everything: frozenset[str] = frozenset()  # torch 2.10 compiles no `frozenset[str]()`
+            self._note(everything.union(*origins), result)
         return result
 
     def _note(self, origin: frozenset[str], tensor: Any) -> None:
