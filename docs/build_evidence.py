@@ -77,11 +77,11 @@ def sorted_rows(task: Mapping[str, Any]) -> list[Row]:
 
 
 def rows_of(task: Mapping[str, Any]) -> Iterator[Row]:
-    """Compares each row of a task with `none`, or with the one that it names."""
+    """Compares each row of a task with `none`, or with the one that it names; a control isn't one."""
     by_seed = {name: dict(enumerate(row["values"])) for name, row in task["rows"].items()}
     factor = task["factor"]
     for name, row in task["rows"].items():
-        if name == "none":
+        if name == "none" or row.get("is_control"):
             continue
         base = by_seed[row.get("against", "none")]
         values = {seed: factor * value for seed, value in by_seed[name].items()}

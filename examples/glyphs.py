@@ -152,6 +152,11 @@ def make_model(width: int) -> nn.Module:
     )  # fmt: skip
 
 
+def teacher() -> nn.Module:
+    """A network four times as wide, for `--distill.teacher ./examples/glyphs.py:teacher`."""
+    return make_model(width=64)
+
+
 def task(
     lr: float = 0.1,
     final_frac: float = 0.0,
