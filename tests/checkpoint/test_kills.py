@@ -201,7 +201,7 @@ def test_a_first_save_leaves_all_or_nothing(tmp_path):
     assert all(not one.reason for store in moment for one in store.found(digests=True))
 
 
-def remove_first(self, temporary, target, one):
+def remove_first(self, temporary, target):
     shutil.rmtree(target, ignore_errors=True)
     disk.rename(temporary, target)
 

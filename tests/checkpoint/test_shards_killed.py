@@ -1,7 +1,7 @@
 """A rank that is killed at any operation on files while several save together: one checkpoint verifies.
 
 The ranks are forks of this process, which write, rename and prune for real; what trains is in the tests of
-eventloop-fsdp.
+eventloop-fsdp. At a URL each rank writes into a folder of its own, and uploads what it has.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import torch
 
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
+from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
+from eventloop.storage import RemoteFolder
 from eventloop.training.slices import TensorSlice
+from eventloop.urls import Url
 
 CHANGES = ("make_folder", "create", "write", "sync", "sync_folder", "rename", "remove_file", "remove_empty")  # fmt: skip
 KILLED, FAILED = 9, 1
@@ -73,9 +77,49 @@ def parts_of(rank, world_size, batch):
     return nests | {f"rank{rank}": {"a": rank}} | of_all
 
 
-def save(folder, batch, crew):
+class Shelf(RemoteFolder):
+    """A storage in a folder, in which a kill can leave half a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def names(self):
+        return [one.name for one in self.path.iterdir()] if self.path.exists() else []
+
+    def sizes(self, name):
+        folder = self.path / name
+        return {one.name: one.stat().st_size for one in folder.iterdir()} if folder.exists() else {}
+
+    def read(self, name, file, num_bytes):
+        return (self.path / name / file).read_bytes()[:num_bytes]
+
+    def upload(self, name, file, source):
+        disk.make_folders(self.path / name)
+        target = self.path / name / file
+        part = target.with_suffix(".part") if file == FILE else target
+        with disk.NewFile(part) as new:
+            new.write(source.read_bytes())
+        if part != target:
+            disk.rename(part, target)
+
+    def remove(self, name):
+        if (self.path / name / FILE).exists():
+            disk.remove_file(self.path / name / FILE)
+        disk.remove_tree(self.path / name)
+
+
+def store_in(folder, rank, is_remote):
+    """Returns the checkpoints in a folder: of a disk that ranks share, or of a storage."""
+    if not is_remote:
+        return Store(folder)
+    return RemoteCheckpoints(
+        Url("shelf://run/checkpoints"), Shelf(folder), folder.parent / f"{folder.name}-{rank}"
+    )
+
+
+def save(folder, batch, crew, is_remote):
     """Saves as a run does that keeps the newest alone."""
-    store = Store(folder)
+    store = store_in(folder, crew.rank, is_remote)
     path = store.save(batch, parts_of(crew.rank, crew.world_size, batch), {"finite": True}, crew)
     if crew.rank == 0:
         store.prune({batch}, path)
@@ -103,7 +147,7 @@ def die_at(kill_at, whom):
         setattr(disk, name, dying(name, getattr(disk, name)))
 
 
-def together(folder, batch, world_size, dies=None, kill_at=0, whom="one"):
+def together(folder, batch, world_size, is_remote, dies=None, kill_at=0, whom="one"):
     """Saves in forks; gives how each ended."""
     pipes = [Pipe() for _ in range(world_size)]
     pids = []
@@ -115,7 +159,7 @@ def together(folder, batch, world_size, dies=None, kill_at=0, whom="one"):
             try:
                 if rank == dies:
                     die_at(kill_at, whom)
-                save(folder, batch, Forks(rank, pipes))
+                save(folder, batch, Forks(rank, pipes), is_remote)
                 status = 0
             except (EOFError, OSError, CheckpointError):
                 pass  # another one is gone
@@ -132,46 +176,55 @@ def together(folder, batch, world_size, dies=None, kill_at=0, whom="one"):
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def killed_everywhere(tmp_path, world_size, dies, whom):
+def killed_everywhere(tmp_path, world_size, is_remote, dies, whom):
     """Kills a rank at each change of the disk in turn; gives how many there were."""
     begun = tmp_path / "begun"
-    assert together(begun, 1, world_size) == [0] * world_size
+    assert together(begun, 1, world_size, is_remote) == [0] * world_size
     for kill_at in itertools.count():
         folder = tmp_path / str(kill_at)
         shutil.copytree(begun, folder)
-        ended = together(folder, 2, world_size, dies, kill_at, whom)
+        ended = together(folder, 2, world_size, is_remote, dies, kill_at, whom)
         assert 70 not in ended
         if ended[dies] != -KILLED:
             assert ended == [0] * world_size
             return kill_at
 
-        store = Store(folder)
+        store = store_in(folder, "later", is_remote)
         latest, refused = store.latest()
         assert latest is not None, f"{kill_at}: {refused}"
         assert refused == []
         batch = int(latest.name.partition("ba")[2][:8])
-        assert read(latest).parts["training"] == {"batch": batch}
+        copy = store.download(latest) if is_remote else latest
+        assert read(copy).parts["training"] == {"batch": batch}
 
+        half = {one.name for one in folder.iterdir()} - {latest.name}
         store.clear(alone=True)
-        assert together(folder, 2, world_size) == [0] * world_size
-        assert [one.name for one in folder.iterdir()] == ["ba00000002"]
+        assert together(folder, 2, world_size, is_remote) == [0] * world_size
+        (last,) = folder.iterdir()
+        assert last.name.startswith("ba00000002")
+        assert last.name not in half  # a rank that was cut off may go on uploading there
         expected = torch.arange(8.0 * world_size).view(-1, 4) + 2
-        assert list(differences(read(folder / "ba00000002").parts["model"], {"w": expected})) == []
-        shutil.rmtree(folder)
+        assert list(differences(read(last).parts["model"], {"w": expected})) == []
+        shares = [folder.parent / f"{folder.name}-{rank}" for rank in range(world_size)]
+        assert [one for share in shares if is_remote for one in share.iterdir()] == []
+        for one in tmp_path.glob(f"{kill_at}*"):
+            shutil.rmtree(one)
     raise AssertionError
 
 
+@pytest.mark.parametrize("is_remote", [False, True], ids=["on a disk", "at a URL"])
 @pytest.mark.parametrize("dies", [0, 1])
-def test_one_of_two_ranks_is_killed_at_each_operation(tmp_path, dies):
+def test_one_of_two_ranks_is_killed_at_each_operation(tmp_path, dies, is_remote):
     """What the other one does then is part of it: it hears of the end, and clears up."""
-    num_killed = killed_everywhere(tmp_path, 2, dies, "one")
+    num_killed = killed_everywhere(tmp_path, 2, is_remote, dies, "one")
 
     assert num_killed >= (25 if dies == 0 else 8)
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("is_remote", [False, True], ids=["on a disk", "at a URL"])
 @pytest.mark.parametrize("dies", range(4))
 @pytest.mark.parametrize("whom", ["one", "all"])
-def test_each_of_four_ranks_is_killed_at_each_operation(tmp_path, dies, whom):
+def test_each_of_four_ranks_is_killed_at_each_operation(tmp_path, dies, whom, is_remote):
     """Alone, or with all others at that moment, as when a machine goes."""
-    assert killed_everywhere(tmp_path, 4, dies, whom) >= (25 if dies == 0 else 8)
+    assert killed_everywhere(tmp_path, 4, is_remote, dies, whom) >= (25 if dies == 0 else 8)

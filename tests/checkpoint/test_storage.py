@@ -194,7 +194,7 @@ class Shelf(RemoteFolder):
         self.shelf = shelf
 
     def names(self):
-        return sorted(self.shelf, reverse=True)
+        return list(self.shelf)
 
     def sizes(self, name):
         return {file: len(data) for file, data in self.shelf.get(name, {}).items()}
@@ -205,18 +205,17 @@ class Shelf(RemoteFolder):
         except KeyError:
             raise FileNotFoundError(file) from None
 
-    def upload(self, batch, copy, files):
-        name = f"ba{batch:08}"
-        self.shelf[name] = {file: (copy / file).read_bytes() for file in files}
-        return name
+    def upload(self, name, file, source):
+        data = source.read_bytes()
+        self.shelf.setdefault(name, {})[file] = data
 
     def remove(self, name):
         del self.shelf[name]
 
 
-class OldestFirst(Shelf):
+class WholeOnes(Shelf):
     def names(self):
-        return sorted(self.shelf)
+        return [name for name, files in self.shelf.items() if "manifest.json" in files]
 
 
 class OfNothing(Shelf):
@@ -229,19 +228,16 @@ class AllBytes(Shelf):
         return super().read(name, file, 10**9)
 
 
-class PieceByPiece(Shelf):
-    def upload(self, batch, copy, files):
-        name = f"ba{batch:08}"
-        self.shelf[name] = {}
-        for file in files:
-            self.shelf[name][file] = (copy / file).read_bytes()
-        return name
-
-
 class Silent(Shelf):
-    def upload(self, batch, copy, files):
-        there = {file: copy / file for file in files if (copy / file).exists()}
-        return super().upload(batch, copy, there)
+    def upload(self, name, file, source):
+        if source.exists():
+            super().upload(name, file, source)
+
+
+class Early(Shelf):
+    def upload(self, name, file, source):
+        self.shelf.setdefault(name, {})[file] = b""
+        super().upload(name, file, source)
 
 
 class KeepsAll(Shelf):
@@ -275,13 +271,13 @@ def test_a_right_storage_keeps_the_contract(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        (OldestFirst, "newest first"),
+        (WholeOnes, "half uploaded, too"),
         (OfNothing, "must raise FileNotFoundError"),
         (AllBytes, "10 bytes at most"),
-        (PieceByPiece, "half an upload"),
+        (Early, "when it was uploaded"),
         (Silent, "must raise"),
         (KeepsAll, "can be removed"),
-        (Forgetful, "newest first"),
+        (Forgetful, "what is there"),
     ],
 )
 def test_a_wrong_storage_is_told_what_is_wrong(kind, what, tmp_path):

@@ -89,7 +89,7 @@ class Bucket:
         return Objects(Url(url), pause=self.pauses_s.append)
 
     def store(self, copies: Path, url: str = "flaky://run/checkpoints") -> RemoteCheckpoints:
-        return RemoteCheckpoints(Url(url), Folder(Url(url), self.objects(url)), copies)
+        return RemoteCheckpoints(Url(url), Folder(self.objects(url)), copies)
 
 
 def _file_system(bucket: Bucket, *, has_folders: bool) -> type[MemoryFileSystem]:

@@ -9,8 +9,8 @@ import torch
 
 from eventloop import CheckpointError
 from eventloop.checkpoint.format import read, verify
+from eventloop.checkpoint.remote_checkpoints import key_of
 from eventloop.storage import Url
-from eventloop_remote.names import key_of
 
 FOLDER = "/run/checkpoints"
 

@@ -107,13 +107,14 @@ def test_the_newest_is_never_lost(bucket, tmp_path):
     assert (found[0].facts, found[-1].facts) == ({"of": "start"}, {})
 
 
-def remove_first(self, batch, copy, files):
-    for name in self.names():
-        self.remove(name)
-    return upload(self, batch, copy, files)
-
-
 upload = Folder.upload
+
+
+def remove_first(self, name, file, source):
+    for other in self.names():
+        if other != name:
+            self.remove(other)
+    upload(self, name, file, source)
 
 
 def test_a_moment_without_a_checkpoint_would_be_found(bucket, tmp_path, monkeypatch):
@@ -124,10 +125,9 @@ def test_a_moment_without_a_checkpoint_would_be_found(bucket, tmp_path, monkeypa
     assert None in [store.latest()[0] for store in moments(bucket, before, call, tmp_path)]
 
 
-def manifest_first(self, batch, copy, files):
-    for file in ("manifest.json", *files):
-        self._objects.upload(copy / file, f"{copy.name}/{file}")
-    return copy.name
+def manifest_first(self, name, file, source):
+    for one in ("manifest.json", file):
+        upload(self, name, one, source.parent / one)
 
 
 def test_a_manifest_that_comes_too_early_would_be_found(bucket, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from eventloop.errors import CheckpointError
 from eventloop.naming import plain
 from eventloop.training.metrics import metric_name
 from eventloop.training.optimizers import fitting_scheduler
-from eventloop.training.slices import TensorSlice, gathered, holds_slices
+from eventloop.training.slices import TensorSlice, holds_slices
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
@@ -195,19 +195,6 @@ class Capture:
             self.generators.load_state_dict(own["generators"])
         else:
             self.generators.join(parts["rank0"]["generators"])
-
-
-def gathered_parts(parts: Parts, processes: Processes) -> Parts:
-    """Returns the parts of all ranks with whole tensors, on rank 0; {} elsewhere. Collective.
-
-    For ranks that have no folder in common to write their slices to.
-    """
-    sliced = {name: parts[name] for name in _SLICED}
-    everybody = processes.gather(_on_host(parts[f"rank{processes.rank}"]))
-    whole = gathered(sliced, processes.gather, keep=processes.rank == 0)
-    if processes.rank:
-        return {}
-    return parts | whole | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:

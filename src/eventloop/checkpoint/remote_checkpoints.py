@@ -1,13 +1,16 @@
 """The checkpoints of a run at a URL: a storage moves the files, what is promised of them is kept here.
 
-A checkpoint is written to the local disk before it is uploaded, and verified there after it was
-downloaded. One that is saved again goes beside the one before, which is removed only then.
+Each is a folder `ba00001200`. It is written to the local disk before it is uploaded, by several ranks each
+what it holds, the manifest last: without one it doesn't count. After it was downloaded it is verified there.
+One that is saved again goes beside the one before, as `ba00001200.1-ID`, and only then is that removed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from eventloop.distributed.crew import Crew
     from eventloop.urls import Url
 
+_NAME = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
+
 
 class RemoteCheckpoints:
     """The checkpoints under a URL.
@@ -51,11 +56,6 @@ class RemoteCheckpoints:
         # Uploaded or verified by this process: they needn't be downloaded to know that they verify.
         self._whole: set[str] = set()
 
-    @property
-    def local(self) -> Path:
-        """The local folder in which a checkpoint is written before it is uploaded."""
-        return self._copies.folder
-
     def save(
         self,
         batch: int,
@@ -69,29 +69,21 @@ class RemoteCheckpoints:
         equal. What killed saves left behind is removed first.
 
         Args:
-            batch, parts, facts, crew: as `Store.save` takes them. Ranks of a crew have the local
-                folder in common.
+            batch, parts, facts: as `Store.save` takes them.
+            crew: the ranks that write it. Several write and upload what they hold, each from a local
+                folder of its own, which is empty again afterwards; one alone keeps a copy.
 
         Raises:
             CheckpointError: something can't be saved, the disk is full, or the storage fails.
         """
         if crew.rank == 0:
             self.clear()
-        copy = self._copies.save(batch, parts, facts, crew)
-        if crew.rank:
-            return self.folder / copy.name
+        if crew.world_size > 1:
+            with self._copies.shared_out(batch, parts, facts, crew) as share:
+                return self._upload(batch, share, crew)
+        copy = self._copies.save(batch, parts, facts)
         self._copies.keep_only(batch)
-        manifest = read_manifest(copy)
-        before = [name for name in self._remote.names() if batch_in(name) == batch]
-        if before and before[0] in self._whole and self._is_equal(before[0], manifest):
-            return self.folder / before[0]
-        saved = self._remote.upload(batch, copy, _files_of(copy, manifest))
-        self._whole.add(saved)
-        for name in before:
-            if name != saved:
-                with suppress(CheckpointError):  # it is saved; the rest is left to `clear`
-                    self._remove(name)
-        return self.folder / saved
+        return self._upload(batch, copy, crew)
 
     def found(self, *, digests: bool = False) -> list[Found[Url]]:
         """Returns what looks like a checkpoint, the newest first.
@@ -100,7 +92,7 @@ class RemoteCheckpoints:
             digests: whether each is downloaded and verified, unless this process has done so or has
                 uploaded it; otherwise the manifests are read, and sizes are compared.
         """
-        return [self._look_at(name, digests=digests) for name in self._remote.names()]
+        return [self._look_at(name, digests=digests) for name in self._names()]
 
     def latest(
         self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
@@ -115,7 +107,7 @@ class RemoteCheckpoints:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
         """
         refused: list[tuple[Url, str]] = []
-        for name in self._remote.names():
+        for name in self._names():
             try:
                 why = (damage or {}).get(self.folder / name) or why_passed_over(
                     checked_manifest(self._copied(name)).known
@@ -156,7 +148,7 @@ class RemoteCheckpoints:
         Raises:
             CheckpointError: one can't be removed.
         """
-        names = self._remote.names()
+        names = self._names()
         kept = [name for name in names if batch_in(name) in keep]
         others = [name for name in names if name not in kept]
         removed = surplus(
@@ -172,11 +164,89 @@ class RemoteCheckpoints:
         What can't be removed stays: it takes space, and does no harm.
         """
         with suppress(CheckpointError):
-            self._remote.clear()
-            for _, several in itertools.groupby(self._remote.names(), batch_in):
+            whole = []
+            for name in self._listed():
+                if self._counts(name):
+                    whole.append(name)
+                else:
+                    self._remove(name)
+            for _, several in itertools.groupby(whole, batch_in):
                 self._settle(list(several))
 
     # How
+
+    def _names(self) -> list[str]:
+        """Returns the names of all checkpoints that have a manifest, the newest first."""
+        return [name for name in self._listed() if self._counts(name)]
+
+    def _listed(self) -> list[str]:
+        """Returns all that has the name of a checkpoint, the newest first."""
+        named = [(key, one) for one in self._remote.names() if (key := key_of(one)) is not None]
+        return [name for _, name in sorted(named, reverse=True)]
+
+    def _counts(self, name: str) -> bool:
+        # Where a write can be seen under way, a file is empty first.
+        return name in self._whole or bool(self._remote.sizes(name).get(FILE))
+
+    def _upload(self, batch: int, folder: Path, crew: Crew) -> Url:
+        """Uploads what the folder of each rank has, then the manifest in that of rank 0."""
+        there: list[str] = []
+
+        def choose() -> tuple[str, bool]:
+            if crew.rank:
+                return "", False
+            there.extend(name for name in self._names() if batch_in(name) == batch)
+            return self._name_for(batch, folder, there, crew)
+
+        name, is_new = crew.first(next(iter(crew.run(choose)), ("", False)))
+        if not is_new:
+            return self.folder / name
+        try:
+            crew.run(lambda: self._upload_files(name, folder))
+            if crew.rank == 0:
+                self._require_sizes(name, read_manifest(folder))
+                self._remote.upload(name, FILE, folder / FILE)
+        except BaseException:
+            if crew.rank == 0:
+                with suppress(CheckpointError):  # the first failure is the one to report
+                    self._remove(name)
+            raise
+        if crew.rank == 0:
+            self._whole.add(name)
+            for older in there:
+                with suppress(CheckpointError):  # it is saved; the rest is left to `clear`
+                    self._remove(older)
+        return self.folder / name
+
+    def _name_for(
+        self, batch: int, folder: Path, there: Sequence[str], crew: Crew
+    ) -> tuple[str, bool]:
+        """Returns the name that a checkpoint gets, and whether it has to be uploaded.
+
+        Args:
+            there: the names of those of its batch, the newest first.
+        """
+        if there and there[0] in self._whole and self._is_equal(there[0], read_manifest(folder)):
+            return there[0], False
+        if not there and crew.world_size == 1:
+            return name_of(batch), True
+        # No rank that was cut off may still write to this name.
+        number = (key_of(there[0]) or (0, 0))[1] if there else 0
+        return f"{name_of(batch)}.{number + 1}-{secrets.token_hex(4)}", True
+
+    def _upload_files(self, name: str, folder: Path) -> None:
+        for file in sorted(one.name for one in folder.iterdir()):
+            if file != FILE:
+                self._remote.upload(name, file, folder / file)
+
+    def _require_sizes(self, name: str, manifest: Manifest) -> None:
+        try:
+            _compare(self._remote.sizes(name), manifest)
+        except CorruptFileError as damage:
+            raise CheckpointError(
+                f"{self.folder / name} isn't what was uploaded: {damage}",
+                fix="look whether another process writes there",
+            ) from damage
 
     def _look_at(self, name: str, *, digests: bool) -> Found[Url]:
         url = self.folder / name
@@ -235,10 +305,7 @@ class RemoteCheckpoints:
             raise CorruptFileError(f"{FILE}: it isn't there any more") from None
         except CorruptFileError as damage:
             raise damage.of(FILE) from damage
-        for file, wanted in manifest.files.items():
-            if sizes.get(file) != wanted.num_bytes:
-                there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
-                raise CorruptFileError(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
+        _compare(sizes, manifest)
         return manifest, data
 
     def _copied(self, name: str) -> Path:
@@ -291,11 +358,22 @@ class RemoteCheckpoints:
             ) from error
 
 
-def _files_of(copy: Path, manifest: Manifest) -> dict[str, int]:
-    sizes = {name: one.num_bytes for name, one in manifest.files.items()}
-    return sizes | {FILE: disk.num_bytes_of(copy / FILE)}
+def _compare(sizes: Mapping[str, int | None], manifest: Manifest) -> None:
+    """Raises CorruptFileError unless each file is there in its size."""
+    for file, wanted in manifest.files.items():
+        if sizes.get(file) != wanted.num_bytes:
+            there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
+            raise CorruptFileError(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
+
+
+def key_of(name: str) -> tuple[int, int] | None:
+    """Returns the batches in a name, and how many checkpoints it has replaced; None for another name."""
+    found = _NAME.fullmatch(name)
+    batch = batch_of(found["of"]) if found else None
+    return None if found is None or batch is None else (batch, int(found["number"] or 0))
 
 
 def batch_in(name: str) -> int | None:
     """Returns the batches in the name of a checkpoint in a storage; None for another name."""
-    return batch_of(name.partition(".")[0])
+    key = key_of(name)
+    return None if key is None else key[0]

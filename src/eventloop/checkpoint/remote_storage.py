@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -37,16 +37,16 @@ class RemoteFolder(ABC):
 
     That checkpoints verify, which is the latest, and which are removed isn't its concern: eventloop
     compares sizes and digests of whatever comes back. Each checkpoint has a name: that of its local
-    folder, `ba00001200`, which a dot and a suffix may follow. One process at a time writes, as far
-    as `RemoteStorage.lock` can see to that.
+    folder, `ba00001200`, which a dot and a suffix may follow. One run at a time writes, as far
+    as `RemoteStorage.lock` can see to that; its ranks upload different files of a checkpoint.
 
     What fails raises a `CheckpointError`, unless it is a missing file: a storage that doesn't answer
     must not be mistaken for an empty one. Methods are called one at a time, from several threads.
     """
 
     @abstractmethod
-    def names(self) -> Sequence[str]:
-        """Returns the names of all checkpoints that have a manifest, the newest first."""
+    def names(self) -> Iterable[str]:
+        """Returns the names of all checkpoints of which there is a file; others may be among them."""
 
     @abstractmethod
     def sizes(self, name: str) -> Mapping[str, int | None]:
@@ -64,21 +64,19 @@ class RemoteFolder(ABC):
         """
 
     @abstractmethod
-    def upload(self, batch: int, copy: Path, files: Mapping[str, int]) -> str:
-        """Uploads a checkpoint and returns the name that it has then.
+    def upload(self, name: str, file: str, source: Path) -> None:
+        """Uploads a file of a checkpoint; a file of this name is replaced.
 
-        It is one of `names` when it is whole, and not before. Until then an older one of the same
-        batch stays usable; then it may be replaced, and is removed by the caller otherwise.
+        When this returns, it is there for other machines. The manifest, `MANIFEST`, comes last, and
+        is there as a whole or not at all, whatever moment this is killed at.
 
         Args:
-            batch: how many batches the run has had.
-            copy: the local folder that is uploaded.
-            files: the files in it with their sizes in bytes; the last is the manifest.
+            source: the local file.
         """
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Removes a checkpoint, its manifest first: half of one must not be one of `names`."""
+        """Removes a checkpoint, its manifest first: without one it doesn't count."""
 
     def download(self, name: str, file: str, target: Path, num_bytes: int) -> None:
         """Copies a file of a checkpoint to a new local file, which would outlive a power failure.
@@ -92,9 +90,6 @@ class RemoteFolder(ABC):
         """
         with NewFile(target) as new:
             new.write(self.read(name, file, num_bytes))
-
-    def clear(self) -> None:  # noqa: B027  many have nothing to clear
-        """Removes what killed uploads and removals left behind and isn't one of `names`."""
 
 
 @runtime_checkable

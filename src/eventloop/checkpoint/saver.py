@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.capture import Snapshot, gathered_parts
+from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.format import name_of
-from eventloop.checkpoint.shares import is_shared, require_shared
+from eventloop.checkpoint.shares import require_shared
 from eventloop.checkpoint.writer import Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
@@ -73,7 +73,6 @@ class Saver:
 
     __slots__ = (
         "_best",
-        "_gathers",
         "_hooks",
         "_interval",
         "_kept_best",
@@ -100,8 +99,6 @@ class Saver:
         self._written: Written | None = None  # and no plugin told yet
         self._best: Best | None = None
         self._kept_best: dict[str, Any] = {}
-        # Slices go to a URL from one folder on the disk, unless the ranks have none in common.
-        self._gathers = isinstance(storage.store.folder, Url)
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -129,12 +126,11 @@ class Saver:
         (problem, *_) = state.all_gather(problem)
         if problem is not None:
             raise problem
-        saves = self._interval is not None and state.world_size > 1
-        if saves and holds_slices(self._hooks.capture_model(state)):
-            if isinstance(self._store.folder, Url):
-                self._gathers = not is_shared(self._store.local, state)
-            else:
-                require_shared(self._store.local, state)
+        folder, saves = self._store.folder, self._interval is not None and state.world_size > 1
+        if not saves or isinstance(folder, Url):  # to a URL each rank uploads what it has
+            return
+        if holds_slices(self._hooks.capture_model(state)):
+            require_shared(folder, state)
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
@@ -165,9 +161,7 @@ class Saver:
     def save_checkpoint(self, state: State) -> Place:
         self._settle(state)
         (parts, facts), batch = state.capture(), state.clock.batch
-        if self._gathers and holds_slices(parts["model"]):
-            parts = gathered_parts(parts, self._processes)
-        crew = self._processes.crew() if holds_slices(parts.get("model", {})) else ALONE
+        crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
         if state.rank == 0 or crew.world_size > 1:
             taken, names = self._snapshot.take(parts), trained_names(state.model)
             kept = self._retention(state, batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +53,13 @@ def write_first(draft: Draft, folder: Path, crew: Crew, tell: Callable[[str], No
     if crew.world_size == 1:
         return draft.write(folder, [])
     tell(folder.name)
-    files = crew.run(lambda: draft.write_share(folder))
-    return draft.write_manifest(
-        folder, {name: one for share in files for name, one in share.items()}, []
-    )
+    files = all_of(crew.run(lambda: draft.write_share(folder)))
+    return draft.write_manifest(folder, files, [])
+
+
+def all_of(shares: Iterable[Mapping[str, FileFacts]]) -> dict[str, FileFacts]:
+    """Returns the files of all ranks."""
+    return {name: one for share in shares for name, one in share.items()}
 
 
 def write_share(draft: Draft, folder: Path, crew: Crew) -> None:
@@ -78,27 +81,6 @@ def require_shared(folder: Path, state: State) -> None:
     Raises:
         CheckpointError: it isn't, or can't be made.
     """
-    seen = _seen(folder, state)
-    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
-    if blind:
-        raise CheckpointError(
-            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
-            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
-            fix=f"give a folder on a file system that all machines share, {as_set(run_dir='FOLDER')}",
-        )
-
-
-def is_shared(folder: Path, state: State) -> bool:
-    """Returns whether what rank 0 makes in a folder is there for all ranks; collective.
-
-    Raises:
-        CheckpointError: nothing can be made there.
-    """
-    return all(is_there for is_there, _ in _seen(folder, state))
-
-
-def _seen(folder: Path, state: State) -> list[tuple[bool, str]]:
-    """Returns whether each rank sees what rank 0 makes in a folder, and the name of its machine."""
     with new_id() as one:
         # The name of what is under way: if this process is killed now, the next one removes it.
         name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
@@ -110,7 +92,14 @@ def _seen(folder: Path, state: State) -> list[tuple[bool, str]]:
         seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
         if state.rank == 0:
             _failure(lambda: disk.remove_empty(folder / name))
-    return seen
+    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
+    if blind:
+        raise CheckpointError(
+            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
+            fix="give a folder on a file system that all machines share, or the URL of a storage, "
+            f"{as_set(run_dir='FOLDER')}",
+        )
 
 
 def _make(folder: Path, name: str) -> None:

@@ -36,10 +36,6 @@ class Checkpoints(Protocol):
     def folder(self) -> Place:
         """Where they are."""
 
-    @property
-    def local(self) -> Path:
-        """The local folder in which they are written."""
-
     def save(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ...
     ) -> Place:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,7 +25,7 @@ from eventloop.checkpoint.leftovers import (
 )
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.retention import newest_after, surplus
-from eventloop.checkpoint.shares import telling, write_first, write_share
+from eventloop.checkpoint.shares import all_of, telling, write_first, write_share
 from eventloop.checkpoint.verifying import (
     batch_of,
     examine,
@@ -42,7 +42,7 @@ from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
-    from eventloop.checkpoint.manifest import Manifest
+    from eventloop.checkpoint.manifest import FileFacts, Manifest
     from eventloop.distributed.crew import Crew
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
@@ -82,11 +82,6 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-
-    @property
-    def local(self) -> Path:
-        """The local folder that is written to."""
-        return self.folder
 
     def save(
         self,
@@ -133,19 +128,48 @@ class Store:
         Args:
             write: writes it into an empty folder and gives its manifest.
         """
-        check_folder(self.folder)
         target = self.folder / name_of(batch)
-        with new_id() as one:
-            disk.make_folders(self.folder)
-            temporary = self.folder / f"{UNDER_WAY}{target.name}-{one}"
-            with _removed_on_failure(temporary):
-                disk.make_folder(temporary)
-                manifest = write(temporary)
-                if holds(target, manifest):
-                    disk.remove_tree(temporary)
-                    return target
-                self._put_in_place(temporary, target, one)
+        with self._under_way(target.name) as folder:
+            manifest = write(folder)
+            if not holds(target, manifest):
+                self._put_in_place(folder, target)
         return target
+
+    @contextmanager
+    def shared_out(
+        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
+    ) -> Iterator[Path]:
+        """Writes what each rank of a crew holds into a folder of its own, which no other rank need see.
+
+        Yields:
+            This rank's folder, which is removed afterwards; that of rank 0 has the manifest of all.
+
+        Raises:
+            CheckpointError: as `save`.
+        """
+        from eventloop.checkpoint.format import Draft
+
+        mine: list[tuple[Draft, Path]] = []
+        with ExitStack() as folders:
+
+            def write() -> dict[str, FileFacts]:
+                draft = Draft(parts, facts, batch, crew.rank, crew.world_size)
+                self.clear()
+                folder = folders.enter_context(self._under_way(name_of(batch)))
+                mine.append((draft, folder))
+                with draft.failing(folder):
+                    return draft.write_share(folder)
+
+            files = all_of(crew.run(write))
+            ((draft, folder),) = mine
+
+            def write_manifest() -> None:
+                if crew.rank == 0:
+                    with draft.failing(folder):
+                        draft.write_manifest(folder, files, [])
+
+            crew.run(write_manifest)
+            yield folder
 
     def found(self, *, digests: bool = False) -> list[Found[Path]]:
         """Returns what looks like a checkpoint, the newest first; the files may change meanwhile.
@@ -240,9 +264,23 @@ class Store:
 
     # How
 
-    def _put_in_place(self, temporary: Path, target: Path, one: str) -> None:
+    @contextmanager
+    def _under_way(self, name: str) -> Iterator[Path]:
+        """Yields an empty folder that doesn't count; if it wasn't renamed, it is removed afterwards."""
+        check_folder(self.folder)
+        with new_id() as one:
+            disk.make_folders(self.folder)
+            folder = self.folder / f"{UNDER_WAY}{name}-{one}"
+            try:
+                disk.make_folder(folder)
+                yield folder
+            finally:
+                with suppress(OSError):  # a failure before is the one to tell of
+                    disk.remove_tree(folder)
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
         """Renames a whole checkpoint into place; at any moment it or the one before is there."""
-        replaced = self.folder / f"{REPLACED}{target.name}-{one}"
+        replaced = self.folder / temporary.name.replace(UNDER_WAY, REPLACED, 1)
         if is_there := os.path.lexists(target):
             disk.rename(target, replaced)
         try:
@@ -319,16 +357,6 @@ def look_at(path: Path, *, digests: bool, shards: bool = True) -> Found[Path]:
     except CorruptFileError as damage:
         return Found(path, batch, {}, 0, str(damage))
     return Found(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
-
-
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # the first failure is the one to tell of
-            disk.remove_tree(folder)
-        raise
 
 
 def holds(folder: Path, manifest: Manifest) -> bool:

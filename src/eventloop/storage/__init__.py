@@ -11,7 +11,6 @@ from eventloop.checkpoint.leftovers import is_alive, this_place
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.remote_storage import RemoteFolder, RemoteStorage
 from eventloop.checkpoint.run_lock import Lock
-from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import UsageError
 from eventloop.files.disk import NewFile
 from eventloop.urls import Url
@@ -24,8 +23,6 @@ __all__ = [
     "RemoteStorage",
     "Url",
     "UsageError",
-    "batch_of",
     "is_alive",
-    "name_of",
     "this_place",
 ]

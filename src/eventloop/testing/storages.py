@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from eventloop.checkpoint.manifest import FILE, read_manifest
-from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
+from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
 from eventloop.checkpoint.run_lock import RunLock
-from eventloop.checkpoint.verifying import batch_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def check_storage(storage: RemoteStorage, url: str, folder: Path) -> None:
         one.save(batch, _PARTS, {"batch": batch})
     _check_files(storage.folder(at), folder / "one" / "ba00000002")
     _require(other.latest() == (one.folder / other.found()[0].path.name, []), "it verifies again")
-    _check_failed_upload(storage.folder(at), folder / "one" / "ba00000002")
+    _check_half_upload(storage.folder(at), folder / "one" / "ba00000002")
     one.save(2, _OTHER, {"batch": "other"})
     _require(_facts(other) == [{"batch": "other"}, {"batch": 1}], "a checkpoint can be replaced")
     one.prune([2])
@@ -50,7 +49,6 @@ def check_storage(storage: RemoteStorage, url: str, folder: Path) -> None:
 
 
 def _check_empty(remote: RemoteFolder) -> None:
-    remote.clear()
     _require(list(remote.names()) == [], "`names` is empty where nothing is")
     _require(dict(remote.sizes("ba00000001")) == {}, "`sizes` is empty where nothing is")
     try:
@@ -61,29 +59,28 @@ def _check_empty(remote: RemoteFolder) -> None:
 
 
 def _check_files(remote: RemoteFolder, copy: Path) -> None:
-    names = remote.names()
-    batches = [batch_of(name.partition(".")[0]) for name in names]
-    _require(batches == [2, 1], f"`names` has the newest first, not {list(names)}")
+    names = sorted(remote.names())
+    _require([batch_in(one) for one in names] == [1, 2], f"`names` has what is there, not {names}")
     contents = {one.name: one.read_bytes() for one in copy.iterdir()}
     sizes = {file: len(data) for file, data in contents.items()}
-    _require(dict(remote.sizes(names[0])) == sizes, "`sizes` are those of the files")
+    _require(dict(remote.sizes(names[1])) == sizes, "`sizes` are those of the files")
     for file, data in contents.items():
         for num_bytes in (10, len(data), len(data) + 10):
-            there = remote.read(names[0], file, num_bytes)
+            there = remote.read(names[1], file, num_bytes)
             _require(there == data[:num_bytes], f"`read` returns {num_bytes} bytes at most")
 
 
-def _check_failed_upload(remote: RemoteFolder, copy: Path) -> None:
-    """Fails an upload at its last but one file, and checks that half a checkpoint doesn't count."""
-    manifest = read_manifest(copy)
-    files = {name: one.num_bytes for name, one in manifest.files.items()}
-    missing = {"nosuch.json": 1, FILE: (copy / FILE).stat().st_size}
-    before = list(remote.names())
+def _check_half_upload(remote: RemoteFolder, copy: Path) -> None:
+    """Uploads one file of two, as a process does that is killed, and removes it."""
+    name, file = "ba00000009.1-00000000", "model.safetensors"
+    remote.upload(name, file, copy / file)
+    _require(name in remote.names(), "`names` has what is half uploaded, too")
     try:
-        remote.upload(9, copy, files | missing)
+        remote.upload(name, FILE, copy / "nosuch.json")
     except Exception:  # noqa: BLE001  whichever it is; that it isn't silent is enough
-        remote.clear()
-        _require(list(remote.names()) == before, "half an upload is none of `names`")
+        _require(list(remote.sizes(name)) == [file], "a file is there when it was uploaded")
+        remote.remove(name)
+        _require(name not in remote.names(), "what is half uploaded can be removed")
         return
     raise AssertionError("`upload` of a file that isn't there must raise")
 

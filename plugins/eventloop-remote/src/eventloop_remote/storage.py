@@ -14,7 +14,7 @@ def folder(url: Url) -> Folder:
     Raises:
         UsageError: a package is missing that knows such URLs.
     """
-    return Folder(url, Objects(url))
+    return Folder(Objects(url))
 
 
 def lock(run: Url, local: Lock) -> Lease:
