@@ -104,9 +104,10 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     )
     peaks.end("base")
     watch = watching(peaks)
+    sharding = [Fsdp(layers=["Block"], meta=given.meta)] if os.environ["WORLD_SIZE"] != "1" else []
     with Trainer(
         task,
-        algorithms=[Fsdp(layers=["Block"], meta=given.meta), watch],
+        algorithms=[*sharding, watch],
         run_dir=Path(given.folder, "run"),
         device="cpu",
         autoload=False,

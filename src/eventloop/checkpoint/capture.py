@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
-from eventloop.checkpoint.unread import unread
+from eventloop.checkpoint.unread import read_states, unread
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
 from eventloop.training.metrics import metric_name
@@ -141,7 +141,7 @@ class Capture:
         state, hooks, training = self._state, self._hooks, parts["training"]
         try:
             self.restore_model(parts["model"], strict=True)
-            hooks.restore_optimizers(state, self._as_owned(parts["optimizers"]))
+            hooks.restore_optimizers(state, self._optimizer_states(parts["optimizers"]))
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
@@ -163,14 +163,20 @@ class Capture:
         The core's loads one tensor after the other, and reads it then.
         """
         if not self._is_sharded and self._state.owner("restore_model") == "core":
-            taken = unread(weights)
-        else:
-            taken = self._as_owned(weights)
-        self._hooks.restore_model(self._state, taken, strict)
+            weights = unread(weights)
+        elif not self._is_sharded:
+            weights = read_all(weights)
+        self._hooks.restore_model(self._state, weights, strict)
 
-    def _as_owned(self, saved: Any) -> Any:
-        """Returns a nest as its owner takes it: whole tensors, unless its model is in slices."""
-        return saved if self._is_sharded else read_all(saved)
+    def _optimizer_states(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the states of optimizers as their owner takes them; on the host is one tensor at a time."""
+        if self._is_sharded:
+            return saved
+        optimizers = self._state.optimizers
+        return {
+            name: read_states(one, optimizers[name]) if name in optimizers else read_all(one)
+            for name, one in saved.items()
+        }
 
     @property
     def _is_sharded(self) -> bool:

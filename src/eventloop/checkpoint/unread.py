@@ -1,4 +1,4 @@
-"""Saved tensors as torch takes them: `load_state_dict` reads each when its turn comes."""
+"""Saved tensors as torch takes them, each read when its turn comes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
 from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
@@ -57,3 +58,26 @@ def unread(weights: Mapping[str, Any]) -> dict[str, Any]:
         name: UnreadTensor(one) if isinstance(one, SavedTensor) else read_all(one)
         for name, one in weights.items()
     }
+
+
+def read_states(saved: Mapping[str, Any], optimizer: Optimizer) -> Any:
+    """Reads the state dict of an optimizer: what has the shape of its parameter, to where that is."""
+    order = [param for group in optimizer.param_groups for param in group["params"]]
+    states = saved.get("state")
+    if not isinstance(states, Mapping):
+        return read_all(saved)
+    beside = read_all({key: one for key, one in saved.items() if key != "state"})
+    read = {
+        idx: _read_like(one, order[idx] if isinstance(idx, int) and 0 <= idx < len(order) else None)
+        for idx, one in states.items()
+    }
+    return beside | {"state": read}
+
+
+def _read_like(saved: Any, param: Tensor | None) -> Any:
+    if isinstance(saved, Mapping):
+        return {key: _read_like(one, param) for key, one in saved.items()}
+    value = read_all(saved)
+    if param is None or not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return value.to(param.device) if value.shape == param.shape else value

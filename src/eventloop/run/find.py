@@ -78,21 +78,19 @@ def _agreed(
 def _damage_in_shards(path: Path, processes: Processes) -> str:
     """Returns what is wrong with a file of slices, of which each rank reads its share, or ""."""
     if processes.world_size == 1:
-        return ""  # it reads all of them anyway
+        return ""  # it has looked at all of them
     mine = damage_in_shards(path, processes.rank, processes.world_size)
     return next((one for one in processes.all_gather(mine) if one), "")
 
 
 def _read(path: Path, processes: Processes) -> Checkpoint:
-    """Reads a checkpoint; with several ranks, what this one needs, and no tensors of the model yet."""
-    rank, world_size = processes.rank, processes.world_size
-    if world_size == 1:
-        return read(path)
+    """Reads what this rank needs of a checkpoint, and no tensors of the model and its optimizers yet."""
+    rank = processes.rank
     names = read(path, only=()).names
     of_others = {name for name in names if name.startswith("rank")} - {"rank0", f"rank{rank}"}
     wanted = [name for name in names if name not in of_others]
     left = [name for name in ("model", "optimizers") if name in names]
-    return read(path, wanted, leaving=left, nearest=(rank + 0.5) / world_size)
+    return read(path, wanted, leaving=left, nearest=(rank + 0.5) / processes.world_size)
 
 
 def _chosen(
@@ -124,9 +122,9 @@ def _chosen(
                 fix=f"leave {as_set(resume=str(wanted))} out: the run goes on from {place.name}",
             )
     chosen = _named(named, place)
-    if not shards and isinstance(chosen, Path) and chosen != place:
-        with refusing(chosen):  # `latest` hasn't looked at it, and ranks read parts of its files
-            examine(chosen, shards=False)
+    if isinstance(chosen, Path) and chosen != place:
+        with refusing(chosen):  # `latest` hasn't looked at it, and tensors stay in its files
+            examine(chosen, shards=shards)
     return chosen, refused
 
 
