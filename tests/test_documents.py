@@ -245,6 +245,10 @@ QUICK = ("GradientNoise", "WeightPenalty", "Seen")
 TESTED_ELSEWHERE = {
     "Adversarial": "test_examples.py, on two ranks",
     "Warmed": "its page trains with it",
+    "Imitates": "its page trains with it",
+    "Pieces": "its page trains with it",
+    "L1": "test_docs.py: it extends another plugin",
+    "NoWeight": "test_docs.py: it extends another plugin",
     "Swap": "test_docs.py: it requires another plugin",
     "SavesElsewhere": "test_docs.py: its checkpoints aren't found by themselves",
     "OnlyImages": "test_docs.py: it refuses other tasks",

@@ -235,7 +235,14 @@ def task(loader: str) -> Task:
 
 # Refused when the trainer is built: swa goes over the data once more, for batch norms.
 REFUSED = {
-    (loader, "swa") for loader in ("stateful", "iterable", "iterable, workers", "plain iterable")
+    (loader, "swa")
+    for loader in (
+        "stateful",
+        "iterable",
+        "iterable, workers",
+        "plain iterable",
+        "a stranger's wrapper",
+    )
 }
 
 

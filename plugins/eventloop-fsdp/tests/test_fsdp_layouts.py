@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import setuptools  # noqa: F401  after distutils, which inductor imports, it can't be imported any more
 import torch
 from safetensors.torch import load_file
 from torch import nn
