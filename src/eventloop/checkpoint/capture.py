@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 Parts = dict[str, Any]
-_SLICED = ("model", "optimizers")  # what a rank may hold slices of
+_SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
 _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 
 
@@ -330,8 +330,11 @@ class Snapshot:
         if isinstance(value, Tensor):
             return self._copy_tensor(path, value.detach())
         if isinstance(value, TensorSlice):
-            copied = self._copy_tensor(path, value.tensor.detach())
-            return TensorSlice(copied, value.shape, value.offsets)
+            held = value.tensor.detach()
+            if value.is_copy:
+                held = held.new_empty((0,) * held.ndim)
+            offsets = (0,) * held.ndim if value.is_copy else value.offsets
+            return TensorSlice(self._copy_tensor(path, held), value.shape, offsets)
         if isinstance(value, Mapping):
             copies: dict[Any, Any] = {}
             for key, one in value.items():

@@ -131,10 +131,14 @@ class SavedTensor:
         shape: of the whole.
         dtype: of its entries.
         ndim, nbytes: of the whole.
+        is_in_slices: whether ranks have saved a slice each.
     """
 
-    def __init__(self, name: str, entry: Entry, files: TensorFiles) -> None:
+    def __init__(
+        self, name: str, entry: Entry, files: TensorFiles, *, is_in_slices: bool = False
+    ) -> None:
         self.name = name
+        self.is_in_slices = is_in_slices
         self.shape = entry.whole
         self.dtype: torch.dtype = dtypes()[entry.dtype]
         self.ndim = len(entry.whole)
@@ -205,7 +209,7 @@ class TensorFiles:
         named = [name for name in self._names if name not in self._shards]
         for name in [*named, *self._names[len(named) : len(named) + 1]]:
             for tensor, entry in self._header(name).items():
-                found[tensor] = SavedTensor(tensor, entry, self)
+                found[tensor] = SavedTensor(tensor, entry, self, is_in_slices=name in self._shards)
         return found
 
     def fill(self, tensor: SavedTensor, wanted: Box, into: Tensor) -> None:
@@ -279,13 +283,17 @@ class TensorFiles:
             raise CorruptFileError(f"{name}: {tensor.name[:80]!r} is another tensor there")
 
 
-def read_all(nest: Any) -> Any:
-    """Returns a nest with tensors in the places of saved ones, all of them read."""
+def read_all(nest: Any, *, but_slices: bool = False) -> Any:
+    """Returns a nest with tensors in the places of saved ones, all of them read.
+
+    Args:
+        but_slices: whether those stay saved that ranks have saved a slice each of.
+    """
     if isinstance(nest, SavedTensor):
-        return nest.read()
+        return nest if but_slices and nest.is_in_slices else nest.read()
     if isinstance(nest, Mapping):
-        return {key: read_all(one) for key, one in nest.items()}
+        return {key: read_all(one, but_slices=but_slices) for key, one in nest.items()}
     if isinstance(nest, list | tuple):
-        items = [read_all(one) for one in nest]
+        items = [read_all(one, but_slices=but_slices) for one in nest]
         return items if isinstance(nest, list) else tuple(items)
     return nest

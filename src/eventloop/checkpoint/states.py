@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.errors import Note
 from eventloop.naming import fold
@@ -74,7 +75,8 @@ class PluginStates:
                 target: Any = plugin.target
                 name = f"{path}.{fold(plugin.name)}"
                 with _blamed(plugin, "load_state_dict"), loading(name, by=plugin.origin):
-                    target.load_state_dict(one["state"], one["version"])
+                    kept = read_all(one["state"], but_slices=True)
+                    target.load_state_dict(kept, one["version"])
 
 
 @contextmanager

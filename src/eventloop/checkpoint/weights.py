@@ -192,7 +192,9 @@ def weights_and_states(
         )
     if not plugins or STATES not in found.names:
         return weights, {}
-    states = read(checkpoint, only=[STATES]).parts[STATES]
+    with refusing(checkpoint):
+        require_part(checkpoint, STATES, checked_manifest(checkpoint))
+    states = read(checkpoint, only=[STATES], leaving=[STATES]).parts[STATES]
     return weights, {name: states[name] for name in plugins if name in states}
 
 

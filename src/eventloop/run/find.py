@@ -84,12 +84,12 @@ def _damage_in_shards(path: Path, processes: Processes) -> str:
 
 
 def _read(path: Path, processes: Processes) -> Checkpoint:
-    """Reads what this rank needs of a checkpoint, and no tensors of the model and its optimizers yet."""
+    """Reads what this rank needs of a checkpoint; tensors but its own stay in their files for now."""
     rank = processes.rank
     names = read(path, only=()).names
     of_others = {name for name in names if name.startswith("rank")} - {"rank0", f"rank{rank}"}
     wanted = [name for name in names if name not in of_others]
-    left = [name for name in ("model", "optimizers") if name in names]
+    left = [name for name in ("model", "optimizers", "plugins") if name in names]
     return read(path, wanted, leaving=left, nearest=(rank + 0.5) / processes.world_size)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import require_usable
 from eventloop.checkpoint.verifying import why_passed_over
 from eventloop.clock import Time
@@ -240,7 +241,7 @@ class FromCheckpoint:
         hooks.before_load(state)
         missing = {fold(one["name"]) for one in self._missing}
         kept = {name: one for name, one in parts["plugins"].items() if name in missing}
-        capture.plugins.kept = kept
+        capture.plugins.kept = read_all(kept)
         capture.put(parts)
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))

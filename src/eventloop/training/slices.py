@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 class TensorSlice:
     """What a rank holds of a tensor that is spread over ranks.
 
-    Each entry of the whole is in the slice of one rank. A rank that holds none, or only a copy of
-    what another one gives, has an empty slice.
+    Each entry of the whole is in the slice of one rank, but for copies. A rank that holds none has an
+    empty slice.
 
     Args:
         tensor: the entries.
         shape: of the whole.
         offsets: where in the whole the first entry stands, one number a dimension.
+        is_copy: whether another rank's slice has the same entries, so that this one isn't saved.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
+    is_copy: bool = False
 
     def put_into(self, whole: Tensor) -> None:
         """Copies the entries to their place."""

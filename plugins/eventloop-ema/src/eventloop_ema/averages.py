@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from eventloop.toolbox.shards import local, shard_of, sharded, slice_of
 from eventloop_ema.maths import move
-from eventloop_ema.shards import is_sharded, local, shard_of, whole
 
 
 def averaged_names(model: nn.Module) -> list[str]:
@@ -45,7 +46,7 @@ class Averages:
         params, names = dict(model.named_parameters()), list(names)
         self._params = {name: params[name] for name in names if name in params}
         self._buffers = {name: _place(model, name) for name in names if name not in params}
-        self._is_sharded = any(map(is_sharded, self._params.values()))
+        self._is_sharded = any(sharded(one) is not None for one in self._params.values())
         self._averages = [_wide(local(one)) for one in self._current()]
 
     def update(self, share: float | Tensor) -> None:
@@ -62,12 +63,12 @@ class Averages:
         finally:
             _copy(kept, self._values())
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the averages by name, whole; where they are shards, all ranks must call."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the averages by name; where they are shards, this rank's slices."""
         triples = zip(self._names(), self._averages, self._current(), strict=True)
-        return {name: whole(average, like) for name, average, like in triples}
+        return {name: slice_of(like, average) for name, average, like in triples}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave, of the same names."""
         shards = [
             shard_of(state[name], like)

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
+from eventloop.toolbox.shards import slice_of
 from eventloop.toolbox.state_dicts import take_from_first
 from eventloop_fsdp.deferred import DeferredModel, give_memory, give_memory_whole
 from eventloop_fsdp.parts import mesh_of, parts_of, shard
 from eventloop_fsdp.pretrained import load_pretrained
-from eventloop_fsdp.slices import load_states, shards_like, slice_of, sliced_states, whole
+from eventloop_fsdp.slices import load_states, shards_like, sliced_states, whole
 
 # Zeros for parameters that a rank hasn't used; of torch 2.13.
 _CAN_FILL_IN = hasattr(FSDPModule, "set_reduce_scatter_unused_params")

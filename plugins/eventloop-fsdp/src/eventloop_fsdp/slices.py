@@ -7,34 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-
-# Private: where a shard stands in the whole, with any mesh and placements (torch 2.13).
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from eventloop.toolbox.state_dicts import SavedTensor, TensorSlice
+from eventloop.toolbox.shards import shard_of, slice_of
+from eventloop.toolbox.state_dicts import SavedTensor
 
 
 def whole(value: Any) -> Any:
     """Returns a sharded tensor whole, on its device; anything else as it is. All ranks must call."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def slice_of(value: Any) -> Any:
-    """Returns what this rank holds of a sharded tensor, in its memory; anything else as it is.
-
-    Of ranks that hold the same, the first one's slice has the entries.
-    """
-    if not isinstance(value, DTensor):
-        return value
-    mesh, local = value.device_mesh, value.to_local().detach()
-    _, offsets = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
-    places = zip(value.placements, mesh.get_coordinate() or (), strict=True)
-    if any(one.is_replicate() and place for one, place in places):
-        local = local.flatten()[:0].view(*(0 for _ in value.shape))
-        offsets = (0,) * value.ndim
-    return TensorSlice(local, tuple(value.shape), tuple(offsets))
 
 
 def shards_like(value: Any, like: Tensor) -> Any:
@@ -84,13 +66,11 @@ def _state_like(value: Any, param: Tensor) -> Any:
 
 
 def _distributed(value: Tensor | SavedTensor, like: DTensor, placements: Any) -> DTensor:
-    mesh = like.device_mesh
-    if isinstance(value, Tensor):
-        return distribute_tensor(value.to(like.device), mesh, placements, src_data_rank=None)
-    shape, offsets = compute_local_shape_and_global_offset(value.shape, mesh, placements)
-    local = value.read_slice(offsets, shape).to(like.device)
+    entries = shard_of(value, like, placements)
     size, strides = torch.Size(value.shape), _strides(value.shape)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=size, stride=strides)
+    return DTensor.from_local(
+        entries, like.device_mesh, placements, run_check=False, shape=size, stride=strides
+    )
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
