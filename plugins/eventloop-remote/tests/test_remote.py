@@ -9,7 +9,7 @@ import torch
 
 from eventloop import CheckpointError
 from eventloop.checkpoint.format import read, verify
-from eventloop.checkpoint.remote_checkpoints import key_of
+from eventloop.checkpoint.verifying import key_of
 from eventloop.storage import Url
 
 FOLDER = "/run/checkpoints"

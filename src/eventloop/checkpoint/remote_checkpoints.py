@@ -8,7 +8,6 @@ One that is saved again goes beside the one before, as `ba00001200.1-ID`, and on
 from __future__ import annotations
 
 import itertools
-import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,9 +18,10 @@ from eventloop.checkpoint.manifest import FILE, Manifest, from_bytes, read_manif
 from eventloop.checkpoint.retention import newest_after, surplus
 from eventloop.checkpoint.store import Found, Store, holds
 from eventloop.checkpoint.verifying import (
-    batch_of,
+    batch_in,
     checked_manifest,
     examine,
+    key_of,
     name_of,
     why_passed_over,
 )
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.remote_storage import RemoteFolder
     from eventloop.distributed.crew import Crew
     from eventloop.urls import Url
-
-_NAME = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
 
 
 class RemoteCheckpoints:
@@ -364,16 +362,3 @@ def _compare(sizes: Mapping[str, int | None], manifest: Manifest) -> None:
         if sizes.get(file) != wanted.num_bytes:
             there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
             raise CorruptFileError(f"{file}: {there}, {FILE} says {wanted.num_bytes:,} bytes")
-
-
-def key_of(name: str) -> tuple[int, int] | None:
-    """Returns the batches in a name, and how many checkpoints it has replaced; None for another name."""
-    found = _NAME.fullmatch(name)
-    batch = batch_of(found["of"]) if found else None
-    return None if found is None or batch is None else (batch, int(found["number"] or 0))
-
-
-def batch_in(name: str) -> int | None:
-    """Returns the batches in the name of a checkpoint in a storage; None for another name."""
-    key = key_of(name)
-    return None if key is None else key[0]

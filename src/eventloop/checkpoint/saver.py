@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.shares import require_shared
-from eventloop.checkpoint.writer import Writer
+from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of

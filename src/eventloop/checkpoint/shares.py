@@ -1,6 +1,6 @@
-"""A checkpoint that several ranks write together, in a folder that they have in common: each its share.
+"""A checkpoint that several ranks write together: each its share, in a folder in common or of its own.
 
-Rank 0 makes the folder under way and says its name; each rank writes what it holds, syncs it, reads it
+In common: rank 0 makes the folder under way and says its name; each rank writes what it holds, syncs it, reads it
 back, and says its digests; then rank 0 writes the manifest. A step that fails on one rank fails on all.
 """
 
@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,11 +53,49 @@ def write_first(draft: Draft, folder: Path, crew: Crew, tell: Callable[[str], No
     if crew.world_size == 1:
         return draft.write(folder, [])
     tell(folder.name)
-    files = all_of(crew.run(lambda: draft.write_share(folder)))
+    files = _all_of(crew.run(lambda: draft.write_share(folder)))
     return draft.write_manifest(folder, files, [])
 
 
-def all_of(shares: Iterable[Mapping[str, FileFacts]]) -> dict[str, FileFacts]:
+@contextmanager
+def written_apart(
+    prepare: Callable[[], Draft], under_way: Callable[[], AbstractContextManager[Path]], crew: Crew
+) -> Iterator[Path]:
+    """Writes what each rank holds into a folder of its own, which no other rank need see.
+
+    Args:
+        prepare: returns what this rank is to write.
+        under_way: makes the folder, and removes it.
+
+    Yields:
+        This rank's folder, which is removed afterwards; that of rank 0 has the manifest of all.
+
+    Raises:
+        CheckpointError: a rank can't write; then none goes on.
+    """
+    mine: list[tuple[Draft, Path]] = []
+    with ExitStack() as folders:
+
+        def write() -> dict[str, FileFacts]:
+            draft = prepare()
+            folder = folders.enter_context(under_way())
+            mine.append((draft, folder))
+            with draft.failing(folder):
+                return draft.write_share(folder)
+
+        files = _all_of(crew.run(write))
+        ((draft, folder),) = mine
+
+        def write_manifest() -> None:
+            if crew.rank == 0:
+                with draft.failing(folder):
+                    draft.write_manifest(folder, files, [])
+
+        crew.run(write_manifest)
+        yield folder
+
+
+def _all_of(shares: Iterable[Mapping[str, FileFacts]]) -> dict[str, FileFacts]:
     """Returns the files of all ranks."""
     return {name: one for share in shares for name, one in share.items()}
 

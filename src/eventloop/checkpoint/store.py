@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,7 +25,7 @@ from eventloop.checkpoint.leftovers import (
 )
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.retention import newest_after, surplus
-from eventloop.checkpoint.shares import all_of, telling, write_first, write_share
+from eventloop.checkpoint.shares import telling, write_first, write_share, written_apart
 from eventloop.checkpoint.verifying import (
     batch_of,
     examine,
@@ -42,7 +42,7 @@ from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
-    from eventloop.checkpoint.manifest import FileFacts, Manifest
+    from eventloop.checkpoint.manifest import Manifest
     from eventloop.distributed.crew import Crew
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
@@ -135,41 +135,17 @@ class Store:
                 self._put_in_place(folder, target)
         return target
 
-    @contextmanager
     def shared_out(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
-    ) -> Iterator[Path]:
-        """Writes what each rank of a crew holds into a folder of its own, which no other rank need see.
-
-        Yields:
-            This rank's folder, which is removed afterwards; that of rank 0 has the manifest of all.
-
-        Raises:
-            CheckpointError: as `save`.
-        """
+    ) -> AbstractContextManager[Path]:
+        """Writes what each rank of a crew holds; see `written_apart`."""
         from eventloop.checkpoint.format import Draft
 
-        mine: list[tuple[Draft, Path]] = []
-        with ExitStack() as folders:
+        def prepare() -> Draft:
+            self.clear()
+            return Draft(parts, facts, batch, crew.rank, crew.world_size)
 
-            def write() -> dict[str, FileFacts]:
-                draft = Draft(parts, facts, batch, crew.rank, crew.world_size)
-                self.clear()
-                folder = folders.enter_context(self._under_way(name_of(batch)))
-                mine.append((draft, folder))
-                with draft.failing(folder):
-                    return draft.write_share(folder)
-
-            files = all_of(crew.run(write))
-            ((draft, folder),) = mine
-
-            def write_manifest() -> None:
-                if crew.rank == 0:
-                    with draft.failing(folder):
-                        draft.write_manifest(folder, files, [])
-
-            crew.run(write_manifest)
-            yield folder
+        return written_apart(prepare, lambda: self._under_way(name_of(batch)), crew)
 
     def found(self, *, digests: bool = False) -> list[Found[Path]]:
         """Returns what looks like a checkpoint, the newest first; the files may change meanwhile.

@@ -18,6 +18,7 @@ from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
+_IN_STORAGE = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
 _Place = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and shape
 
 
@@ -99,6 +100,19 @@ def batch_of(name: str) -> int | None:
     plain = found[1] or found[2]
     batch = int(plain.removeprefix("ba"))
     return batch if name_of(batch) == plain else None
+
+
+def key_of(name: str) -> tuple[int, int] | None:
+    """Returns the batches in the name of one in a storage, and how many it has replaced; None otherwise."""
+    found = _IN_STORAGE.fullmatch(name)
+    batch = batch_of(found["of"]) if found else None
+    return None if found is None or batch is None else (batch, int(found["number"] or 0))
+
+
+def batch_in(name: str) -> int | None:
+    """Returns the batches in the name of a checkpoint in a storage; None for another name."""
+    key = key_of(name)
+    return None if key is None else key[0]
 
 
 def checked_manifest(folder: Path) -> Manifest:

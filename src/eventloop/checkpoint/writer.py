@@ -1,9 +1,17 @@
-"""A thread that writes while training goes on."""
+"""What is written while training goes on: a copy of everything on the host, and a thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop.training.slices import TensorSlice
+
+_PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 
 
 class Writer:
@@ -41,3 +49,65 @@ class Writer:
         """Returns the failure and forgets it."""
         failure, self.failure = self.failure, None
         return failure
+
+
+class Snapshot:
+    """Copies nests of tensors to the host.
+
+    From a GPU the copies are under way when `take` returns: `wait` before they are read. The next copy
+    goes into the pinned memory of the one before.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the nest with copies in the place of its tensors.
+
+        The copies of the call before are written over.
+        """
+        self._used: set[tuple[object, ...]] = set()
+        self._copied = None
+        taken = {name: self._copy((name,), value) for name, value in parts.items()}
+        self._buffers = {path: self._buffers[path] for path in self._used}
+        return taken
+
+    def wait(self) -> None:
+        """Waits until the copies are there; from another thread, too."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _copy(self, path: tuple[object, ...], value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(path, value.detach())
+        if isinstance(value, TensorSlice):
+            held = value.tensor.detach()
+            if value.is_copy:
+                held = held.new_empty((0,) * held.ndim)
+            offsets = (0,) * held.ndim if value.is_copy else value.offsets
+            return TensorSlice(self._copy_tensor(path, held), value.shape, offsets)
+        if isinstance(value, Mapping):
+            copies: dict[Any, Any] = {}
+            for key, one in value.items():
+                copies[key] = one if type(one) in _PLAIN else self._copy((*path, key), one)
+            return copies
+        if isinstance(value, list | tuple):
+            items = [self._copy((*path, idx), one) for idx, one in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
+        return value
+
+    def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cuda":
+            # Given back when it is written: a run on the host would hold all of itself twice.
+            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        self._used.add(path)
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._buffers[path] = buffer
+        buffer.copy_(tensor, non_blocking=True)
+        if self._copied is None:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record(torch.cuda.current_stream(tensor.device))
+        return buffer

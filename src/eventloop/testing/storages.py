@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints, batch_in
+from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.checkpoint.run_lock import RunLock
+from eventloop.checkpoint.verifying import batch_in
 from eventloop.urls import Url
 
 if TYPE_CHECKING:

@@ -113,8 +113,10 @@ def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
 @contextmanager
 def _store_of(url: Url) -> Iterator[tuple[RemoteCheckpoints, bool]]:
     """Yields the checkpoints under a URL, and whether it is that of a single one."""
-    from eventloop.checkpoint.remote_checkpoints import batch_in  # local runs need nothing of it
-    from eventloop.checkpoint.remote_storage import checkpoints_at_url
+    from eventloop.checkpoint.remote_storage import (
+        checkpoints_at_url,  # local runs need nothing of it
+    )
+    from eventloop.checkpoint.verifying import batch_in
 
     if url.problem:
         raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
