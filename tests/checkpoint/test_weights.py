@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from eventloop.checkpoint.format import write
 from eventloop.checkpoint.unread import UnreadTensor, unread
@@ -150,6 +151,57 @@ def test_what_a_model_does_to_weights_before_it_takes_them_is_done(
     linear = trainer.state.model.linear
     assert torch.equal(linear.weight, torch.arange(9.0).view(3, 3).t())
     assert linear.bias.tolist() == [2, 0, 0]
+
+
+class KeepsWhatItGets(nn.Module):
+    """As modules with buffers of no fixed size are loaded, torchmetrics say."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.how = how
+
+    def _load_from_state_dict(self, state_dict, prefix, *others):
+        self.how(self, state_dict[f"{prefix}seen"])
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def assign(module, saved):
+    module.seen = saved
+
+
+def assign_data(module, saved):
+    module.seen.data = saved
+
+
+def make_parameter(module, saved):
+    del module.seen
+    module.seen = nn.Parameter(saved)
+
+
+def copy_by_numpy(module, saved):
+    module.seen = torch.from_numpy(saved.numpy().copy())
+
+
+def copy_deep(module, saved):
+    module.seen = torch.tensor(copy.deepcopy(saved).tolist())
+
+
+@pytest.mark.parametrize("how", [assign, assign_data, make_parameter, copy_by_numpy, copy_deep])
+def test_a_module_that_loads_itself_gets_plain_tensors(how, tmp_path, make_trainer, make_task):
+    """What isn't read yet has no memory: assigned to `.data`, it ended the process."""
+    model = nn.Sequential(nn.Linear(3, 3), KeepsWhatItGets(how))
+    save_file(
+        {**model[0].state_dict(prefix="0."), "1.seen": torch.arange(4.0)},
+        tmp_path / "m.safetensors",
+    )
+    trainer = make_trainer(make_task(model=model))
+
+    trainer.load_weights(tmp_path / "m.safetensors")
+
+    seen = trainer.state.model[1].seen
+    assert type(seen) in (Tensor, nn.Parameter)
+    assert seen.tolist() == [0, 1, 2, 3]
 
 
 def test_a_tensor_that_is_copied_from_is_read_and_let_go(file, monkeypatch):

@@ -21,6 +21,7 @@ from eventloop.data.combine import NoData, split_batch
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
+from eventloop.training.loading import fit_to_load
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
@@ -112,7 +113,7 @@ class Defaults:
 
     @hookimpl
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
-        state.model.load_state_dict(weights, strict=strict)
+        state.model.load_state_dict(fit_to_load(weights, state.model), strict=strict)
         return True
 
     @hookimpl
