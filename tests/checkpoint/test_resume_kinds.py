@@ -180,6 +180,7 @@ KINDS = {
     "lbfgs": kind(
         optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
     ),
+    "adafactor": kind(optimizer=lambda model: torch.optim.Adafactor(model.parameters())),
     "sgd with momentum": kind(
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     ),

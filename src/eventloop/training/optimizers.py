@@ -148,20 +148,22 @@ def fitting_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any
 
 
 def _require_tensors(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Checks that parameters of a group have entries of the same names, of shapes that fit."""
+    """Checks that parameters of a group, of as many dimensions, have entries of the same names that fit."""
     for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
         kept = [
             (param, state["state"][number])
             for param, number in zip(now["params"], then["params"], strict=True)
             if number in state["state"]
         ]
+        firsts: dict[int, Mapping[str, Any]] = {}  # Adafactor keeps other things of a matrix
         for param, one in kept:
             if not isinstance(one, Mapping):
                 raise TypeError(f"state holds {_shown(one)}")
-            if not one.keys() == kept[0][1].keys():
+            first = firsts.setdefault(param.dim(), one)
+            if not one.keys() == first.keys():
                 raise ValueError(f"state has {', '.join(map(str, one))} for one parameter alone")
             for name, value in one.items():
-                if not _fits(value, kept[0][1][name], param, optimizer):
+                if not _fits(value, first[name], param, optimizer):
                     raise ValueError(f"state.{name} is {_shown(value)}")
 
 
