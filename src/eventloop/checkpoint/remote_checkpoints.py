@@ -64,7 +64,7 @@ class RemoteCheckpoints:
         """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
 
         One of the same batch is replaced, or kept where this process knows that it is whole and
-        equal. What killed saves left behind is removed first.
+        equal. What killed saves left behind is removed before it is uploaded.
 
         Args:
             batch, parts, facts: as `Store.save` takes them.
@@ -74,8 +74,6 @@ class RemoteCheckpoints:
         Raises:
             CheckpointError: something can't be saved, the disk is full, or the storage fails.
         """
-        if crew.rank == 0:
-            self.clear()
         if crew.world_size > 1:
             with self._copies.shared_out(batch, parts, facts, crew) as share:
                 return self._upload(batch, share, crew)
@@ -193,10 +191,12 @@ class RemoteCheckpoints:
         def choose() -> tuple[str, bool]:
             if crew.rank:
                 return "", False
+            self.clear()
             there.extend(name for name in self._names() if batch_in(name) == batch)
             return self._name_for(batch, folder, there, crew)
 
-        name, is_new = crew.first(next(iter(crew.run(choose)), ("", False)))
+        chosen = crew.run(choose)
+        name, is_new = crew.first(chosen[0] if chosen else ("", False))
         if not is_new:
             return self.folder / name
         try:
