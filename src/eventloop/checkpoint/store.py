@@ -117,7 +117,7 @@ class Store:
         crew.run(prepare)
         (draft,) = drafts
         if crew.rank == 0:
-            with draft.failing(target), telling(crew) as tell:
+            with telling(crew) as tell, draft.failing(target):  # which may refuse to begin
                 return self.take_in(batch, lambda folder: write_first(draft, folder, crew, tell))
         write_share(draft, self.folder, crew)
         return target
