@@ -223,6 +223,19 @@ def test_an_equal_checkpoint_is_kept(bucket, three, parts):
     assert not [path for name, path in bucket.done if name in ("put_file", "pipe_file")]
 
 
+def test_two_of_a_batch_are_settled_before_another_is_written(bucket, three, another, parts):
+    """They are downloaded for it, in the place of the local copy that is uploaded later."""
+    for path in bucket.paths:
+        if "/ba00000003/" in path:
+            twin = path.replace("ba00000003", "ba00000003.1-0123abcd")
+            bucket.kind.store[twin] = bucket.kind.store[path]
+
+    url = another().save(5, parts, {"batch": 5})
+
+    assert folders(bucket) == ["ba00000001", "ba00000002", "ba00000003.1-0123abcd", "ba00000005"]
+    assert another().latest() == (url, [])
+
+
 @pytest.mark.parametrize("change", ["parts", "facts", "damage"])
 def test_one_that_differs_or_is_damaged_is_replaced(change, bucket, three, another, parts):
     """The newer one has a name of its own; no moment is without one."""

@@ -64,7 +64,7 @@ class RemoteCheckpoints:
         """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
 
         One of the same batch is replaced, or kept where this process knows that it is whole and
-        equal. What killed saves left behind is removed before it is uploaded.
+        equal. What killed saves left behind is removed first.
 
         Args:
             batch, parts, facts: as `Store.save` takes them.
@@ -74,6 +74,8 @@ class RemoteCheckpoints:
         Raises:
             CheckpointError: something can't be saved, the disk is full, or the storage fails.
         """
+        # Before this one is written: to settle which of two stays, others are downloaded in its place.
+        crew.run(self.clear if crew.rank == 0 else lambda: None)
         if crew.world_size > 1:
             with self._copies.shared_out(batch, parts, facts, crew) as share:
                 return self._upload(batch, share, crew)
@@ -191,7 +193,6 @@ class RemoteCheckpoints:
         def choose() -> tuple[str, bool]:
             if crew.rank:
                 return "", False
-            self.clear()
             there.extend(name for name in self._names() if batch_in(name) == batch)
             return self._name_for(batch, folder, there, crew)
 
