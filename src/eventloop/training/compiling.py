@@ -62,7 +62,8 @@ class Compiled:
     def __init__(self, assembly: Assembly, state: State) -> None:
         self._state = state
         self._options = compile_options(state.settings)
-        self._by_layer = by_layer(state.settings)
+        self._is_by_layer = by_layer(state.settings)
+        self._is_decided = False  # a model is sharded after this
         owners = {action: assembly.asked(action)[-1] for action in _ACTIONS}
         self._own = {name: one for name, one in owners.items() if one.plugin.role != "algorithm"}
         self._is_watched = any(
@@ -89,7 +90,6 @@ class Compiled:
         self._region = self._compile(self._joined()) if can_join else None
         self._is_reused = self._options.get("mode") in _REUSING_MODES
         self._is_compiled_inside = False
-        self._are_layers_compiled: bool | None = None  # not known before the model is sharded
         self._kept: _Kept | None = None
 
     @property
@@ -102,7 +102,7 @@ class Compiled:
         options = "".join(f", {name}={value}" for name, value in self._options.items())
         if num_sharded := len(sharded_layers(self._state.wrapped_model)):
             return f"compile: {counted(num_sharded, 'sharded layer')}, each by itself{options}"
-        if self._by_layer:
+        if self._is_by_layer:
             num_layers = len(repeated_layers(self._state.model))
             return f"compile: {counted(num_layers, 'layer')}, each by itself{options}"
         if self._is_wrapped:
@@ -124,10 +124,13 @@ class Compiled:
         return self._state.wrapped_model is not self._state.model
 
     def _forward(self, state: State) -> Any:
-        if self._are_layers_compiled is None:
-            # Where another model takes the place for once, they are still to come.
-            self._are_layers_compiled = self._compile_layers(state) or (self._by_layer and None)
-        if self._are_layers_compiled or self._by_layer:
+        if not self._is_decided:
+            layers = layers_of(state)
+            compile_layers(layers, self._compile)
+            # Where another model takes the place for once, the layers are still to come.
+            self._is_decided = bool(layers) or not self._is_by_layer
+            self._is_by_layer = self._is_by_layer or bool(layers)
+        if self._is_by_layer:
             return self._own["forward"].function(state)
         if self._is_wrapped and state.microbatch is not None:
             if not self._is_compiled_inside:
@@ -170,13 +173,6 @@ class Compiled:
             if module is state.model:
                 setattr(state.wrapped_model, name, self._compile(module))
                 self._is_compiled_inside = True  # not where another model takes the place for once
-
-    def _compile_layers(self, state: State) -> bool:
-        """Compiles layers that are sharded, or all; returns whether there are any."""
-        # A model that takes the place for once isn't the one that is trained.
-        layers = layers_of(state)
-        compile_layers(layers, self._compile)
-        return bool(layers)
 
     def _compile(self, function: Callable[..., Any], **given: Any) -> Callable[..., Any]:
         given = _DEFAULTS | given | self._options
