@@ -15,6 +15,7 @@ from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 
 if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
     from eventloop.run.start import Allowed
 
 _NEGATIVE = re.compile(r"-\.?[0-9].*")
@@ -221,6 +222,18 @@ CHANGES = (
         "allow-missing-plugin", "NAMES", "resume without these algorithms; keep their state"
     ),
 )
+
+
+def configuration_of(arguments: Arguments) -> Configuration:
+    """Reads what the command line, environment and files say, as `fit` does."""
+    from eventloop.config.configuration import Configuration  # which not every command needs
+
+    return Configuration.read(
+        arguments.flags,
+        kind="flag",
+        choice=arguments.choice,
+        config_file=arguments.path("config"),
+    )
 
 
 def allowed(arguments: Arguments) -> Allowed:

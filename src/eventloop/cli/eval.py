@@ -8,33 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
-from eventloop.cli.arguments import (
-    CHANGES,
-    Arguments,
-    Command,
-    CommandOption,
-    allowed,
-)
-from eventloop.cli.job import (
+from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
+from eventloop.cli.job import prepare
+from eventloop.cli.launch import OPTION as NPROC
+from eventloop.cli.launch import launch
+from eventloop.cli.model_weights import (
     BEST,
     NOT_STRICT,
     WEIGHTS,
-    header_lines,
-    prepare,
-    weights_line,
+    load_weights,
+    open_trainer,
+    require_eval_data,
     weights_path,
+    write_header,
 )
-from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.launch import launch
-from eventloop.cli.output import (
-    crash_report,
-    stdout_to_stderr,
-    write_json,
-    write_lines,
-    write_table,
-)
-from eventloop.errors import TaskError
-from eventloop.trainer import Trainer, TrainerBuilder
+from eventloop.cli.output import stdout_to_stderr, write_json, write_table
 
 COMMAND = Command(
     "eval",
@@ -75,38 +63,16 @@ def run(arguments: Arguments) -> int:
 def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, Any]]:
     """Evaluates the task and returns the metrics by data loader and name."""
     job = prepare(arguments, COMMAND)
-    with (
-        crash_report() as active,
-        TrainerBuilder(
-            job.configuration, allowed=allowed(arguments), candidates=job.candidates
-        ).build(job.build_task()) as trainer,
-    ):
-        active += trainer.plugins
+    with open_trainer(arguments, job) as trainer:
         if not trainer.evaluates:
             require_eval_data(trainer, arguments.task)
-        if weights is not None:
-            strict = "not_strict" not in arguments.given
-            trainer.load_weights(weights, strict=strict, as_evaluated=strict)
+        load_weights(trainer, arguments, weights)
         if "json" not in arguments.given:
-            write_lines(header_lines(trainer, arguments.task, job.task_options()))
-            write_lines([weights_line(trainer, arguments)])
+            write_header(trainer, arguments, job)
         return {
             dataset: {name: _plain(value) for name, value in values.items()}
             for dataset, values in trainer.eval().items()
         }
-
-
-def require_eval_data(trainer: Trainer, task: str) -> None:
-    """Checks that there is something to evaluate or predict.
-
-    Raises:
-        TaskError: the task has no eval data.
-    """
-    if not trainer.state.eval_dataloaders:
-        raise TaskError(
-            f"{task} has no eval data",
-            fix="give `Task(eval_dataloaders={'test': loader})`",
-        )
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import eventloop
-from eventloop.checkpoint.storage import best_among, checkpoints_at
-from eventloop.checkpoint.store import Found, look_at
-from eventloop.cli.arguments import Arguments, Command, CommandOption, command_help, options_help
-from eventloop.cli.checkpoints.paths import one_checkpoint, uploaded_at
+from eventloop.cli.arguments import Arguments, Command, command_help, configuration_of, options_help
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
@@ -30,21 +26,11 @@ from eventloop.plugin.select import name_problems
 from eventloop.rng import seed_everything
 from eventloop.task import Task
 from eventloop.training.optimizers import could_be_fused
-from eventloop.urls import Url, place_of
+from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin, Role
     from eventloop.trainer import Trainer
-
-WEIGHTS = CommandOption(
-    "weights",
-    "PATH",
-    "load these: a safetensors file; a checkpoint or its URL, or a run's newest, with the averages that active "
-    "plugins kept there; else as the task builds them",
-)
-NOT_STRICT = CommandOption(
-    "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             f"`eventloop {command.name}` needs a TASK",
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
-    configuration = _configuration(arguments)
+    configuration = configuration_of(arguments)
     candidates = Candidates(configuration)
     awake, options = _plugins(configuration, candidates)
     # Behind the imports of plugins, which may draw; file and task draw from here on.
@@ -169,69 +155,8 @@ def job_help(arguments: Arguments, command: Command) -> str:
     if arguments.task:
         task_file = load_task_file(arguments.task)
         sections.append((f"task {task_file.label}", options_help(task_file.options, "task")))
-    sections.extend(_plugin_help(_configuration(arguments)))
+    sections.extend(_plugin_help(configuration_of(arguments)))
     return command_help(command, [(heading, text or "  no options") for heading, text in sections])
-
-
-BEST = CommandOption(
-    "best",
-    "",
-    "of the run of --weights, take the checkpoint of the best evaluation, not the newest",
-)
-
-
-@contextmanager
-def weights_path(arguments: Arguments) -> Iterator[Path | None]:
-    """Yields the file or folder of which `--weights` are to be loaded; of a URL a local copy.
-
-    Raises:
-        UsageError: there is none, or `--not-strict` or `--best` is said of no weights.
-    """
-    if BEST.name in arguments.given:
-        with one_checkpoint(str(_best(arguments).path)) as (copy, _):
-            yield copy
-    elif isinstance(place_of(arguments.given.get("weights", "")), Url):
-        with one_checkpoint(arguments.given["weights"]) as (copy, _):
-            yield copy
-    else:
-        yield _local_weights(arguments)
-
-
-def _best(arguments: Arguments) -> Found[Any]:
-    """Returns the checkpoint of the best evaluation of the run of `--weights`."""
-    word = arguments.given.get("weights", "")
-    if not word:
-        raise UsageError(
-            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
-        )
-    place = place_of(word)
-    if isinstance(place, Url):
-        best: Found[Any] | None = best_among(uploaded_at(place, digests=False))
-    else:
-        best = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
-    if best is None:
-        raise UsageError(
-            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
-            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
-        )
-    return best
-
-
-def _local_weights(arguments: Arguments) -> Path | None:
-    path = arguments.path("weights")
-    if path is None and NOT_STRICT.name.replace("-", "_") in arguments.given:
-        raise UsageError(
-            "--not-strict, but no --weights that it could be said of",
-            fix=f"add `--weights model{SUFFIX}`, or leave --not-strict out",
-        )
-    if path is not None and not path.exists():
-        there = path.parent
-        names = [one.name for one in there.iterdir()] if there.is_dir() else []
-        raise UsageError(
-            f"--weights: there is no file {str(path)!r}{closest(path.name, names)}",
-            fix=f"`eventloop fit TASK --export model{SUFFIX}` writes one",
-        )
-    return path
 
 
 def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
@@ -252,15 +177,6 @@ def _sleeps(configuration: Configuration, plugin: Loaded) -> bool:
     return reason is not None and not configuration.insists_on(found)
 
 
-def _configuration(arguments: Arguments) -> Configuration:
-    return Configuration.read(
-        arguments.flags,
-        kind="flag",
-        choice=arguments.choice,
-        config_file=arguments.path("config"),
-    )
-
-
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     """Yields a section for each plugin; one with a problem has it for its text."""
     selected, _ = select_all(configuration, given=None)
@@ -271,16 +187,6 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
         yield plugin.found.origin, options_help(options, plugin.found.name)
     for problem in dict.fromkeys([*unusable.values(), *problems]):
         yield "problem", f"  {problem.what}"
-
-
-def weights_line(trainer: Trainer, arguments: Arguments) -> str:
-    """Returns which weights are evaluated or predicted with: a line of the header."""
-    if "weights" in arguments.given:
-        best = ", the best of its checkpoints" if BEST.name in arguments.given else ""
-        return f"weights: {arguments.given['weights']}{best}"
-    if trainer.state.clock.batch:
-        return "weights: those of the run that goes on"
-    return "weights: as the task builds them, not trained here; `--weights PATH` loads others"
 
 
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:

@@ -10,29 +10,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eventloop.cli.arguments import (
-    CHANGES,
-    Arguments,
-    Command,
-    CommandOption,
-    allowed,
-)
-from eventloop.cli.eval import require_eval_data
-from eventloop.cli.job import (
+from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
+from eventloop.cli.job import output_path, prepare
+from eventloop.cli.model_weights import (
     BEST,
     NOT_STRICT,
     WEIGHTS,
-    header_lines,
-    output_path,
-    prepare,
-    weights_line,
+    load_weights,
+    open_trainer,
+    require_eval_data,
     weights_path,
+    write_header,
 )
-from eventloop.cli.output import crash_report, write_lines
+from eventloop.cli.output import write_lines
 from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
-from eventloop.trainer import TrainerBuilder
 
 COMMAND = Command(
     "predict",
@@ -62,20 +55,11 @@ def run(arguments: Arguments) -> int:
 def _predict(arguments: Arguments, weights: Path | None) -> int:
     out = output_path(arguments, "out") or Path("predictions.safetensors")
     job = prepare(arguments, COMMAND)
-    with (
-        crash_report() as active,
-        TrainerBuilder(
-            job.configuration, allowed=allowed(arguments), candidates=job.candidates
-        ).build(job.build_task()) as trainer,
-    ):
-        active += trainer.plugins
+    with open_trainer(arguments, job) as trainer:
         require_eval_data(trainer, arguments.task)
         loaders = _chosen(trainer.state.eval_dataloaders, arguments.given.get("dataloader", ""))
-        if weights is not None:
-            strict = "not_strict" not in arguments.given
-            trainer.load_weights(weights, strict=strict, as_evaluated=strict)
-        write_lines(header_lines(trainer, arguments.task, job.task_options()))
-        write_lines([weights_line(trainer, arguments)])
+        load_weights(trainer, arguments, weights)
+        write_header(trainer, arguments, job)
         tensors: dict[str, Tensor] = {}
         for name, loader in loaders.items():
             tensors |= concatenated(name, trainer.predict(loader))

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import eventloop
 from eventloop.config.options import Option, Value, flag, options_of, typed
-from eventloop.data import without_samples
+from eventloop.data.batches import without_samples
 from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
 from eventloop.naming import plain
 from eventloop.plugin.declared import HOOKS

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.plugins.reading import (
     JSON,
     Extension,
-    configuration_of,
     imported_extensions,
     surveyed,
 )

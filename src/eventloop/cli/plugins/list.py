@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.plugins.reading import JSON, configuration_of, seen_extensions
+from eventloop.cli.plugins.reading import JSON, seen_extensions
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold

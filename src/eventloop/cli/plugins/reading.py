@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption, refuse_flags
+from eventloop.cli.arguments import (
+    Arguments,
+    Command,
+    CommandOption,
+    configuration_of,
+    refuse_flags,
+)
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
@@ -25,16 +31,6 @@ if TYPE_CHECKING:
 JSON = CommandOption("json", "", "write JSON instead of a table")
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}
-
-
-def configuration_of(arguments: Arguments) -> Configuration:
-    """Reads what the command line, environment and files say, as `fit` does."""
-    return Configuration.read(
-        arguments.flags,
-        kind="flag",
-        choice=arguments.choice,
-        config_file=arguments.path("config"),
-    )
 
 
 def surveyed(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table
 from eventloop.cli.plugins.check import measure_imports
 from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
     JSON,
     Extension,
-    configuration_of,
     imported_extensions,
     refuse_choice,
     surveyed,

@@ -1,0 +1,134 @@
+"""What `eval` and `predict` share: the weights that are meant, and a trainer that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eventloop.checkpoint.storage import best_among, checkpoints_at
+from eventloop.checkpoint.store import Found, look_at
+from eventloop.cli.arguments import Arguments, CommandOption, allowed
+from eventloop.cli.checkpoints.paths import one_checkpoint, uploaded_at
+from eventloop.cli.job import Job, header_lines
+from eventloop.cli.output import SUFFIX, crash_report, write_lines
+from eventloop.errors import TaskError, UsageError, closest
+from eventloop.trainer import Trainer, TrainerBuilder
+from eventloop.urls import Url, place_of
+
+WEIGHTS = CommandOption(
+    "weights",
+    "PATH",
+    "load these: a safetensors file; a checkpoint or its URL, or a run's newest, with the averages that active "
+    "plugins kept there; else as the task builds them",
+)
+NOT_STRICT = CommandOption(
+    "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"
+)
+BEST = CommandOption(
+    "best",
+    "",
+    "of the run of --weights, take the checkpoint of the best evaluation, not the newest",
+)
+
+
+@contextmanager
+def weights_path(arguments: Arguments) -> Iterator[Path | None]:
+    """Yields the file or folder of which `--weights` are to be loaded; of a URL a local copy.
+
+    Raises:
+        UsageError: there is none, or `--not-strict` or `--best` is said of no weights.
+    """
+    if BEST.name in arguments.given:
+        with one_checkpoint(str(_best(arguments).path)) as (copy, _):
+            yield copy
+    elif isinstance(place_of(arguments.given.get("weights", "")), Url):
+        with one_checkpoint(arguments.given["weights"]) as (copy, _):
+            yield copy
+    else:
+        yield _local_weights(arguments)
+
+
+@contextmanager
+def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
+    """Yields the job's trainer; a failure is reported with the plugins that took part."""
+    builder = TrainerBuilder(
+        job.configuration, allowed=allowed(arguments), candidates=job.candidates
+    )
+    with crash_report() as active, builder.build(job.build_task()) as trainer:
+        active += trainer.plugins
+        yield trainer
+
+
+def load_weights(trainer: Trainer, arguments: Arguments, path: Path | None) -> None:
+    """Loads `--weights`, where there are any; all of them, unless `--not-strict` is given."""
+    if path is not None:
+        strict = "not_strict" not in arguments.given
+        trainer.load_weights(path, strict=strict, as_evaluated=strict)
+
+
+def write_header(trainer: Trainer, arguments: Arguments, job: Job) -> None:
+    """Writes the header, and which weights are evaluated or predicted with."""
+    write_lines(header_lines(trainer, arguments.task, job.task_options()))
+    write_lines([_weights_line(trainer, arguments)])
+
+
+def require_eval_data(trainer: Trainer, task: str) -> None:
+    """Checks that there is something to evaluate or predict.
+
+    Raises:
+        TaskError: the task has no eval data.
+    """
+    if not trainer.state.eval_dataloaders:
+        raise TaskError(
+            f"{task} has no eval data",
+            fix="give `Task(eval_dataloaders={'test': loader})`",
+        )
+
+
+def _best(arguments: Arguments) -> Found[Any]:
+    """Returns the checkpoint of the best evaluation of the run of `--weights`."""
+    word = arguments.given.get("weights", "")
+    if not word:
+        raise UsageError(
+            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
+        )
+    place = place_of(word)
+    if isinstance(place, Url):
+        best: Found[Any] | None = best_among(uploaded_at(place, digests=False))
+    else:
+        best = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
+    if best is None:
+        raise UsageError(
+            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
+            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
+        )
+    return best
+
+
+def _local_weights(arguments: Arguments) -> Path | None:
+    path = arguments.path("weights")
+    if path is None and NOT_STRICT.name.replace("-", "_") in arguments.given:
+        raise UsageError(
+            "--not-strict, but no --weights that it could be said of",
+            fix=f"add `--weights model{SUFFIX}`, or leave --not-strict out",
+        )
+    if path is not None and not path.exists():
+        there = path.parent
+        names = [one.name for one in there.iterdir()] if there.is_dir() else []
+        raise UsageError(
+            f"--weights: there is no file {str(path)!r}{closest(path.name, names)}",
+            fix=f"`eventloop fit TASK --export model{SUFFIX}` writes one",
+        )
+    return path
+
+
+def _weights_line(trainer: Trainer, arguments: Arguments) -> str:
+    """Returns which weights are evaluated or predicted with: a line of the header."""
+    if "weights" in arguments.given:
+        best = ", the best of its checkpoints" if BEST.name in arguments.given else ""
+        return f"weights: {arguments.given['weights']}{best}"
+    if trainer.state.clock.batch:
+        return "weights: those of the run that goes on"
+    return "weights: as the task builds them, not trained here; `--weights PATH` loads others"
