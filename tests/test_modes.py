@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import TaskError, hookimpl
-from eventloop.data import known_length
-from eventloop.data.combine import FirstBatches
+from eventloop.data.combine import FirstBatches, known_length
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
 from eventloop.modes import LimitBatches, Overfit, dry_run

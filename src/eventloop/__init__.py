@@ -24,7 +24,7 @@ from eventloop.hooks import hookimpl, hookspec
 if TYPE_CHECKING:
     import eventloop.schedules as schedules
     from eventloop.config.settings import Settings
-    from eventloop.data import Count
+    from eventloop.data.batches import Count
     from eventloop.diagnostics.check import Check
     from eventloop.diagnostics.trace import Trace
     from eventloop.distributed.join import rank_zero_first
@@ -80,7 +80,7 @@ __all__ = [
 _LAZY = {
     "Allowed": "eventloop.run.start",
     "Check": "eventloop.diagnostics.check",
-    "Count": "eventloop.data",
+    "Count": "eventloop.data.batches",
     "Result": "eventloop.run.result",
     "Settings": "eventloop.config.settings",
     "State": "eventloop.state",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torchmetrics import Metric
 
-    from eventloop.data import Count
+    from eventloop.data.batches import Count
     from eventloop.state import State
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.urls import Url

@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 from eventloop.clock import Time
-from eventloop.data import known_length
-from eventloop.data.combine import FirstBatches
+from eventloop.data.combine import FirstBatches, known_length
 from eventloop.hooks import hookimpl
 from eventloop.run.result import Result
 from eventloop.trainer import Trainer, TrainerBuilder

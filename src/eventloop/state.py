@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop import data
 from eventloop.clock import Clock, Time, resolve
+from eventloop.data import batches
+from eventloop.data.batches import Count
 from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
@@ -172,7 +173,7 @@ class State:
         self.enclosed: Callable[..., Any] | None = None
         self._update: Update | None = None
         self._capture: Callable[[], Captured] | None = None
-        self._current_count: Callable[[], data.Count] | None = None
+        self._current_count: Callable[[], Count] | None = None
 
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
@@ -188,7 +189,7 @@ class State:
         size = settings.microbatch_size
         self.microbatch_size = None if size == "auto" else size
         self.num_batches: int | None = None
-        self.count = data.Count(0, 0, 0)
+        self.count = Count(0, 0, 0)
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.metrics: Mapping[str, Mapping[str, Metric]] = {}
@@ -243,26 +244,26 @@ class State:
     @property
     def inputs(self) -> Any:
         """The inputs of the microbatch under way, else of the batch; assignment replaces them."""
-        return data.inputs_of(self.batch if self.microbatch is None else self.microbatch)
+        return batches.inputs_of(self.batch if self.microbatch is None else self.microbatch)
 
     @inputs.setter
     def inputs(self, inputs: Any) -> None:
         if self.microbatch is None:
-            self.batch = data.with_inputs(self.batch, inputs)
+            self.batch = batches.with_inputs(self.batch, inputs)
         else:
-            self.microbatch = data.with_inputs(self.microbatch, inputs)
+            self.microbatch = batches.with_inputs(self.microbatch, inputs)
 
     @property
     def targets(self) -> Any:
         """The targets of the microbatch under way, else of the batch; assignment replaces them."""
-        return data.targets_of(self.batch if self.microbatch is None else self.microbatch)
+        return batches.targets_of(self.batch if self.microbatch is None else self.microbatch)
 
     @targets.setter
     def targets(self, targets: Any) -> None:
         if self.microbatch is None:
-            self.batch = data.with_targets(self.batch, targets)
+            self.batch = batches.with_targets(self.batch, targets)
         else:
-            self.microbatch = data.with_targets(self.microbatch, targets)
+            self.microbatch = batches.with_targets(self.microbatch, targets)
 
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
@@ -312,7 +313,7 @@ class State:
         finally:
             self.eval_sets = kept
 
-    def current_count(self) -> data.Count:
+    def current_count(self) -> Count:
         """Returns what the microbatch under way, else the batch, counts for: samples, and weight.
 
         For what is averaged over them: a metric, say. No device is read.
@@ -538,7 +539,7 @@ def connect(
     owner: Callable[[str], Plugin],
     update: Update,
     capture: Callable[[], Captured],
-    current_count: Callable[[], data.Count],
+    current_count: Callable[[], Count],
 ) -> None:
     """Hands a State what its methods need, once plans are frozen.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from eventloop.clock import Clock, Time
     from eventloop.config.settings import Settings
-    from eventloop.data import Count
+    from eventloop.data.batches import Count
     from eventloop.training.precision import Precision
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop.data import (
+from eventloop.data.batches import (
     describe,
     inputs_of,
     is_pair,

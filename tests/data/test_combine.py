@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.checkpoint.schema import POSITION
-from eventloop.data import cycled, known_length, zipped
+from eventloop.data import cycled, zipped
+from eventloop.data.combine import known_length
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from eventloop.data import Count
+from eventloop.data.batches import Count
 from eventloop.data.combine import tell_epoch
 from eventloop.data.loaders import source_of
 from eventloop.errors import TaskError, counted

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from eventloop.data import map_tensors
+from eventloop.data.batches import map_tensors
 
 Move = Callable[[Any], Any]
 

@@ -20,7 +20,7 @@ from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.data import Count
+    from eventloop.data.batches import Count
     from eventloop.distributed.crew import Crew
     from eventloop.run.runtime import Feature
     from eventloop.state import State

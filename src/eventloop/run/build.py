@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.capture import described
-from eventloop.data import first_batch
+from eventloop.data.combine import first_batch
 from eventloop.data.iterables import kept_places
 from eventloop.plugin.manager import unsuitable_reasons, without
 from eventloop.rng import kept_generators, seed_everything, seed_rank

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from eventloop import data
-from eventloop.data import Count
+from eventloop.data import batches
+from eventloop.data.batches import Count
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
 from eventloop.naming import brief, listed
@@ -251,7 +251,7 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
         targets = state.targets
         if targets is None:
             raise TaskError(
-                f"the task's loss takes targets, but a batch of {data.describe(state.batch)} "
+                f"the task's loss takes targets, but a batch of {batches.describe(state.batch)} "
                 "has none",
                 fix="let the data loader give pairs (inputs, targets) or mappings with 'labels', "
                 "implement the action loss, or evaluate without the loss: "
@@ -284,7 +284,7 @@ def _count_hook(
 
     def count_batch(state: State, batch: Any) -> Count:
         if samples_of is None:
-            samples = data.num_samples(batch)
+            samples = batches.num_samples(batch)
         else:
             samples = _whole(samples_of(state, batch), "num_samples", at_least=1)
         if batch is not state.microbatch:
@@ -322,8 +322,8 @@ def _described(function: Callable[..., Any]) -> str:
 _SOURCES: dict[str, Callable[[State, Any], Any]] = {
     "model": lambda state, batch: state.active_model,
     "batch": lambda state, batch: batch,
-    "inputs": lambda state, batch: data.inputs_of(batch),
-    "targets": lambda state, batch: data.targets_of(batch),
+    "inputs": lambda state, batch: batches.inputs_of(batch),
+    "targets": lambda state, batch: batches.targets_of(batch),
     "state": lambda state, batch: state,
 }
 
@@ -362,7 +362,7 @@ def _called(given: Any) -> Any:
     try:
         return given() if is_factory else given
     except ValueError as error:
-        if fix := data.without_samples(error):
+        if fix := batches.without_samples(error):
             raise TaskError(
                 "the data set of a data loader is empty", function=_described(given), fix=fix
             ) from error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.data import num_samples
+from eventloop.data.batches import num_samples
 from eventloop.errors import counted
 from eventloop.rng import KeptGenerators
 from eventloop.training.update import Accumulate, Passes

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from eventloop import data
-from eventloop.data import Count
+from eventloop.data import batches
+from eventloop.data.batches import Count
 from eventloop.data.combine import NoData, split_batch
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
@@ -125,7 +125,7 @@ class Defaults:
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
-        samples = data.num_samples(batch)
+        samples = batches.num_samples(batch)
         if self._count.samples != samples:
             self._count = Count(samples, 0, samples)
         return self._count
@@ -144,12 +144,12 @@ class Defaults:
         else:
             batch, model = state.microbatch, state.wrapped_model
         try:
-            if data.is_pair(batch):
+            if batches.is_pair(batch):
                 return model(batch[0])
             if isinstance(batch, Mapping):
                 return model(**batch)
-            if state.microbatch is None and state.eval_name is None and data.is_inputs(batch):
-                return model(data.inputs_of(batch))  # to predict for takes no targets
+            if state.microbatch is None and state.eval_name is None and batches.is_inputs(batch):
+                return model(batches.inputs_of(batch))  # to predict for takes no targets
         except Exception as error:
             if isinstance(error, TypeError) and isinstance(batch, Mapping):
                 _explain_keywords(error, state.model, batch)
@@ -157,7 +157,7 @@ class Defaults:
             raise
         of_set = "" if state.eval_name is None else f" of the eval set {state.eval_name!r}"
         raise TaskError(
-            f"a batch{of_set} of {data.describe(batch)} can't be split into inputs and targets",
+            f"a batch{of_set} of {batches.describe(batch)} can't be split into inputs and targets",
             fix="let the data loader give pairs (inputs, targets) or mappings, "
             "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
             "loss needs more than outputs and targets",

@@ -17,7 +17,7 @@ from eventloop.training.metrics import compute
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-    from eventloop.data import Count
+    from eventloop.data.batches import Count
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from eventloop.data import map_tensors
-from eventloop.data.batches import shapes
+from eventloop.data.batches import map_tensors, shapes
 from eventloop.errors import EventloopError, Note, TaskError, notes_of
 
 if TYPE_CHECKING:
