@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
-from eventloop.training.shapes import ACTIONS, note_given
+from eventloop.training.given import ACTIONS, note_given
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation

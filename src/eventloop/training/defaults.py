@@ -21,6 +21,7 @@ from eventloop.data.combine import NoData, split_batch
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
+from eventloop.training.given import note_given
 from eventloop.training.loading import fit_to_load
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
@@ -29,7 +30,6 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.shapes import note_given
 from eventloop.training.slices import gathered, held
 from eventloop.training.weight_watch import first_not_finite, trained_names
 

@@ -1,4 +1,4 @@
-"""Shapes that the task's functions are given: noted when one fails, refused where torch would broadcast."""
+"""Shapes of outputs and targets: refused where torch would broadcast one along the samples of the other."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from eventloop.data.batches import map_tensors, shapes
-from eventloop.errors import EventloopError, Note, TaskError, notes_of
+from eventloop.data.batches import map_tensors
+from eventloop.errors import TaskError
 
-if TYPE_CHECKING:
-    from eventloop.state import State
-
-# The actions whose owners are given a batch, or the outputs for one.
-ACTIONS = ("forward", "eval_forward", "predict_forward", "loss")
 T = TypeVar("T")
 # How torch's warning begins in mse_loss, l1_loss, smooth_l1_loss and huber_loss (2.13); it has no
 # category of its own.
@@ -32,35 +27,6 @@ _FIX = (
     "give both one shape, `outputs.squeeze(1)` or `targets.unsqueeze(1)` say; where broadcasting is "
     "meant, `torch.broadcast_tensors(outputs, targets)`"
 )
-
-
-def note_given(error: BaseException, what: str, state: State) -> None:
-    """Notes on an exception what a pass was given, at which batch; once, on what isn't our own.
-
-    Args:
-        what: forward, loss, or a metric.
-    """
-    if isinstance(error, EventloopError) or not isinstance(error, Exception):
-        return
-    if notes_of(error, "given"):
-        return
-    batch = state.batch if state.microbatch is None else state.microbatch
-    if what.endswith("forward"):
-        given = f"a batch of {shapes(batch)}"
-    else:
-        given = f"outputs {shapes(state.outputs)}, targets {shapes(state.targets)}"
-    error.add_note(Note(f"{what} was given {given}; {_place(state)}", "given"))
-
-
-def _place(state: State) -> str:
-    """Says which batch is under way."""
-    if state.eval_name is not None:
-        return f"batch {state.eval_batch_idx} of the eval set {state.eval_name!r}"
-    if state.microbatch is None:
-        return "in a prediction"
-    part = f", microbatch {state.microbatch_idx} of {state.num_microbatches}"
-    several = part if state.num_microbatches > 1 else ""
-    return f"epoch {state.clock.epoch}, batch {state.clock.batch}{several}"
 
 
 @contextmanager

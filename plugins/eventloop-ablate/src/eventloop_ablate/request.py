@@ -113,10 +113,7 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         UsageError: there is nothing to ablate, or something is said that each run says itself.
         PluginError: an algorithm can't be built with its options.
     """
-    for name in _OWN:
-        if name in arguments.flags:
-            instead = "say `--seeds 5`" if name == "seed" else f"leave {flag(name)} out"
-            raise UsageError(f"{flag(name)} belongs to each run of an ablation", fix=instead)
+    _refuse_own(arguments)
     kept, ablated, others = _algorithms(arguments, job)
     if not ablated:
         raise UsageError(
@@ -150,6 +147,13 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
         default_folder("ablate", job, arguments, description),
         description,
     )
+
+
+def _refuse_own(arguments: Arguments) -> None:
+    for name in _OWN:
+        if name in arguments.flags:
+            instead = "say `--seeds 5`" if name == "seed" else f"leave {flag(name)} out"
+            raise UsageError(f"{flag(name)} belongs to each run of an ablation", fix=instead)
 
 
 def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Loaded, ...], ...]:
