@@ -120,11 +120,8 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     console = _terminal()
     if console is None:
-        lines = [columns, *([*map(_one_line, row)] for row in rows)]
-        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-        for line in lines:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            write_text("  ".join(cells).rstrip())
+        for line in _aligned([columns, *([*map(_one_line, row)] for row in rows)]):
+            write_text(line)
         return
     from rich.table import Table
 
@@ -141,6 +138,14 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in filled:
         table.add_row(*(row[idx] for idx in kept))
     console.print(table, markup=False, highlight=False)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields rows as lines whose cells stand below each other."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
 
 
 def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
@@ -287,7 +292,7 @@ def crash_report() -> Iterator[list[Plugin]]:
 
 
 def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Yields a line a plugin: name, role, what it came from, options."""
+    """Returns a line a plugin: name, role, what it came from, options."""
     rows = [
         (
             one.name,
@@ -297,7 +302,4 @@ def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
         )
         for one in plugins
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"  {'  '.join(cells)}".rstrip()
+    return (f"  {line}" for line in _aligned(rows))
