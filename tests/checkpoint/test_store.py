@@ -68,6 +68,23 @@ def test_what_is_saved_is_found(store, parts, same):
     assert same(read(path).parts["model"], parts["model"])
 
 
+def test_two_machines_may_bring_the_same_at_once(store, parts, tmp_path, monkeypatch):
+    """As each downloads a checkpoint of a URL, where they share the folder for copies."""
+    other = Store(tmp_path / "other").save(1, parts, {})
+    rename = disk.rename
+
+    def brought_meanwhile(source, target):
+        if target.name == "ba00000001" and not target.exists():
+            shutil.copytree(other, target)
+        rename(source, target)
+
+    monkeypatch.setattr(disk, "rename", brought_meanwhile)
+
+    assert store.save(1, parts, {}) == store.folder / "ba00000001"
+    assert names(store) == ["ba00000001"]
+    assert store.latest() == (store.folder / "ba00000001", [])
+
+
 def test_nothing_is_found_where_nothing_is(store):
     """Before the first save, and looking makes nothing."""
     assert (store.found(), store.latest(), store.prune([])) == ([], (None, []), [])

@@ -132,7 +132,11 @@ class Store:
         with self._under_way(target.name) as folder:
             manifest = write(folder)
             if not holds(target, manifest):
-                self._put_in_place(folder, target)
+                try:
+                    self._put_in_place(folder, target)
+                except OSError:
+                    if not holds(target, manifest):  # another machine may have put the same there
+                        raise
         return target
 
     def shared_out(
