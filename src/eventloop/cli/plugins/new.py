@@ -16,11 +16,14 @@ from eventloop.cli.arguments import (
 )
 from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.plugins.reading import JSON
-from eventloop.cli.plugins.templates import FILES, GROUPS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.select import is_usable_name
+
+GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}
+# What both roles have, and what one has; words between @ are replaced.
+_TEMPLATES = Path(__file__).with_name("templates")
 
 COMMAND = Command(
     "plugins new",
@@ -106,14 +109,22 @@ def _write(folder: Path, name: str, role: str) -> list[Path]:
         "@ROLE@": role,
     }
     written = []
-    for path, text in FILES[role].items():
+    for path, template in sorted((*_files("both"), *_files(role))):
+        text = template.read_text("utf-8")
         for word, value in words.items():
-            path, text = path.replace(word, value), text.replace(word, value)
-        target = folder / path
+            text = text.replace(word, value)
+        target = folder / path.replace("PACKAGE", words["@PACKAGE@"])
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
         written.append(target)
     return written
+
+
+def _files(role: str) -> Iterator[tuple[str, Path]]:
+    """Yields where each file of a new plugin goes, and its template."""
+    root = _TEMPLATES / role
+    for template in root.rglob("*.txt"):
+        yield template.relative_to(root).as_posix().removesuffix(".txt"), template
 
 
 def _range(version: str) -> str:
