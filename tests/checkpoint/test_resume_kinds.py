@@ -132,6 +132,28 @@ class Adversarial:
         return state.update(loss_g, ["G"])
 
 
+class MatricesAndRest(torch.optim.Optimizer):
+    """One optimizer made of two, whose states are kept side by side, as many a composite has it."""
+
+    def __init__(self, model, lr):
+        super().__init__(model.parameters(), {"lr": lr})
+        params = list(model.parameters())
+        self.matrices = torch.optim.SGD([one for one in params if one.ndim > 1], lr, 0.9)
+        self.rest = torch.optim.AdamW([one for one in params if one.ndim < 2], 0.01)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.matrices.step()
+        self.rest.step()
+
+    def state_dict(self):
+        return {"matrices": self.matrices.state_dict(), "rest": self.rest.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        self.matrices.load_state_dict(state_dict["matrices"])
+        self.rest.load_state_dict(state_dict["rest"])
+
+
 def two_optimizers(model):
     return {"D": adam(model.discriminator), "G": adam(model.generator, lr=0.02)}
 
@@ -181,6 +203,7 @@ KINDS = {
         optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
     ),
     "adafactor": kind(optimizer=lambda model: torch.optim.Adafactor(model.parameters())),
+    "one made of two": kind(optimizer=lambda model: MatricesAndRest(model, lr=0.1)),
     "sgd with momentum": kind(
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     ),

@@ -119,7 +119,8 @@ class Defaults:
     @hookimpl
     def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool:
         for name, optimizer in state.optimizers.items():
-            require_optimizer(optimizer, states[name])
+            if type(optimizer).state_dict is Optimizer.state_dict:  # another's form only it knows
+                require_optimizer(optimizer, states[name])
             optimizer.load_state_dict(states[name])
         return True
 
