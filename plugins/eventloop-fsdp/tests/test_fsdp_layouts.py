@@ -7,6 +7,7 @@ import setuptools  # noqa: F401  after distutils, which inductor imports, it can
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -201,6 +202,7 @@ def test_two_ranks_and_one_compile_the_same_layers(tmp_path, options):
 
 
 @pytest.mark.nightly
+@inductor_config.patch(compile_threads=1)  # ranks are forks, in which its pool of processes hangs
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, in torch 2.13
 @pytest.mark.parametrize(
