@@ -133,6 +133,32 @@ def test_two_ranks_with_accumulation_end_with_the_weights_of_one(fit, strategy):
     assert not torch.allclose(run(4)[0], expected, atol=1e-3)
 
 
+class Gain(nn.Module):
+    """Scales by its only parameter, of one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs):
+        return inputs * self.gain
+
+
+def test_a_parameter_of_one_element_is_clipped_as_in_one_process(fit):
+    """One of two ranks holds none of it: a gain, and an output's bias and its row of weights."""
+
+    def run(*others, batch_size):
+        task = make_task(batch_size)
+        task.model = lambda: nn.Sequential(nn.Linear(4, 1), Gain(), nn.Linear(1, 3))
+        return weights(fit(Agc(clip=CLIP, exclude=[]), *others, task=task))
+
+    expected = run(batch_size=8)
+    ranks = run_ranks(lambda: run(Fsdp(), batch_size=4), timeout_s=60)
+
+    assert_near(ranks[0], expected)
+    assert_near(ranks[1], expected)
+
+
 class Keeps:
     """Keeps the lengths of the hidden units' gradients, as shares of their weights', by step."""
 

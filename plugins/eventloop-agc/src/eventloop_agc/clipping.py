@@ -7,13 +7,11 @@ arXiv:2102.06171, eq. 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from eventloop.toolbox.shards import local, shard_of, sharded
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
@@ -53,12 +51,16 @@ def clip_units_(params: Sequence[Tensor], clip: float, eps: float = 1e-3) -> Ten
     sizes = [unit_norms(weight) for weight in weights]
     longest = torch.cat(sizes).clamp_(min=eps) * clip
     scales = (longest / torch.cat([unit_norms(grad) for grad in grads])).clamp_(max=1)
+    of_shards = sharded(scales)
+    scales = scales if of_shards is None else of_shards.full_tensor()
     parts = torch.split(scales, [len(size) for size in sizes])
-    shapes = [(-1, *[1] * (grad.ndim - 1))[: grad.ndim] for grad in grads]
-    each = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    each = [_like_rows(part, grad) for part, grad in zip(parts, grads, strict=True)]
     # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
-    torch._foreach_mul_(grads, each)
-    share = (scales < 1).float().mean()
-    if type(share) is not Tensor:  # of shards; the import of their class would take a while
-        share = cast("DTensor", share).full_tensor()
-    return share
+    torch._foreach_mul_([local(grad) for grad in grads], each)
+    return (scales < 1).float().mean()
+
+
+def _like_rows(scales: Tensor, grad: Tensor) -> Tensor:
+    """Returns the scales of the units that this rank holds of a gradient, shaped to multiply it."""
+    held = scales if len(scales) == 1 else shard_of(scales, grad)
+    return held.view((-1, *[1] * (grad.ndim - 1))[: grad.ndim])
