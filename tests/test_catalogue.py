@@ -109,7 +109,9 @@ WORLD_SIZES = {"eventloop-fsdp": 2}
 def with_entry_points(groups: Iterable[str]) -> pytest.MarkDecorator:
     """Runs a test for each package that has an entry point of a kind."""
     folders = [
-        one for one in FOLDERS if not PROJECTS[one]["entry-points"].keys().isdisjoint(groups)
+        one
+        for one in FOLDERS
+        if not PROJECTS[one].get("entry-points", {}).keys().isdisjoint(groups)
     ]
     return pytest.mark.parametrize("folder", folders, ids=lambda folder: folder.name)
 
@@ -152,7 +154,7 @@ def test_a_storage_of_the_catalogue_keeps_the_contract(folder, clean, monkeypatc
 
 def entry_points_of(folder: Path) -> Iterator[tuple[str, str, Any]]:
     """Yields what a package adds: group, name, and what the entry point names."""
-    for group, points in PROJECTS[folder]["entry-points"].items():
+    for group, points in PROJECTS[folder].get("entry-points", {}).items():
         for name, value in points.items():
             module, _, attribute = value.partition(":")
             target = importlib.import_module(module)

@@ -20,11 +20,11 @@ FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml
 SECTIONS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
 SOURCE = ROOT / "src"
 # What is named on the command line or imported, and takes part in no run by being installed.
-TASKS = {"eventloop-lightning"}
+IMPORTED = {"eventloop-lightning", "eventloop-runs"}
 
 every_plugin = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 every_extension = pytest.mark.parametrize(
-    "folder", [one for one in FOLDERS if one.name not in TASKS], ids=lambda folder: folder.name
+    "folder", [one for one in FOLDERS if one.name not in IMPORTED], ids=lambda folder: folder.name
 )
 
 

@@ -1,35 +1,27 @@
-"""What `eventloop.commands` offers to the authors of commands."""
+"""What `eventloop.commands` and `eventloop-runs` offer to the authors of commands."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import eventloop.commands
+import eventloop_runs
 from eventloop.cli import main
 from eventloop.cli.registry import COMMANDS, PACKAGES
-from eventloop.commands import RunProcesses, RunsFolder
 
 ROOT = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class Failing:
-    """A run that leaves its reason in its log, where it isn't stopped before."""
-
-    place = Path("failing")
-    argv = ("fit", "nowhere.py")
-
-
-@pytest.mark.parametrize("name", eventloop.commands.__all__)
-def test_every_name_is_there_and_on_the_page(name):
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(one, name) for one in (eventloop.commands, eventloop_runs) for name in one.__all__],
+)
+def test_every_name_is_there_and_on_the_page(module, name):
     """The page on commands is all that an author has to read."""
-    assert hasattr(eventloop.commands, name)
+    assert hasattr(module, name)
     page = (ROOT / "docs" / "how-to" / "add-a-command.md").read_text()
     assert re.search(rf"`{name}\b", page)
 
@@ -42,21 +34,6 @@ def test_it_comes_without_torch(run_python):
     )
 
     assert (done.stdout, done.stderr) == ("False\n", "")
-
-
-def test_a_run_that_starts_while_a_signal_arrives_is_stopped_too(tmp_path):
-    """Otherwise the command would wait for it to train to its end."""
-    folder = RunsFolder(tmp_path, "trial")
-
-    def runs():
-        os.kill(os.getpid(), signal.SIGTERM)
-        yield Failing()
-
-    with RunProcesses(folder) as processes:
-        assert list(processes.outcomes(runs())) == []
-
-    assert folder.log(Failing()).read_text() == ""
-    assert str(processes.stopped("1 run is left")) == "terminated: 1 run is left"
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -10,11 +10,12 @@ import sys
 import pytest
 
 from eventloop import EventloopError, PluginError
-from eventloop.commands import Metric, UsageError, choose_metric, prepare, read_arguments
+from eventloop.commands import UsageError, prepare, read_arguments
 from eventloop_ablate import run
 from eventloop_ablate.request import COMMAND, read_ablation
 from eventloop_ablate.runs import runs_of
 from eventloop_ablate.table import header
+from eventloop_runs import Metric, choose_metric
 
 ALPHA = """
 from eventloop import hookimpl

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from eventloop.commands import Metric
 from eventloop_ablate.runs import Outcome, Run
 from eventloop_ablate.table import content_of, footnotes, rows_of, write_rows
 from eventloop_ablate.variants import variants_of
+from eventloop_runs import Metric
 
 METRIC = Metric("test/accuracy", True)
 VALUES = {"none": [0.90, 0.94, 0.92], "ema": [0.91, 0.96, 0.935]}

@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 from optuna.trial import TrialState
 
-from eventloop.commands import Outcome, RunsFolder
+from eventloop_runs import Outcome, RunsFolder
 from eventloop_sweep.request import read_command_line, read_sweep
 from eventloop_sweep.storage import make_sampler, open_storage, sqlite_url
 from eventloop_sweep.trials import Trials

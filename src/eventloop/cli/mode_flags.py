@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
 from eventloop.cli.arguments import Arguments, CommandOption
+from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.output import write_lines, write_table, write_text
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
@@ -34,6 +35,8 @@ OPTIONS = (
     CommandOption("limit-eval-batches", "N", "end each evaluation set after N batches"),
     CommandOption("sanity-eval", "N", "evaluate N batches before the first step, for nothing"),
 )
+# What a command that makes runs hands on to them: the options that change what is trained.
+FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-")))
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
 # Each says which batches there are, so that two of them contradict each other.
 _CONTRADICTIONS = (

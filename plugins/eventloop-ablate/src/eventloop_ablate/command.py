@@ -11,15 +11,10 @@ from eventloop import EventloopError
 from eventloop.commands import (
     FAILURE,
     Arguments,
-    RunProcesses,
-    RunProgress,
-    RunsFolder,
-    choose_metric,
     job_help,
     output_path,
     prepare,
     stdout_to_stderr,
-    try_run,
     write_json,
     write_lines,
     write_text,
@@ -28,6 +23,7 @@ from eventloop_ablate.picture import draw, require_matplotlib
 from eventloop_ablate.request import COMMAND, Ablation, read_ablation, read_command_line
 from eventloop_ablate.runs import AblationOutcome, Run, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
+from eventloop_runs import RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
 
 
 def run(argv: Sequence[str]) -> int:

@@ -6,8 +6,9 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from eventloop.commands import Metric, UsageError
+from eventloop.commands import UsageError
 from eventloop_ablate.table import Row
+from eventloop_runs import Metric
 
 
 def require_matplotlib() -> None:

@@ -16,15 +16,12 @@ from eventloop.commands import (
     Loaded,
     UsageError,
     closest,
-    default_folder,
-    describe,
     flag,
     fold,
-    number_option,
     read_arguments,
-    share_cores,
 )
 from eventloop_ablate.variants import Variant, check_variants, read_variants, variants_of
+from eventloop_runs import default_folder, describe, number_option, share_cores
 
 # Each run has its own.
 _OWN = ("seed", "run_dir", "resume")

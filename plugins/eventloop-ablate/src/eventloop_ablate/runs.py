@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eventloop.commands import Outcome, fit_argv, flag, fold
+from eventloop.commands import flag, fold
 from eventloop_ablate.request import Ablation
 from eventloop_ablate.variants import Variant
+from eventloop_runs import Outcome, fit_argv
 
 
 @dataclass(frozen=True)

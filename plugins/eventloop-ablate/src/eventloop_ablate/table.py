@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from eventloop.commands import Metric, counted, one_line, write_table
+from eventloop.commands import counted, one_line, write_table
 from eventloop_ablate.paired import Difference, deviation, paired_difference
 from eventloop_ablate.request import Ablation
 from eventloop_ablate.runs import AblationOutcome
 from eventloop_ablate.variants import ALL, NONE, Variant
+from eventloop_runs import Metric
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,9 @@ from eventloop.commands import (
     Arguments,
     Command,
     CommandOption,
-    RunProcesses,
-    RunsFolder,
     UsageError,
-    fit_argv,
     flag,
     job_help,
-    number_option,
     output_path,
     prepare,
     read_arguments,
@@ -33,6 +29,7 @@ from eventloop.commands import (
 )
 from eventloop_lr_finder.curve import Curve, Proposal
 from eventloop_lr_finder.picture import draw
+from eventloop_runs import RunProcesses, RunsFolder, fit_argv, number_option
 
 COMMAND = Command(
     "lr-finder",

@@ -14,19 +14,14 @@ from eventloop import EventloopError
 from eventloop.commands import (
     FAILURE,
     Arguments,
-    Metric,
-    RunProcesses,
-    RunProgress,
-    RunsFolder,
     UsageError,
-    choose_metric,
     job_help,
     stdout_to_stderr,
-    try_run,
     write_json,
     write_lines,
     write_text,
 )
+from eventloop_runs import Metric, RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
 from eventloop_sweep.report import (
     METRIC,
     content_of,

@@ -16,16 +16,12 @@ from eventloop.commands import (
     CommandOption,
     Job,
     UsageError,
-    default_folder,
-    describe,
-    fit_argv,
     flag,
     fold,
-    number_option,
     prepare,
     read_arguments,
-    share_cores,
 )
+from eventloop_runs import default_folder, describe, fit_argv, number_option, share_cores
 from eventloop_sweep.space import (
     Dimension,
     Written,

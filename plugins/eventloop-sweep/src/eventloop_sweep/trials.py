@@ -18,7 +18,7 @@ from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from eventloop.commands import Outcome, RunsFolder
+from eventloop_runs import Outcome, RunsFolder
 from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 

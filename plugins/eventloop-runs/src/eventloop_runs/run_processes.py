@@ -15,11 +15,9 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Generic, NamedTuple, Self
 
-from eventloop.commands.runs_folder import Outcome, R, RunsFolder, read_json
-from eventloop.distributed.exit import ending_with_parent
-from eventloop.files.run_folder import RunFolder
-from eventloop.signals import Interrupted, Terminated
-from eventloop.text import one_line
+from eventloop.commands import Interrupted, Terminated, ending_with_parent, one_line
+from eventloop.toolbox.run_files import RunFolder
+from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)

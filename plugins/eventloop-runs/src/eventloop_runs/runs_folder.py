@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from eventloop.checkpoint.run_lock import RunLock
-from eventloop.errors import EventloopError, ResumeError, UsageError, a
-from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.disk import CorruptFileError
-from eventloop.files.run_folder import RunFolder
-from eventloop.run.differences import (
+from eventloop import EventloopError, ResumeError
+from eventloop.commands import (
+    RunLock,
+    UsageError,
+    a,
     config_differences,
     plugin_differences,
     task_differences,
 )
+from eventloop.toolbox.run_files import RunFolder
 
+_MAX_BYTES = 32 * 2**20
 _OF_JOB = ("task", "settings", "command", "plugins")
 
 
@@ -178,7 +179,7 @@ def _shown(value: object) -> str:
 
 def read_json(files: RunFolder, name: str) -> dict[str, Any] | None:
     """Returns the content of a file; None where it isn't there, or isn't whole."""
-    with contextlib.suppress(OSError, CorruptFileError):
-        content = from_bytes(files.read(name, MAX_BYTES + 1))
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(files.read(name, _MAX_BYTES))
         return content if isinstance(content, dict) else None
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eventloop.errors import UsageError, closest
+from eventloop.commands import UsageError, closest
 
 _DIRECTIONS = {"min": False, "max": True}
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Self
 
-from eventloop.commands.runs_folder import Outcome, R
-from eventloop.text import one_line
+from eventloop.commands import one_line
+from eventloop_runs.runs_folder import Outcome, R
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

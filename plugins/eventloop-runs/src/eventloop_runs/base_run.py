@@ -10,20 +10,19 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, CommandOption
-from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.mode_flags import OPTIONS as MODES
-from eventloop.config.options import flag
-from eventloop.errors import UsageError
-from eventloop.naming import fold, plain
-from eventloop.urls import place_of
+from eventloop.commands import (
+    FIT_OPTIONS,
+    Arguments,
+    CommandOption,
+    UsageError,
+    flag,
+    fold,
+    place_of,
+    plain,
+)
 
 if TYPE_CHECKING:
-    from eventloop.cli.job import Job
-    from eventloop.plugin.load import Loaded
-
-# Options of `eventloop fit` that a command hands on to its runs: those that change what is trained.
-FIT_OPTIONS = (NPROC, *(one for one in MODES if one.name.startswith("limit-")))
+    from eventloop.commands import Job, Loaded
 
 
 def fit_argv(arguments: Arguments, *, without: Iterable[Loaded] = ()) -> list[str]:
@@ -111,7 +110,7 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
     would share.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    ranks = number_option(arguments, NPROC.name, 1)
+    ranks = number_option(arguments, "nproc", 1)
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "jobs" in arguments.given:
         jobs = number_option(arguments, "jobs", 1)

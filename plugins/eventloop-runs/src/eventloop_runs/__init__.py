@@ -1,0 +1,23 @@
+"""What commands that make many runs share: their base, their folder, their processes."""
+
+from eventloop_runs.base_run import default_folder, describe, fit_argv, number_option, share_cores
+from eventloop_runs.metric_choice import Metric, choose_metric
+from eventloop_runs.run_processes import RunProcesses, try_run
+from eventloop_runs.run_progress import RunProgress
+from eventloop_runs.runs_folder import Outcome, Run, RunsFolder
+
+__all__ = [
+    "Metric",
+    "Outcome",
+    "Run",
+    "RunProcesses",
+    "RunProgress",
+    "RunsFolder",
+    "choose_metric",
+    "default_folder",
+    "describe",
+    "fit_argv",
+    "number_option",
+    "share_cores",
+    "try_run",
+]
