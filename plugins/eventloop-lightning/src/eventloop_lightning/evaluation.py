@@ -1,4 +1,4 @@
-"""Validation and prediction by Lightning's own loops, inside of eventloop's actions."""
+"""Validation and prediction by Lightning's own loops, and passes beside the training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from eventloop_lightning.hook_calls import HookCalls
+from eventloop_lightning.optimization import TrainingStep
+from eventloop_lightning.results import Results, counts_of, put_counts
 
 NAME = "val"
 
@@ -32,6 +35,23 @@ def predicted(trainer: Any, dataloader: Any) -> list[Any]:
         loop = trainer.predict_loop
         loop._data_source.instance, loop.return_predictions = dataloader, True
         return list(loop.run() or [])
+
+
+def computed_beside(trainer: Any, calls: HookCalls, batch: Any) -> Any:
+    """Runs the training step on a batch that isn't trained on; its numbers are forgotten."""
+    module, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    connector, results = trainer._logger_connector, loop._results
+    hook = connector._current_fx
+    # Copied, since metrics add in place to what they hold.
+    counts = apply_to_collection(counts_of(module), Tensor, Tensor.clone)
+    loop._results = Results(trainer.strategy.reduce)
+    loop._results.batch = batch
+    try:
+        with _as(trainer, TrainerFn.FITTING, RunningStage.TRAINING):
+            return TrainingStep(trainer, calls)(batch, 0)
+    finally:
+        loop._results, connector._current_fx = results, hook
+        put_counts(module, counts)
 
 
 def _in_fit(trainer: Any) -> list[dict[str, Any]]:

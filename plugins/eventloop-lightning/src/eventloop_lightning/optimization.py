@@ -141,10 +141,15 @@ class Automatic:
         calls.tell("on_after_backward")
         return True
 
+    def announce_step(self) -> None:
+        """Calls `on_before_optimizer_step`, if the batch ends with a step."""
+        if self._steps:
+            self._announce_step()
+
     def clip(self) -> None:
         """Clips the gradients, if the batch ends with a step."""
         if self._steps:
-            self._finish_gradients()
+            self._clip()
 
     def move(self, closure: Closure) -> bool:
         """Has the optimizer move the weights, if the batch ends with a step."""
@@ -213,7 +218,13 @@ class Automatic:
 
     def _finish_gradients(self) -> None:
         """Does what comes between the gradients and the step."""
+        self._announce_step()
+        self._clip()
+
+    def _announce_step(self) -> None:
         self._calls.tell("on_before_optimizer_step", self._optimizer)
+
+    def _clip(self) -> None:
         trainer = self._trainer
         if trainer.gradient_clip_val or "configure_gradient_clipping" in self._own:
             self._calls.own(

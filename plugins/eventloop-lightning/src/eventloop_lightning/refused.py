@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.nn.modules.batchnorm import _BatchNorm  # private: what all batch norms are (torch 2.13)
 
-from eventloop import SettingError, State
+from eventloop import PluginError, SettingError, State
+from eventloop.toolbox.messages import switch_off
+from eventloop_lightning.hook_calls import is_overridden
 
 # What can't be honoured, and what to do.
 REFUSED = {
@@ -113,8 +118,45 @@ def refuse_settings(state: State, *, is_automatic: bool) -> None:
             "compile has no effect on a training_step",
             fix="compile the module, or a part of it, in configure_model: torch.compile(self.net)",
         )
-    if settings.microbatch_size is not None and not is_automatic:
-        raise SettingError(
-            "microbatch_size has no effect in manual optimization, which takes a batch as it is",
-            fix="leave it out",
-        )
+    for name in () if is_automatic else ("microbatch_size", "clip_norm", "clip_value"):
+        value = getattr(settings, name)
+        if value is not None:
+            raise SettingError(
+                f"{name}={value} has no effect in manual optimization, which is the LightningModule's",
+                fix="leave it out; its training_step splits batches and clips gradients itself",
+            )
+
+
+def refuse_plugins(state: State, trainer: Any) -> None:
+    """Refuses plugins of eventloop's that would change nothing, or something else, under Lightning's steps.
+
+    Raises:
+        PluginError: one takes part.
+    """
+    module = trainer.lightning_module
+    scheduled = [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
+    accumulates = trainer.accumulate_grad_batches > 1 or bool(scheduled)
+    clipper = state.owner("clip_gradients")
+    for name in [one for one in (clipper, "sam") if one in state.plugins and one != "task"]:
+        if not module.automatic_optimization:
+            _refuse(name, "changes gradients, but manual optimization steps without the loop")
+        if accumulates:
+            _refuse(
+                name, "changes gradients of one batch, but accumulate_grad_batches adds them up"
+            )
+    if clipper != "task":
+        clips = "clips the gradients, so that {} has no effect"
+        if trainer.gradient_clip_val:
+            _refuse(clipper, clips.format(f"gradient_clip_val={trainer.gradient_clip_val}"))
+        if is_overridden(module, "configure_gradient_clipping", LightningModule):
+            _refuse(clipper, clips.format("configure_gradient_clipping"))
+    has_norms = any(isinstance(one, _BatchNorm) for one in module.modules())
+    if "swa" in state.plugins and has_norms and not module.automatic_optimization:
+        _refuse("swa", "estimates batch norms by training_step, which steps in manual optimization")
+
+
+def _refuse(plugin: str, what: str) -> None:
+    raise PluginError(
+        f"{plugin} doesn't suit this LightningModule: it {what}",
+        fix=f"leave {plugin} out, or switch it off with {switch_off(plugin)}",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 # Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 from eventloop import Count, PluginError, State, Time, hookimpl, is_interruption
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
-from eventloop_lightning.evaluation import evaluated, predicted
+from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
 from eventloop_lightning.keeping import Keeping, write_beside
 from eventloop_lightning.numbers_of_batches import BatchNumbers
 from eventloop_lightning.optimization import Automatic, Manual
-from eventloop_lightning.refused import refuse_settings
+from eventloop_lightning.refused import refuse_plugins, refuse_settings
 
 
 class LightningTask:
@@ -145,6 +145,7 @@ class LightningTask:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Restores module and callbacks; notes which modules were made to stay in evaluation mode."""
+        refuse_plugins(state, self._trainer)
         self._keeping.put_modules()
         self._modes = [one for one in state.model.modules() if not one.training]
         if self._generators is not None:
@@ -214,9 +215,7 @@ class LightningTask:
     def after_dataloader(self, state: State) -> None:
         """Calls the hooks that move a batch, where there are any."""
         if self._has_transfer:
-            batch = self._module._on_before_batch_transfer(state.batch, dataloader_idx=0)
-            strategy = self._trainer.strategy
-            state.batch = strategy.batch_to_device(batch, dataloader_idx=0)
+            state.batch = self._transferred(state.batch)
 
     @hookimpl
     def batch_start(self, state: State) -> None:
@@ -248,15 +247,31 @@ class LightningTask:
         return not self._accumulates
 
     @hookimpl
+    def forward(self, state: State) -> Any:
+        """Runs the training step, for a plugin that computes beside the training: swa, say."""
+        # What the loop has loaded is transferred already; a pass beside it takes batches itself.
+        is_raw = has_transfer(self._trainer) and not self._in_batch
+        batch = self._transferred(state.batch) if is_raw else state.batch
+        return computed_beside(self._trainer, self._calls, batch)
+
+    @hookimpl
     def backward(self, state: State, loss: Tensor) -> bool:
         """Calls the hooks around `backward`, and it."""
         return self._automatic.backward(state, loss)
+
+    @hookimpl(wrapper=True, specname="clip_gradients")
+    def before_clipping(
+        self, state: State
+    ) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
+        """Calls `on_before_optimizer_step`, also where a plugin clips."""
+        self._automatic.announce_step()
+        return (yield)
 
     @hookimpl
     def clip_gradients(
         self, state: State, optimizers: Mapping[str, Optimizer]
     ) -> dict[str, Tensor]:
-        """Calls `on_before_optimizer_step` and `configure_gradient_clipping`."""
+        """Calls `configure_gradient_clipping`."""
         self._automatic.clip()
         return {}
 
@@ -358,6 +373,10 @@ class LightningTask:
     def _automatic(self) -> Automatic:
         assert isinstance(self._optimization, Automatic)
         return self._optimization
+
+    def _transferred(self, batch: Any) -> Any:
+        batch = self._module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
     def _is_last(self, number: int) -> bool:
         loop = self._fit_loop
