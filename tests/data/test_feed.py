@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from eventloop.data import cycled
 from eventloop.data.feed import Feed
 from eventloop.distributed.processes import SingleProcess
 from eventloop.errors import TaskError
@@ -219,3 +220,54 @@ def test_any_nest_trains_in_microbatches(make_trainer, make_task):
     trainer.fit()
 
     assert trainer.state.clock.sample == 12
+
+
+class EndsEarly(Dataset):
+    """40 samples, the fifth of which raises StopIteration, as `next` on an empty iterator does."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, idx):
+        if idx == 4:
+            next(iter(()))
+        return torch.randn(3), 0
+
+
+def end_at_two(samples):
+    if samples[0] == 2:
+        next(iter(()))
+    return torch.ones(len(samples), 3), torch.tensor(samples)
+
+
+@pytest.mark.parametrize(
+    ("how", "num_workers"), [("fit", 0), ("eval", 0), ("eval", 1), ("predict", 0)]
+)
+def test_a_data_set_cannot_end_the_data_early(make_trainer, make_task, how, num_workers):
+    """A StopIteration of `__getitem__` ends a for loop over a DataLoader without a word."""
+    loader = DataLoader(EndsEarly(), batch_size=2, num_workers=num_workers)
+    task = make_task(train_dataloader=loader, eval_dataloaders=loader)
+    trainer = make_trainer(task, eval_interval=None)
+    given = [loader] if how == "predict" else []
+
+    with pytest.raises(TaskError, match=r"StopIteration|gave 2 batches, but its length is 20"):
+        getattr(trainer, how)(*given)
+
+
+@pytest.mark.parametrize(("how", "num_workers"), [("fit", 0), ("fit", 1), ("eval", 0)])
+def test_a_collate_function_cannot_end_the_data_early(make_trainer, make_task, how, num_workers):
+    """An iterable data set has no length that would show that batches are missing."""
+    loader = DataLoader(Stream(), 2, collate_fn=end_at_two, num_workers=num_workers)
+    task = make_task(train_dataloader=loader, eval_dataloaders=loader)
+    trainer = make_trainer(task, eval_interval=None)
+
+    with pytest.raises(TaskError, match="collate_fn end_at_two raised StopIteration"):
+        getattr(trainer, how)()
+
+
+def test_the_error_of_a_cycled_loader_is_not_its_end(make_trainer, make_task):
+    """What begins anew after a StopIteration would train on the first samples alone."""
+    task = make_task(train_dataloader=cycled(DataLoader(EndsEarly(), batch_size=2)))
+
+    with pytest.raises(TaskError, match="EndsEarly raised StopIteration"):
+        make_trainer(task, max_duration="5ba").fit()

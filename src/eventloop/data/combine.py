@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.data.batches import num_samples, split, split_side_by_side
-from eventloop.errors import TaskError, a
+from eventloop.errors import TaskError, a, counted
 
 
 def zipped(*loaders: Any, **named: Any) -> Zipped:
@@ -184,9 +184,10 @@ def known_length(dataloader: Any) -> int | None:
         return dataloader.num_batches
     if isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset):
         return None
-    if isinstance(dataloader, (DataLoader, Sequence)):
-        return len(dataloader)
-    return None
+    try:
+        return len(dataloader) if isinstance(dataloader, (DataLoader, Sequence)) else None
+    except TypeError:  # of a sampler without a length
+        return None
 
 
 def is_endless(dataloader: Any) -> bool:
@@ -255,6 +256,15 @@ def nothing_to_repeat(dataloader: Any) -> TaskError:
         f"cycled: {a(type(dataloader).__name__)} gave no batch",
         fix="give an iterable that starts anew each time, such as a list or a DataLoader; an "
         "iterator or a generator is used up after one turn",
+    )
+
+
+def too_few(what: str, num_batches: int, length: int | None) -> TaskError:
+    """Returns the error of a data loader that ended before its length."""
+    return TaskError(
+        f"the {what} gave {counted(num_batches, 'batch', 'batches')}, but its length is {length}",
+        fix="let the data set raise no StopIteration, which ends the data, and make len() of the data "
+        "loader the number of batches that it gives",
     )
 
 

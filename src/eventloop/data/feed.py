@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
-from eventloop.data.combine import tell_epoch
+from eventloop.data.combine import tell_epoch, too_few
 from eventloop.data.loaders import source_of
-from eventloop.errors import TaskError, counted
+from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
 
 if TYPE_CHECKING:
@@ -130,11 +130,8 @@ class Feed:
                 batch = self._first
             else:
                 batch = self._ahead.pop() if self._ahead else next(self._iterator)
-        except StopIteration:
-            raise TaskError(
-                f"the data loader gave {counted(self._taken, 'batch', 'batches')}, but its length is {length}",
-                fix="make len() of the data loader the number of batches that it gives",
-            ) from None
+        except StopIteration as error:
+            raise too_few("train data loader", self._taken, length) from error
         except Exception as error:
             self._blame(error)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import warnings
 from collections import deque
@@ -12,11 +13,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
-from eventloop.data.combine import known_length
-from eventloop.data.map_style import Turns
+from eventloop.data.combine import is_map_style, known_length
+from eventloop.data.map_style import Turns, copy_with
 from eventloop.data.sample_order import Order, Stateful, Watched
+from eventloop.data.sample_seeds import collated
 from eventloop.errors import TaskError
 from eventloop.rng import KeptGenerators, get_rng_state, is_generator, set_rng_state
 
@@ -134,6 +136,18 @@ def _is_strange(kind: type) -> bool:
     return root in _STRANGE or root == "torch"
 
 
+def with_checked_collate(dataloader: Any) -> Any:
+    """Returns a data loader over an iterable data set as one that its collate function can't end.
+
+    Any other, which has a length to compare, stays as it is.
+    """
+    if not isinstance(dataloader, DataLoader) or is_map_style(dataloader):
+        return dataloader
+    if (collate_fn := dataloader.collate_fn) in (default_collate, default_convert):
+        return dataloader
+    return copy_with(dataloader, collate_fn=functools.partial(collated, collate_fn))
+
+
 class ReadAgain:
     """Any other iterable: what was taken is read once more, and dropped.
 
@@ -150,7 +164,7 @@ class ReadAgain:
         self._dataloader = dataloader
         self._places = Places(dataloader)
         self._order = Order((), getattr(dataloader, "generator", None))
-        self._turns = Turns(dataloader, self._order)
+        self._turns = Turns(with_checked_collate(dataloader), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
         self._counting = getattr(dataloader, "dataset", dataloader)
         self._built = _counts_of(self._counting)

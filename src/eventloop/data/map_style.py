@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler
 
+from eventloop.data.combine import known_length
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, may_draw, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
@@ -53,7 +54,7 @@ class MapStyle:
             dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
             parts |= {"dataset": dataset, "collate_fn": collate_fn}
             self.order.numbers = may_draw(dataloader.dataset)
-        self._loader = _copy_with(dataloader, **parts)
+        self._loader = copy_with(dataloader, **parts)
         self._turns = Turns(self._loader, self.order)
         size = dataloader.batch_size
         # How many samples a step has; None where the batches are a batch sampler's.
@@ -65,10 +66,7 @@ class MapStyle:
 
     @property
     def num_batches(self) -> int | None:
-        try:
-            return len(self._loader)
-        except TypeError:  # of a sampler without a length
-            return None
+        return known_length(self._loader)
 
     def start(self, epoch: int) -> Iterator[Any]:
         if self._shared["kind"] == "drawn":
@@ -126,7 +124,7 @@ class MapStyle:
         return num_taken if num_batches is None else min(num_taken, num_batches)
 
     def first(self) -> Any:
-        loader = _copy_with(
+        loader = copy_with(
             self._loader,
             num_workers=0,
             prefetch_factor=None,
@@ -217,7 +215,7 @@ def _fix_for_size(global_batch_size: int | None, world_size: int) -> str:
     return f"set the train data loader's batch_size to {global_batch_size // world_size}"
 
 
-def _copy_with(dataloader: Any, **parts: Any) -> Any:
+def copy_with(dataloader: Any, **parts: Any) -> Any:
     """Returns a data loader with other parts, of the same class and with all its attributes.
 
     torch forbids to set the parts once a loader is built, because its batch sampler would keep the

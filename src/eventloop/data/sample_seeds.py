@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from eventloop.data.batches import shapes
+from eventloop.errors import TaskError
 from eventloop.rng import KeptGenerators, get_rng_state, is_generator, reseed, set_rng_state
 
 _BITS = 2**64 - 1
@@ -161,8 +162,10 @@ class SeededDataset:
         try:
             found = read()
             seeds.seed_collate(first)
-        except BaseException:
+        except BaseException as error:
             seeds.end_batch()
+            if isinstance(error, StopIteration):
+                raise _no_end(f"the data set {type(self._dataset).__name__}") from error
             raise
         return found
 
@@ -200,13 +203,32 @@ class SeededCollate:
     def __call__(self, samples: Any) -> Any:
         """Makes a batch of samples."""
         try:
-            return self._collate_fn(samples)
-        except Exception as error:
-            name = getattr(self._collate_fn, "__name__", type(self._collate_fn).__name__)
-            error.add_note(f"collate_fn {name} was given {shapes(samples)}")
-            raise
+            return collated(self._collate_fn, samples)
         finally:
             self._seeds.end_batch()
+
+
+def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    """Makes a batch of samples; an error says what the function was given.
+
+    Raises:
+        TaskError: the function raised StopIteration, which would end the data without a word.
+    """
+    name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+    try:
+        return collate_fn(samples)
+    except StopIteration as error:
+        raise _no_end(f"collate_fn {name}") from error
+    except Exception as error:
+        error.add_note(f"collate_fn {name} was given {shapes(samples)}")
+        raise
+
+
+def _no_end(who: str) -> TaskError:
+    return TaskError(
+        f"{who} raised StopIteration, which isn't the end of the data there",
+        fix="give the calls of next() in it a default, next(iterator, None), or catch StopIteration",
+    )
 
 
 def _generators_of(dataset: Any) -> list[Any]:

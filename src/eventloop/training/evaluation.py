@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from eventloop.data.combine import FirstBatches, known_length, too_few
+from eventloop.data.iterables import with_checked_collate
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
@@ -48,14 +49,18 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
     """Yields a data loader's batches.
 
     Raises:
-        TaskError: there is none.
+        TaskError: there is none, or fewer than its length.
     """
     num_batches = 0
-    batches = iter(dataloader)
+    # A copy would start workers that stay once more.
+    stays = getattr(dataloader, "persistent_workers", False)
+    batches = iter(dataloader if stays else with_checked_collate(dataloader))
     while True:
         try:
             batch = next(batches)
-        except StopIteration:
+        except StopIteration as error:
+            if num_batches < (length := known_length(dataloader) or 0):
+                raise too_few(what, num_batches, length) from error
             break
         except Exception as error:
             error.add_note(f"raised by the {what}, at its batch {num_batches}")
@@ -100,7 +105,9 @@ def try_evaluation(
         for name, dataloader in state.eval_dataloaders.items():
             state.eval_name = name
             metrics = hooks.build_metrics(state, f"eval/{name}")
-            batches = hooks.eval_batches(state, itertools.islice(dataloader, num_batches))
+            batches = hooks.eval_batches(
+                state, FirstBatches(dataloader, num_batches, known_length(dataloader))
+            )
             try:
                 loaded = batches_of(batches, f"eval data loader {name!r}")
                 for state.eval_batch_idx, batch in enumerate(loaded):
