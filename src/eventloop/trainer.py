@@ -122,7 +122,7 @@ class Trainer:
             configuration,
             candidates=builder.candidates,
             task=task_plugin(task),
-            core=core.plugins,
+            core=[*core.plugins, *(Plugin("core", "core", one) for one in builder.core)],
             algorithms=listed(algorithms, "algorithms"),
             callbacks=listed(callbacks, "callbacks"),
             of_task=(brought.algorithms, brought.callbacks),
@@ -437,6 +437,7 @@ class TrainerBuilder:
         origin: what the manifest says of the task beside its settings, for a comparison when the
             run is resumed: the digest of its file, its options. Values that JSON can hold.
         candidates: the plugins that a command has discovered and loaded already.
+        core: plugins that take part beside the core's own.
     """
 
     configuration: Configuration | None = None
@@ -444,6 +445,7 @@ class TrainerBuilder:
     allowed: Allowed = NOTHING
     origin: Mapping[str, Any] | None = None
     candidates: Candidates | None = None
+    core: Sequence[object] = ()
 
     def build(
         self,

@@ -325,3 +325,31 @@ def test_a_failure_of_the_training_is_shown_in_full(run, tiny, install):
     assert "Traceback" in ran.err
     assert "ZeroDivisionError" in ran.err
     assert "-p no:alpha-test" in ran.err
+
+
+def test_without_a_package_for_it_progress_is_plain_lines(tiny, run, monkeypatch):
+    """Training in silence looks as if it hung."""
+    monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+    lines = run("fit", "tiny.py").out.splitlines()
+
+    assert [one.split("  ")[0] for one in lines if "samples/s" in one] == ["epoch 1/2", "epoch 2/2"]
+    assert sum("pip install eventloop-progress" in one for one in lines) == 1
+
+
+def test_a_plugin_that_shows_progress_takes_the_place_of_the_lines(tiny, run, monkeypatch):
+    """It is known by what it declares, so that any package may do it."""
+    monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tiny / "quiet.py").write_text(
+        "from eventloop import hookimpl\n"
+        "class Quiet:\n"
+        "    shows_progress = True\n"
+        "    @hookimpl\n"
+        "    def fit_end(self): print('quiet, done')\n"
+    )
+
+    out = run("fit", "tiny.py", "-p", "quiet.py:Quiet").out
+
+    assert "quiet, done" in out
+    assert "samples/s" not in out
+    assert "eventloop-progress" not in out

@@ -2,7 +2,8 @@
 
 import pytest
 
-from eventloop_progress.text import clock_time, duration, per_second, printable, short
+from eventloop.toolbox.progress_lines import clock_time, duration, per_second, short
+from eventloop_progress.text import printable
 
 
 @pytest.mark.parametrize(

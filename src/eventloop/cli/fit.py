@@ -36,6 +36,7 @@ from eventloop.files import disk
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
 from eventloop.run.run_manifest import write_manifest
+from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import TrainerBuilder
 from eventloop.training.metrics import metric_name, named_metrics
 from eventloop.urls import Url
@@ -95,6 +96,7 @@ def _train(
     configuration = modes.configured(job.configuration)
     _require_duration(configuration, task)
     result_file = ResultFile(arguments.path("result"))
+    lines = ProgressLines(write=lambda line: write_lines([line]))
     with (
         diagnostics,
         crash_report() as active,
@@ -104,6 +106,7 @@ def _train(
             allowed=allowed(arguments),
             origin=job.origin(),
             candidates=job.candidates,
+            core=[lines],
         ).build(
             task,
             algorithms=modes.algorithms,
@@ -116,6 +119,8 @@ def _train(
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines(modes.lines())
+        if any(one.target is lines for one in trainer.assembly.plugins):
+            write_lines([_PLAIN])
         state = trainer.state
         state.manifest = {**state.manifest, "unlocked": "unlocked" in arguments.given}
         # In Python what is tried out leaves nothing behind; a command has a folder in any case.
@@ -140,6 +145,7 @@ def _writes_other_formats(trainer: Trainer) -> bool:
     return any(one.plugin.role != "core" and not one.wrapper for one in found)
 
 
+_PLAIN = "progress: a line an epoch or evaluation; `python -m pip install eventloop-progress` draws a bar"
 _NOTHING_KEPT = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"

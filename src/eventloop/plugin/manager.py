@@ -96,7 +96,9 @@ def assemble(
             plugins.append(one)
     rows, failures = load_all(configuration, selected, candidates, names)
     off += [row.selected for row in rows if row.selected.status == "off"]
-    everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins, *core]
+    everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins]
+    is_shown = any(map(_shows_progress, everybody))
+    everybody += [one for one in core if not (is_shown and _shows_progress(one))]
     known = (*(one.name for one in found), *names)
     owners = {action: value.value for action, value in rules.owners.items()}
     assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
@@ -104,6 +106,11 @@ def assemble(
     raise_all([*problems, *rules.order_problems(assembly.hooks, known, assembly.idle)])
     raise_all(refused_by_pluggy(assembly))
     return assembly
+
+
+def _shows_progress(plugin: Plugin) -> bool:
+    """Whether a plugin declares that it shows progress, so that the core's lines aren't needed."""
+    return bool(getattr(plugin.target, "shows_progress", False))
 
 
 def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:

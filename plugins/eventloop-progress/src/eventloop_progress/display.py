@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from eventloop.toolbox.progress_lines import Results
 from eventloop_progress.bar import Field, Line
 from eventloop_progress.notebook import Notebook
 from eventloop_progress.table import ResultsTable
-from eventloop_progress.text import Results, printable
+from eventloop_progress.text import printable
 
 
 class Display(Protocol):

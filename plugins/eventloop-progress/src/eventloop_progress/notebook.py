@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from html import escape
 
+from eventloop.toolbox.progress_lines import Results, short
 from eventloop_progress.bar import Field
-from eventloop_progress.text import Results, short
 
 # Shows HTML in the output of a cell, and returns what replaces it.
 Show = Callable[[str], Callable[[str], None]]

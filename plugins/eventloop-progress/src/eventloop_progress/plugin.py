@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from torch import Tensor
 
 from eventloop import Moment, hookimpl
+from eventloop.toolbox.progress_lines import (
+    EpochLine,
+    clock_time,
+    mean_loss,
+    per_second,
+    scalars,
+    short,
+    shortened,
+)
 from eventloop.toolbox.samples import known_length
 from eventloop_progress.bar import BAR, Field
 from eventloop_progress.display import Display, display_on
-from eventloop_progress.fit import Fit
-from eventloop_progress.reports import Report
-from eventloop_progress.text import Results, clock_time, per_second, printable, short, shortened
+from eventloop_progress.pace import Pace, frac_done
+from eventloop_progress.text import printable
 
 _TRAIN = "train"
 
@@ -47,6 +53,7 @@ class Progress:
     """
 
     needs_eval_data = True
+    shows_progress = True  # the core's lines stay out
 
     def __init__(self, *, refresh_per_s: float = 10.0, interval_s: float = 60.0) -> None:
         for name, value in (("refresh_per_s", refresh_per_s), ("interval_s", interval_s)):
@@ -59,7 +66,8 @@ class Progress:
         self._interval_s = interval_s
         self._draw_at = math.inf
         self._display: Display = display_on(self.console)
-        self._fit: Fit | None = None
+        self._fit: EpochLine | None = None
+        self._pace = Pace(0.0, 0, 0.0)
         self._loss: float | None = None
         self._num_evaluated = 0
         self._is_resumed = False
@@ -74,8 +82,10 @@ class Progress:
     def fit_start(self, state: StateView) -> None:
         """Draws the bar for the first time; says so where a resumed run goes on."""
         self._display = display_on(self.console)
-        num_batches = state.num_batches
-        self._fit = Fit(state.clock, state.until, time.perf_counter(), num_batches)
+        now, num_batches = time.perf_counter(), state.num_batches
+        self._fit = EpochLine(state.clock, state.until, now, num_batches)
+        frac = frac_done(state.clock, state.until, num_batches)
+        self._pace = Pace(now, state.clock.sample, frac)
         if self._is_resumed:
             self._is_resumed = False
             self._display.note(f"resumed at {self._fit.position}")
@@ -85,8 +95,7 @@ class Progress:
     def epoch_start(self, state: StateView) -> None:
         """Notes where the epoch begins."""
         if self._fit is not None:
-            num_batches = state.num_batches
-            self._fit.epoch_start(time.perf_counter(), num_batches)
+            self._fit.start(time.perf_counter(), state.num_batches)
 
     @hookimpl(rank_zero=True)
     def batch_end(self, state: StateView) -> None:
@@ -106,7 +115,9 @@ class Progress:
         if self._fit is None:
             self._display = display_on(self.console)
         else:
-            self._fit.pace.pause(time.perf_counter())
+            now = time.perf_counter()
+            self._pace.pause(now)
+            self._fit.pause(now)
 
     @hookimpl(rank_zero=True)
     def eval_start(self, state: StateView) -> None:
@@ -130,16 +141,17 @@ class Progress:
         if self._fit is None:
             self._display.close(keep=False)
             return
-        clock, loss = state.clock, _loss_of(state)
-        results = _numbers({name: state.eval_metrics[name] for name in state.eval_sets})
+        clock, loss = state.clock, mean_loss(state)
+        results = scalars({name: state.eval_metrics[name] for name in state.eval_sets})
         train = {} if loss is None or _TRAIN in results else {_TRAIN: {"loss": loss}}
         epoch = clock.epoch + (clock.batch_in_epoch > 0)
         self._display.results(epoch, clock.batch, {**train, **results})
         now = time.perf_counter()
-        self._fit.pace.resume(now)
+        self._pace.resume(now)
+        self._fit.resume(now)
         self._fit.results = results
-        if results and self._fit.is_in_epoch:  # at the end of one its line has them
-            self._write(self._fit.report(now, loss))
+        if results and self._fit.is_under_way:  # at the end of one its line has them
+            self._write(self._fit.text(now, loss, with_results=True))
         self._draw(state)
 
     @hookimpl(rank_zero=True)
@@ -153,13 +165,14 @@ class Progress:
     def epoch_end(self, state: StateView) -> None:
         """Learns how long an epoch is, where the data loader can't tell."""
         if self._fit is not None:
-            self._fit.epoch_end()
+            self._fit.end()
 
     @hookimpl(rank_zero=True)
     def epoch_checkpoint(self, state: StateView) -> None:
         """Reports the epoch, now that the evaluation at its end is done."""
         if self._fit is not None:
-            self._write(self._fit.report(time.perf_counter(), _loss_of(state)))
+            now = time.perf_counter()
+            self._write(self._fit.text(now, mean_loss(state), with_results=True))
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
@@ -182,8 +195,8 @@ class Progress:
         self._draw_at = math.inf
         self._display.close(keep=True)
 
-    def _write(self, report: Report) -> None:
-        self._display.line(report.line())
+    def _write(self, line: str) -> None:
+        self._display.line(line)
         if not self._display.draws:
             self._draw_at = time.perf_counter() + self._interval_s
 
@@ -195,22 +208,21 @@ class Progress:
         if self._fit is None:
             self._display.draw(*self._evaluation(state))
         else:
-            frac = self._fit.observe(now)
+            frac = self._observe(state, self._fit, now)
             self._display.draw(self._fields(state, self._fit, now, ended=ended), frac)
         self._draw_at = now + self._refresh_s
 
     def _write_if_due(self, now: float) -> None:
         """Writes how far the run is, with the loss that has arrived last: nothing is waited for."""
         if self._fit is not None and now >= self._draw_at:
-            self._fit.observe(now)
-            self._write(self._fit.report(now, self._loss, with_results=False))
+            self._write(self._fit.text(now, self._loss))
         elif self._draw_at == math.inf:
             self._draw_at = now + self._interval_s
 
-    def _fields(self, state: StateView, fit: Fit, now: float, *, ended: bool) -> list[Field]:
-        left, speed = fit.pace.seconds_left, fit.pace.samples_per_s
+    def _fields(self, state: StateView, fit: EpochLine, now: float, *, ended: bool) -> list[Field]:
+        left, speed = self._pace.seconds_left, self._pace.samples_per_s
         if ended:
-            time_text = clock_time(fit.pace.elapsed_s(now))
+            time_text = clock_time(self._pace.elapsed_s(now))
         else:
             time_text = "" if left is None else f"{clock_time(left)} left"
         batch, amount = (fit.amount, "") if fit.counts_batches else (fit.batch, fit.amount)
@@ -224,6 +236,12 @@ class Progress:
             Field(time_text, 4),
         ]
 
+    def _observe(self, state: StateView, fit: EpochLine, now: float) -> float:
+        """Lets the pace know where the run is; gives the share that is done."""
+        frac = frac_done(state.clock, state.until, fit.num_batches)
+        self._pace.observe(now, state.clock.sample, frac)
+        return frac
+
     def _evaluation(self, state: StateView) -> tuple[list[Field], float]:
         """Returns what is drawn during an evaluation outside of a fit."""
         num_batches = known_length(state.eval_dataloaders[state.eval_name or ""])
@@ -235,19 +253,3 @@ class Progress:
         total = "" if num_batches is None else f"/{num_batches:,}"
         name = printable(shortened(state.eval_name or ""), self.console.encoding)
         return f"{name} {self._num_evaluated:,}{total}"
-
-
-def _loss_of(state: StateView) -> float | None:
-    """Reads the mean loss of the epoch so far, as it was computed last."""
-    loss = state.train_metrics.get("loss")
-    return None if loss is None else loss.item()
-
-
-def _numbers(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
-    """Reads the metrics that are one number each."""
-    return {
-        shortened(dataset): {
-            shortened(name): value.item() for name, value in found.items() if value.numel() == 1
-        }
-        for dataset, found in metrics.items()
-    }

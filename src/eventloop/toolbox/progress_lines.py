@@ -1,0 +1,289 @@
+"""How far a run is, as lines of text: for plugins that show progress, and where there is none."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from eventloop.hooks import hookimpl
+from eventloop.text import one_line
+from eventloop.training.metrics import metric_name
+
+if TYPE_CHECKING:
+    from eventloop.clock import Clock, Moment, Time
+    from eventloop.view import StateView
+
+__all__ = [
+    "EpochLine",
+    "ProgressLines",
+    "clock_time",
+    "duration",
+    "mean_loss",
+    "per_second",
+    "scalars",
+    "short",
+    "shortened",
+]
+
+MOST_CHARS = 100  # of a name
+Results = Mapping[str, Mapping[str, float]]
+
+
+class ProgressLines:
+    """Prints a line for each epoch, each evaluation within one, and where neither comes.
+
+    `eventloop fit` has it where no plugin declares `shows_progress = True`; in Python it is given:
+    `Trainer(task, callbacks=[ProgressLines()])`.
+
+    Args:
+        interval_s: how long there may be no line, in seconds.
+        write: takes a line; `print` unless given.
+    """
+
+    shows_progress = True
+    needs_eval_data = True
+
+    def __init__(
+        self, *, interval_s: float = 60.0, write: Callable[[str], object] | None = None
+    ) -> None:
+        self._interval_s = interval_s
+        self._write_line = write or print
+        self._epoch: EpochLine | None = None
+        self._loss: float | None = None
+        self._due_at = math.inf
+
+    @hookimpl(rank_zero=True)
+    def fit_start(self, state: StateView) -> None:
+        """Notes where the fit begins."""
+        now = time.perf_counter()
+        self._epoch = EpochLine(state.clock, state.until, now, state.num_batches)
+        self._due_at = now + self._interval_s
+
+    @hookimpl(rank_zero=True)
+    def epoch_start(self, state: StateView) -> None:
+        """Notes where the epoch begins."""
+        if self._epoch is not None:
+            self._epoch.start(time.perf_counter(), state.num_batches)
+
+    @hookimpl(rank_zero=True)
+    def batch_end(self) -> None:
+        """Writes a line if it is time; most steps pay this comparison alone."""
+        now = time.perf_counter()
+        if now >= self._due_at and self._epoch is not None:
+            self._write(self._epoch.text(now, self._loss))
+
+    @hookimpl(rank_zero=True)
+    def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
+        """Takes the loss from the numbers that have arrived on the host."""
+        self._loss = numbers.get("train/loss", self._loss)
+
+    @hookimpl(rank_zero=True)
+    def eval_before_all(self) -> None:
+        """Stops the watch of the training."""
+        if self._epoch is not None:
+            self._epoch.pause(time.perf_counter())
+
+    @hookimpl(rank_zero=True)
+    def eval_after_all(self, state: StateView) -> None:
+        """Writes the results, unless the line at the end of the epoch has them."""
+        if self._epoch is not None:
+            now = time.perf_counter()
+            self._epoch.resume(now)
+            self._epoch.results = scalars({one: state.eval_metrics[one] for one in state.eval_sets})
+            if self._epoch.results and self._epoch.is_under_way:
+                self._write(self._epoch.text(now, mean_loss(state), with_results=True))
+
+    @hookimpl(rank_zero=True)
+    def epoch_end(self) -> None:
+        """Learns how long an epoch is, where the data loader can't tell."""
+        if self._epoch is not None:
+            self._epoch.end()
+
+    @hookimpl(rank_zero=True)
+    def epoch_checkpoint(self, state: StateView) -> None:
+        """Writes the line of the epoch, now that the evaluation at its end is done."""
+        if self._epoch is not None:
+            now = time.perf_counter()
+            self._write(self._epoch.text(now, mean_loss(state), with_results=True))
+
+    @hookimpl(rank_zero=True)
+    def fit_end(self) -> None:
+        """Ends the lines: an evaluation outside of a fit has none."""
+        self._epoch, self._due_at = None, math.inf
+
+    @hookimpl(rank_zero=True)
+    def exception(self) -> None:
+        """Likewise."""
+        self._epoch, self._due_at = None, math.inf
+
+    def _write(self, line: str) -> None:
+        self._due_at = time.perf_counter() + self._interval_s
+        self._write_line(one_line(line))
+
+
+class EpochLine:
+    """Follows the clock of a fit through its epochs, and says how far it is.
+
+    Every time is in seconds, as `time.perf_counter` counts them.
+
+    Args:
+        clock: the run's, which the loop moves.
+        until: where the fit ends.
+        num_batches: of an epoch, where the data loader knows.
+
+    Attributes:
+        num_batches: as far as it is known by now.
+        results: the latest of the epoch under way.
+    """
+
+    def __init__(self, clock: Clock, until: Time, now: float, num_batches: int | None) -> None:
+        self._clock = clock
+        self._until = until
+        self._paused_at: float | None = None
+        self.num_batches = num_batches
+        self.start(now, num_batches)
+
+    def start(self, now: float, num_batches: int | None) -> None:
+        """Notes where an epoch begins, or continues.
+
+        Args:
+            num_batches: of this epoch, where the data loader knows; else what an earlier one had.
+        """
+        clock = self._clock
+        self.results: Results = {}
+        self.num_batches = self.num_batches if num_batches is None else num_batches
+        self._idx = clock.epoch
+        self._batch_before = clock.batch - clock.batch_in_epoch
+        self._began_sample, self._began_s, self._paused_s = clock.sample, now, 0.0
+
+    def end(self) -> None:
+        """Learns from a whole epoch how many batches it has."""
+        if self.num_batches is None and self._is_done:
+            self.num_batches = self._clock.batch - self._batch_before
+
+    def pause(self, now: float) -> None:
+        """Stops counting time while an evaluation runs."""
+        self._paused_at = now
+
+    def resume(self, now: float) -> None:
+        """Counts time again after an evaluation."""
+        if self._paused_at is not None:
+            self._paused_s += now - max(self._paused_at, self._began_s)
+            self._paused_at = None
+
+    def text(self, now: float, loss: float | None, *, with_results: bool = False) -> str:
+        """Returns the epoch, as far as it is done, as a line.
+
+        Args:
+            loss: the mean over its samples, or the latest within it, where there is one.
+        """
+        where = self.amount if self._until.unit != "ep" else "" if self._is_done else self.batch
+        parts = [f"{self.epoch}  {where}".rstrip()]
+        if loss is not None:
+            parts.append(f"loss {short(loss)}")
+        for eval_set, metrics in self.results.items() if with_results else ():
+            parts += [f"{metric_name(eval_set, one)} {short(metrics[one])}" for one in metrics]
+        seconds, samples = now - self._began_s, self._clock.sample - self._began_sample
+        if samples and seconds > self._paused_s:
+            parts.append(per_second(samples / (seconds - self._paused_s)))
+        return "  ".join([*parts, duration(seconds)])
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the epoch has batches to come, as far as that is known."""
+        is_last = self._clock.batch_in_epoch == self.num_batches
+        return not (self._is_done or is_last or self._clock.reached(self._until))
+
+    @property
+    def epoch(self) -> str:
+        """The epoch under way, of how many where that is known: epoch 3/10."""
+        of = f"/{self._until.value:,}" if self._until.unit == "ep" else ""
+        return f"epoch {self._idx + 1}{of}"
+
+    @property
+    def batch(self) -> str:
+        """How many batches of the epoch are done: batch 12/45."""
+        of = "" if self.num_batches is None else f"/{self.num_batches:,}"
+        return f"batch {self._clock.batch - self._batch_before:,}{of}"
+
+    @property
+    def position(self) -> str:
+        """Where the run is: epoch 3/10, batch 12/45; or epoch 3, batch 120/500."""
+        return f"{self.epoch}, {self.amount if self.counts_batches else self.batch}"
+
+    @property
+    def amount(self) -> str:
+        """How much of a run that isn't counted in epochs is done: batch 200/500."""
+        clock, end = self._clock, self._until.value
+        return {
+            "ep": "",
+            "ba": f"batch {clock.batch:,}/{end:,}",
+            "sp": f"sample {clock.sample:,}/{end:,}",
+            "tok": f"token {clock.token:,}/{end:,}",
+            "sec": f"time {clock_time(clock.seconds)}/{clock_time(end)}",
+        }[self._until.unit]
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether the run ends after a number of batches."""
+        return self._until.unit == "ba"
+
+    @property
+    def _is_done(self) -> bool:
+        return self._clock.epoch > self._idx
+
+
+def mean_loss(state: StateView) -> float | None:
+    """Reads the mean loss of the epoch so far, as it was computed last; waits for the device."""
+    loss = state.train_metrics.get("loss")
+    return None if loss is None else loss.item()
+
+
+def scalars(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
+    """Reads the metrics that are one number each; waits for the device."""
+    return {
+        shortened(dataset): {
+            shortened(name): value.item() for name, value in found.items() if value.numel() == 1
+        }
+        for dataset, found in metrics.items()
+    }
+
+
+def short(value: float) -> str:
+    """Returns a number in about four digits: 0.4120, 98.20, 12,345, 1.20e-05, nan."""
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or value == 0 or not math.isfinite(value):
+        return f"{value:,}" if isinstance(value, int) and abs(value) < 1e9 else f"{value:g}"
+    if 1e3 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}" if 1e-3 <= abs(value) < 1e3 else f"{value:.2e}"
+
+
+def per_second(samples_per_s: float) -> str:
+    """Returns a speed: 1,234 samples/s."""
+    number = f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
+    return f"{number} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """Returns a length of time: 3.1 s, 2:05, 1:02:05."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    return clock_time(seconds)
+
+
+def clock_time(seconds: float) -> str:
+    """Returns a length of time in whole seconds: 0:03, 2:05, 1:02:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shortened(name: str) -> str:
+    """Returns a name with its middle left out where it is too long to be read."""
+    return name if len(name) <= MOST_CHARS else f"{name[:60]}...{name[-30:]}"
