@@ -59,7 +59,7 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
         return MeanOf(
             what,
             watched_once(metric, what),
-            lambda: state.current_count().samples,
+            state.current_count,
             state.device,
             is_higher=is_higher,
         )

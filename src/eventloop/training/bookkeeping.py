@@ -196,10 +196,8 @@ class Bookkeeping:
         def loss(_outputs: Any, _targets: Any) -> Tensor | None:
             return loss_in(state.outputs) if is_core else self.eval_loss(state)
 
-        def weigh() -> float | Tensor:
-            return state.current_count().weight
-
-        return MeanOf("the loss", loss, weigh, state.device, is_higher=False)
+        count = state.current_count
+        return MeanOf("the loss", loss, count, state.device, weighs="weight", is_higher=False)
 
     def _take_loss(self, state: State) -> None:
         """Has the results in training hold the mean loss over the samples of the epoch so far."""

@@ -6,12 +6,13 @@ Imported where there are some, for torchmetrics takes as long to import as torch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from eventloop.data.batches import Count
 from eventloop.errors import TaskError, a
 from eventloop.training.set_numbers import weighted
 
@@ -25,7 +26,8 @@ class MeanOf(Metric):
         what: it is, for messages: "metric 'error'".
         function: takes outputs and targets; returns a tensor of shape (), the mean over the batch,
             or (samples,), a value for each sample; None for a batch that has no such number.
-        weigh: returns what the batch under way weighs in the mean.
+        count: returns what the batch under way counts for.
+        weighs: the field of it that is its weight in the mean.
         device: where to add up.
         is_higher: whether higher is better; None where that isn't known.
     """
@@ -37,15 +39,17 @@ class MeanOf(Metric):
         self,
         what: str,
         function: Callable[[Any, Any], Any],
-        weigh: Callable[[], Number],
+        count: Callable[[], Count],
         device: torch.device,
         *,
+        weighs: Literal["samples", "weight"] = "samples",
         is_higher: bool | None,
     ) -> None:
         super().__init__()
         self._what = what
         self._function = function
-        self._weigh = weigh
+        self._count = count
+        self._weighs = weighs
         self._is_higher = is_higher
         self._has_value = False
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
@@ -67,13 +71,14 @@ class MeanOf(Metric):
                 f"{self._what} returned {a(type(value).__name__)}, not a tensor",
                 fix="return the mean over the batch, shape (), or a value for each sample",
             )
-        value, weight = torch.as_tensor(value).detach(), self._weigh()
-        if value.ndim > 1:
+        value, count = torch.as_tensor(value).detach(), self._count()
+        if value.shape not in ((), (count.samples,)):
             raise TaskError(
                 f"{self._what} returned a tensor of shape {tuple(value.shape)}, which is neither one "
-                "number nor one for each sample",
+                f"number, (), nor one for each sample of the batch, ({count.samples},)",
                 fix="return the mean over the batch, .mean(), or a value for each sample",
             )
+        weight: Number = getattr(count, self._weighs)
         self._has_value = True
         self.total += weighted(value.double().mean(), weight)
         self.weight += weight
