@@ -198,6 +198,44 @@ def test_numbers_are_reduced_as_asked(tmp_path):
         assert row["listens/mean"] == 1
 
 
+class LogsOwnNames:
+    """Logs a number to be averaged: of another name, or at another batch, on each rank."""
+
+    name = "own"
+
+    def __init__(self, names, at=(0, 0)):
+        self.names, self.at = names, at
+
+    @hookimpl
+    def batch_end(self, state):
+        if state.clock.batch > self.at[state.rank] and self.names[state.rank]:
+            state.log(self.names[state.rank], 1.0 + state.rank, "mean")
+
+    @hookimpl
+    def log(self, state, numbers):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("names", "at", "message"),
+    [
+        (("own/cats", "own/dogs"), (0, 0), "rank 0 logged 'own/cats', rank 1 logged 'own/dogs'"),
+        (("own/cats", None), (0, 0), "rank 0 logged 'own/cats', rank 1 logged nothing"),
+        (("own/cats", "own/cats"), (0, 1), "rank 0 logged 'own/cats', rank 1 logged nothing"),
+    ],
+)
+def test_one_name_is_never_averaged_into_another(tmp_path, names, at, message):
+    """The sums travel without their names; other numbers of them would leave a rank waiting."""
+
+    def fit():
+        task, plugin = tiny_task(eval_dataloaders=None), LogsOwnNames(names, at)
+        with isolated_trainer(tmp_path, task, algorithms=[plugin], max_duration="4ba") as trainer:
+            trainer.fit()
+
+    with pytest.raises(RankError, match=message):
+        run_ranks(fit, timeout_s=30)
+
+
 def lengths(tmp_path, loader_of, uneven="pad"):
     """Trains one epoch on a loader that depends on the rank; gives the clock and the weights."""
 

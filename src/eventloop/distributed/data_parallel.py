@@ -40,7 +40,7 @@ from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
-from eventloop.errors import EventloopError, SettingError
+from eventloop.errors import EventloopError, SettingError, TaskError
 from eventloop.text import as_set
 from eventloop.training.numbers import Share, mean
 
@@ -189,10 +189,21 @@ class DataParallel:
             require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Returns what reduces logged numbers over the ranks, in one sum a log interval."""
+        """Returns what reduces logged numbers over the ranks, in one sum a log interval.
+
+        Beside it a digest of their names travels, on the host.
+        """
 
         def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Place]:
-            places = [(row, name) for row in rows for name in sorted(row) if name in reductions]
+            named = [[(row, name) for name in sorted(row) if name in reductions] for row in rows]
+            places = [place for places in filter(None, named) for place in places]
+            self._require_same_names(
+                [
+                    (idx, name, reductions[name], len(_summands(row[name])))
+                    for idx, of_row in enumerate(filter(None, named))
+                    for row, name in of_row
+                ]
+            )
             if not places:
                 return places
             values = [value for row, name in places for value in _summands(row[name])]
@@ -209,6 +220,30 @@ class DataParallel:
             return places
 
         return over_ranks
+
+    def _require_same_names(self, mine: list[tuple[int, str, Reduction, int]]) -> None:
+        """Checks that what is about to be added up is the same on all ranks, one by one.
+
+        Args:
+            mine: the numbers of this rank: the row, the name, how it is reduced, how many summands.
+
+        Raises:
+            TaskError: it isn't; on every rank.
+        """
+        if self.are_same(mine):
+            return
+        of_ranks = self.all_gather(mine)
+        alike = set.intersection(*map(set, of_ranks))
+        names = [sorted({one[1] for one in them if one not in alike}) for them in of_ranks]
+        found = [
+            f"rank {rank} logged {', '.join(map(repr, one)) or 'nothing'}"
+            for rank, one in enumerate(names)
+        ]
+        raise TaskError(
+            f"what the ranks would average or add up isn't the same: at one batch {', '.join(found)}",
+            fix="log the same names with the same reduce at the same batches on every rank, or leave "
+            "reduce out of state.log(name, value, reduce=...)",
+        )
 
     def watched(self) -> AbstractContextManager[None]:
         """Returns what ends this process within 5 s if another one fails meanwhile."""

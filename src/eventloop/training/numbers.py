@@ -182,7 +182,7 @@ class Numbers:
             self._rows.append(row)
             self._at.append(clock._now)
             self._row = {}
-        if self._rows and clock.crossed(self.interval):
+        if (self._rows or self._over_ranks) and clock.crossed(self.interval):
             self._start_copy(alone=False)
         rows: Iterable[Delivery] = ()
         while copies and copies[0].is_ready():
@@ -199,7 +199,7 @@ class Numbers:
             self._rows.append(self._row)
             self._at.append(clock._now)
             self._row = {}
-        if self._rows:
+        if self._rows or self._over_ranks:
             self._start_copy(alone=alone)
         rows = [row for copied in self._copies for row in copied.rows()]
         self._copies.clear()
