@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eventloop import State
 from eventloop.toolbox.state_dicts import write_checkpoint
+from eventloop_lightning.own_files import OwnFiles
 from eventloop_lightning.results import counts_of, put_counts
 from eventloop_lightning.strategy import beside
 
@@ -39,6 +40,7 @@ class Keeping:
 
     Attributes:
         is_loading: whether weights and optimizers wait for what the callbacks say.
+        files: what Lightning's loggers and callbacks have written.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -47,6 +49,7 @@ class Keeping:
         self._weights: Mapping[str, Tensor] = {}
         self._optimizers: list[Mapping[str, Any]] = []
         self.is_loading = False
+        self.files = OwnFiles(trainer)
 
     @property
     def is_resumed(self) -> bool:
@@ -72,6 +75,7 @@ class Keeping:
         kept["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
         kept["gradients"] = self._gradients()
         kept["counts"] = counts_of(module)
+        kept["files"] = self.files.state_dict()
         return kept
 
     def _gradients(self) -> dict[str, Tensor]:
@@ -105,6 +109,10 @@ class Keeping:
         connector.restore_model()
         connector.restore_datamodule()
         connector.restore_callbacks()
+
+    def put_files(self) -> None:
+        """Takes back what was written after the checkpoint, now that the run's lock is taken."""
+        self.files.begin(self._loaded.get("files", {}))
 
     def put_training(self) -> None:
         """Restores loops, optimizers and schedulers, after `on_fit_start`."""

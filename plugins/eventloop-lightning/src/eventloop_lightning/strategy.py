@@ -26,11 +26,13 @@ class RunsOnLoop(Strategy):
         step: makes a step with an optimizer; None outside of a fit.
         manual_backward: adds the gradients of a loss; None but in manual optimization.
         waiting: the files that were written in a fit, and wait for a checkpoint beside them.
+        announce: is told of such a file before it is written.
     """
 
     step: Callable[..., Any] | None = None
     manual_backward: Callable[..., None] | None = None
     waiting: list[Path] | None = None
+    announce: Callable[[Path], None] | None = None
 
     def optimizer_step(
         self,
@@ -56,15 +58,17 @@ class RunsOnLoop(Strategy):
 
     def release(self) -> None:
         """Leaves all to Lightning again, when a fit is over."""
-        self.step = self.manual_backward = self.waiting = None
+        self.step = self.manual_backward = self.waiting = self.announce = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Writes Lightning's file; one beside which a run can go on follows when the batch is done."""
-        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         if self.waiting is not None and "://" not in str(filepath):
+            if self.announce is not None:
+                self.announce(Path(filepath))
             self.waiting.append(Path(filepath))
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Removes both."""

@@ -80,6 +80,7 @@ class LightningTask:
         if self._attach is not None:
             self._attach(module, state)
         refuse_settings(state, is_automatic=module.automatic_optimization)
+        self._keeping.files.find(state)
         stages.set_up(self._trainer, module)
         self._calls = HookCalls(self._trainer)
         module.to(state.device)
@@ -168,7 +169,8 @@ class LightningTask:
         for one in self._modes:
             one.training = False
         trainer, calls = self._trainer, self._calls
-        trainer.strategy.waiting = []
+        self._keeping.put_files()
+        trainer.strategy.waiting, trainer.strategy.announce = [], self._keeping.files.add_checkpoint
         trainer._logger_connector.state = state
         stages.begin(trainer, self._keeping)
         self._has_transfer = has_transfer(trainer)
