@@ -45,6 +45,18 @@ class Plugin:
         state.inputs = state.inputs * 2
 """
 
+SCALES = """
+from eventloop import hookimpl
+class Plugin:
+    def __init__(self, {option}):
+        self.factor = factor
+    def unsuitable(self, state):
+        return {unsuitable}
+    @hookimpl
+    def before_train_batch(self, state):
+        state.inputs = state.inputs * self.factor
+"""
+
 
 @pytest.fixture
 def fit(clean):
@@ -146,3 +158,44 @@ def test_an_edit_may_be_meant(fit, clean):
     assert status == 0
     assert "changed since the run began" in written
     assert "lr=0.02" in written
+
+
+@pytest.mark.parametrize(
+    ("option", "unsuitable"),
+    [("factor=1", "'no images'"), ("weight, factor=1", "None")],
+)
+def test_the_same_command_goes_on_with_the_option_of_an_algorithm_that_is_off(
+    fit, install, option, unsuitable
+):
+    """What suits the data of another task, or waits for an option, may have others set for every run."""
+    install("scales", SCALES.format(option=option, unsuitable=unsuitable))
+    flag = ("--scales.factor", "2")
+
+    killed_at = [fit("run", *flag, dies_at=at)[0] for at in ("3", "5")]
+
+    assert killed_at == [-signal.SIGKILL] * 2
+    assert fit("run", *flag)[0] == 0
+
+
+def test_a_resumed_run_refuses_options_that_its_first_command_could_not_have_had(fit, install):
+    """The control: misspelt, or of an algorithm that is off for another reason, one has no effect."""
+    fit("run", dies_at="3")
+    install("scales", SCALES.format(option="factor=1", unsuitable="None"))
+    status, written = fit("run", "--scales.factor", "2")
+    assert (status, "would have no effect: scales" in written) == (2, True)
+    install("grows", SCALES.format(option="factor=1", unsuitable="'no images'"))
+    fit("other", dies_at="3")
+
+    status, written = fit("other", "--grows.facotr", "2")
+
+    assert (status, "the closest is '--grows.factor'" in written) == (2, True)
+
+
+def test_an_option_that_would_wake_an_algorithm_is_refused_by_a_run_without_it(fit, install):
+    """It would take part in a run that began without it, or the option would do nothing."""
+    install("scales", SCALES.format(option="weight, factor=1", unsuitable="None"))
+    fit("run", dies_at="3")
+
+    status, written = fit("run", "--scales.weight", "2")
+
+    assert (status, "would have no effect: scales" in written) == (2, True)

@@ -121,4 +121,5 @@ def test_a_run_in_progress_judges_reasons_by_kind(kind):
     (one,) = select([MIXUP], choice)
 
     prefix = "" if kind == "run" else "not part of this run: off when it began, "
-    assert (one.reason, one.kind) == (f"{prefix}{then.text}", "run")
+    remembered = "run" if kind == "run" else "unsuitable"
+    assert (one.reason, one.kind) == (f"{prefix}{then.text}", remembered)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 
-Cause = Literal["", "site", "rule", "flag", "run", "option", "task", "version"]
+Cause = Literal["", "site", "rule", "flag", "run", "unsuitable", "option", "task", "version"]
 _NOT_IN_RUN = "not part of this run"
 
 
@@ -25,7 +25,8 @@ class Reason(NamedTuple):
     Args:
         text: as commands and headers print it.
         kind: what decided: the site's file, a rule of the configuration, a flag, the run that goes
-            on, an option that isn't set, the task, the version of eventloop.
+            on ("unsuitable": and the task when it began), an option that isn't set, the task, the
+            version of eventloop.
         fix: how to take that back.
     """
 
@@ -89,10 +90,12 @@ class Choice:
             return None
         way_in = take_in(found.name, found.role)
         text = f"{_NOT_IN_RUN}: installed since; {way_in} takes it in"
-        if then := self.off_then.get(name):
-            is_known = then.kind == "run"  # it was so when the run went on the last time
+        then = self.off_then.get(name)
+        if then is not None:
+            is_known = then.kind in ("run", "unsuitable")  # so when the run went on the last time
             text = then.text if is_known else f"{_NOT_IN_RUN}: off when it began, {then.text}"
-        return Reason(text, "run", f"take it in with {way_in}")
+        kind: Cause = "unsuitable" if then and then.kind in ("task", "unsuitable") else "run"
+        return Reason(text, kind, f"take it in with {way_in}")
 
     def switches_off(self, name: str) -> bool:
         """Returns whether `-p no:NAME` was given."""

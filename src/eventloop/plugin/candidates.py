@@ -137,7 +137,9 @@ def load_all(
         else _row(one, configuration, candidates)
         for one in kept
     ]
-    options = {row.found.name: _option_names(row.target) for row in rows}
+    options = {
+        row.found.name: _option_names(_judged(row, configuration, candidates)) for row in rows
+    }
     unknown = list(configuration.problems(options, given=given))
     rows = [_with_options(row, unknown) for row in rows]
     # What is wrong with names, `choose` has told already.
@@ -179,6 +181,21 @@ def _row(one: Selected, configuration: Configuration, candidates: Candidates) ->
         raise
     except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
         return Row(one, loaded[0].target, problems=(unexpected(one.found, error),))
+
+
+def _judged(row: Row, configuration: Configuration, candidates: Candidates) -> object:
+    """Returns what has the options of a plugin.
+
+    One that a run in progress began without has them, too, where it would still take no part if the
+    run began now: the command that began it may set them.
+    """
+    section = configuration.section(row.found.name)
+    if row.selected.kind not in ("run", "unsuitable") or not section:
+        return row.target
+    loaded, _ = candidates.loaded([dataclasses.replace(row.selected, status="active")])
+    target = loaded[0].target if loaded else None
+    is_idle = row.selected.kind == "unsuitable" or dormant_reason(row.found, target, section)
+    return target if is_idle else None
 
 
 def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
