@@ -61,6 +61,26 @@ def test_a_model_that_gives_its_own_loss_trains_the_same(as_mapping, fitted, mak
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+class Inputs(nn.Linear):
+    """A model as most are: its `forward` takes no labels."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+
+    def forward(self, pixels):
+        return super().forward(pixels)
+
+
+def test_labels_of_a_mapping_go_to_the_loss_alone(fitted, make_batches):
+    """A model whose `forward` doesn't take them isn't given them."""
+    expected = fitted()
+    mappings = [{"pixels": inputs, "labels": targets} for inputs, targets in make_batches()]
+
+    actual = fitted(model=Inputs, train_dataloader=mappings, eval_dataloaders=mappings)
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 def test_a_forward_of_ones_own_names_what_it_wants(fitted, make_batches):
     """Batches of three, two models in one, losses that need more: all of it fits in there."""
     expected = fitted()

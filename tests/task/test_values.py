@@ -131,8 +131,8 @@ def test_a_key_that_the_model_does_not_take_is_explained(make_trainer, make_task
     with pytest.raises(TypeError, match="unexpected keyword") as caught:
         trainer.fit()
 
-    assert "passed as model(**batch), here with input, labels, idx" in caught.value.__notes__[0]
-    assert "forward=" in caught.value.__notes__[0]
+    assert "passed as model(**batch), here with input, idx" in caught.value.__notes__[0]
+    assert "forward=lambda model, batch: model(batch['input'])" in caught.value.__notes__[0]
 
 
 def test_what_a_model_raises_itself_is_not_explained(make_trainer, make_task):

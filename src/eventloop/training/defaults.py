@@ -50,7 +50,16 @@ class Defaults:
         mean: returns the mean of a loss over the ranks.
     """
 
-    __slots__ = ("_count", "_following", "_mean", "_ordered", "_plans", "_with_closure", "_wrap")
+    __slots__ = (
+        "_count",
+        "_following",
+        "_labelled",
+        "_mean",
+        "_ordered",
+        "_plans",
+        "_with_closure",
+        "_wrap",
+    )
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class Defaults:
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0, 0)
+        self._labelled: tuple[type | None, bool] = (None, True)
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -148,6 +158,8 @@ class Defaults:
             if batches.is_pair(batch):
                 return model(batch[0])
             if isinstance(batch, Mapping):
+                if batches.LABELS in batch and not self._takes_labels(state.model):
+                    batch = {key: one for key, one in batch.items() if key != batches.LABELS}
                 return model(**batch)
             if state.microbatch is None and state.eval_name is None and batches.is_inputs(batch):
                 return model(batches.inputs_of(batch))  # to predict for takes no targets
@@ -163,6 +175,13 @@ class Defaults:
             "or give Task(forward=lambda model, batch: ...); what it gives has a .loss where the "
             "loss needs more than outputs and targets",
         )
+
+    def _takes_labels(self, model: nn.Module) -> bool:
+        """Returns whether a model's `forward` takes labels; that of one class is looked at once."""
+        kind = type(model)
+        if self._labelled[0] is not kind:
+            self._labelled = kind, _may_take(model, batches.LABELS)
+        return self._labelled[1]
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
@@ -368,8 +387,17 @@ def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, An
     try:
         inspect.signature(model.forward).bind(**batch)
     except TypeError:
+        first = next((key for key in batch if key != batches.LABELS), batches.LABELS)
         error.add_note(
             f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}\n"
             "  fix  take the other keys out of the batch, or give "
-            "Task(forward=lambda model, batch: model(batch['inputs']))"
+            f"Task(forward=lambda model, batch: model(batch[{first!r}]))"
         )
+
+
+def _may_take(model: nn.Module, keyword: str) -> bool:
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except ValueError:  # written in C
+        return True
+    return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
