@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -33,6 +34,7 @@ from eventloop.errors import (
 )
 from eventloop.naming import listed
 from eventloop.plugin.assembly import Assembly
+from eventloop.plugin.first_runs import first_runs
 from eventloop.plugin.manager import assemble
 from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import told
@@ -127,6 +129,7 @@ class Trainer:
             callbacks=listed(callbacks, "callbacks"),
             of_task=(brought.algorithms, brought.callbacks),
         )
+        self._insists = configuration.insists_on
         core.observers = core.state.observers = (*observers_of(chosen), *builder.observers)
         core.freeze(assembly)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
@@ -193,6 +196,18 @@ class Trainer:
         """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
         return bool(self.state.eval_dataloaders) or self._core.bookkeeping.evaluates
 
+    def first_runs(self) -> list[str]:
+        """Returns a line for each installed algorithm that no run here had before; once for each."""
+        if self.state.rank != 0:
+            return []
+        unasked = [
+            one
+            for one in self.plugins
+            if one.role == "algorithm" and one.found and one.found.local is None
+            if not self._insists(one.found)
+        ]
+        return first_runs(unasked, self._core.assembly.wishes.installed, Path.cwd())
+
     def owner(self, action: str) -> Plugin:
         """Returns the plugin that answers an action: a plugin, else the task, else the core.
 
@@ -219,6 +234,8 @@ class Trainer:
         """
         state = self.state
         self._require_open()
+        if not is_command():  # which has them in its header
+            sys.stderr.writelines(f"eventloop: {line}\n" for line in self.first_runs())
         signals = Signals(state)
         with self._told_of_failure():
             duration = self._resolved("max_duration", state.settings.max_duration)

@@ -332,7 +332,7 @@ def test_the_help_of_all_lists_the_subcommands(run, clean):
     ran = run("plugins", "--help")
 
     assert ran.out.startswith("usage: eventloop plugins [SUBCOMMAND]")
-    assert "  lock   write eventloop.lock" in ran.out
+    assert "  lock     write eventloop.lock" in ran.out
 
 
 def test_the_order_of_wrappers_alone_is_shown(run, install):

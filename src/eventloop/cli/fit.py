@@ -118,7 +118,7 @@ def _train(
         if export is not None and not _writes_other_formats(trainer):
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
-        write_lines(modes.lines())
+        write_lines([*trainer.first_runs(), *modes.lines()])
         if any(one.target is lines for one in trainer.assembly.plugins):
             write_lines([_PLAIN])
         state = trainer.state

@@ -69,6 +69,8 @@ GROUPS = {
             "order": "who is called when, and why in this order",
             "hooks": "the hooks that there are, with their contracts",
             "check": "everything that could go wrong; exit status 1 if anything would",
+            "enable": "have an installed plugin take part, in pyproject.toml",
+            "disable": "have an installed plugin take part no more, in pyproject.toml",
             "lock": "write eventloop.lock, from which `fit` then allows no difference",
             "new": "start a plugin: a package with a test that passes",
         },

@@ -103,7 +103,8 @@ def _value(value: object) -> Any:
 def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:
     """Names the options that a plugin waits for: those without a default that aren't set.
 
-    Or any one of those that its class calls `wakes_with`.
+    Or any one of those that its class calls `wakes_with`; or, where that has `off_until_named = True`, any
+    option at all, or its name.
 
     Returns:
         `waiting for --distill.teacher`; None where nothing is lacking.
@@ -115,10 +116,20 @@ def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) ->
     ]
     if lacking:
         return f"waiting for {' and '.join(lacking)}"
-    waking = getattr(target, "wakes_with", ()) if inspect.isclass(target) else ()
+    is_class = inspect.isclass(target)
+    if is_class and getattr(target, "off_until_named", False) and not values:
+        return until_named(found.name)
+    waking = getattr(target, "wakes_with", ()) if is_class else ()
     if not waking or any(fold(name) in values for name in waking):
         return None
     return f"waiting for {' or '.join(flag(name, found.name) for name in waking)}"
+
+
+def until_named(name: str) -> str:
+    """Returns why a plugin with `off_until_named = True` is off."""
+    return (
+        f"off until named: {shell('-p', name)}, or {shell('eventloop', 'plugins', 'enable', name)}"
+    )
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:

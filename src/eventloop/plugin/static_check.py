@@ -31,11 +31,13 @@ class StaticReport:
         problem: one line; "" where nothing was seen.
         needs: options without a default.
         wakes_with: options of which one has to be set.
+        off_until_named: whether it waits for its name, or any option.
     """
 
     problem: str = ""
     needs: tuple[str, ...] = ()
     wakes_with: tuple[str, ...] = ()
+    off_until_named: bool = False
 
 
 def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
@@ -116,7 +118,11 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
             waking = tuple(_wakes_with(node))
-            return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking)
+            waits = any(
+                isinstance(value, ast.Constant) and value.value is True
+                for value in _assigned(node, "off_until_named")
+            )
+            return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking, waits)
         following = origin_of(node, attribute, module, path)
         if following is None:
             return StaticReport()
@@ -177,9 +183,13 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
 
 def _wakes_with(node: ast.ClassDef) -> Iterator[str]:
     """Yields the options that the class calls `wakes_with`, where they are written out."""
+    for tuple_ in _assigned(node, "wakes_with"):
+        values = (one.value for one in ast.walk(tuple_) if isinstance(one, ast.Constant))
+        yield from (value for value in values if isinstance(value, str))
+
+
+def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:
+    """Yields what a class assigns to a name of its own."""
     for one in node.body:
-        if not isinstance(one, ast.Assign) or not isinstance(one.value, ast.Tuple):
-            continue
-        if any(isinstance(name, ast.Name) and name.id == "wakes_with" for name in one.targets):
-            values = (item.value for item in one.value.elts if isinstance(item, ast.Constant))
-            yield from (value for value in values if isinstance(value, str))
+        if isinstance(one, ast.Assign) and name in map(ast.unparse, one.targets):
+            yield one.value

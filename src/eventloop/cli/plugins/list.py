@@ -12,6 +12,7 @@ from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
+from eventloop.plugin.configure import until_named
 from eventloop.plugin.metadata import installed_entry_points
 from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.static_check import static_check
@@ -64,14 +65,16 @@ def _rows(
         if one.found in problems:
             yield _row(one.found, "problem", problems[one.found].what)
         else:
-            yield _row(one.found, *_seen(one, configuration, known))
+            yield _row(one.found, *seen_status(one, configuration, known))
     for problem in unplaced:
         columns = dict.fromkeys(_COLUMNS, "")
         name = ", ".join(one.name for one in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
 
 
-def _seen(one: Selected, configuration: Configuration, others: Iterable[Found]) -> tuple[str, str]:
+def seen_status(
+    one: Selected, configuration: Configuration, others: Iterable[Found]
+) -> tuple[str, str]:
     """Returns status and reason of a plugin, with what a glance shows: a problem, or that it sleeps."""
     if one.status == "off":
         return one.status, one.reason
@@ -80,6 +83,8 @@ def _seen(one: Selected, configuration: Configuration, others: Iterable[Found]) 
     lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
     if seen.problem:
         return "problem", seen.problem
+    if seen.off_until_named and not given and not configuration.insists_on(one.found):
+        return "off", until_named(one.found.name)
     if not lacking:
         waking = [] if configuration.insists_on(one.found) else list(seen.wakes_with)
         if waking and not any(fold(name) in given for name in waking):
