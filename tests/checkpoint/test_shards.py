@@ -297,6 +297,22 @@ def test_overlapping_slices_are_refused(store, monkeypatch):
 
     with pytest.raises(CheckpointError, match="two slices of 'w' overlap"):
         verify(path)
+    found = [damage_in_shards(path, rank, 2) for rank in range(2)]
+    assert found == ["model: two slices of 'w' overlap", ""]
+
+
+def test_a_rank_reads_no_slice_from_slices_that_overlap(store, monkeypatch):
+    """What none of them holds would be memory that was never written."""
+
+    def wrong(rank, world_size, dim=0, whole=WHOLE):
+        return {"model": {"w": TensorSlice(torch.ones(2, 2), (4, 2), (rank, 0))}, f"rank{rank}": {}}
+
+    monkeypatch.setitem(save.__globals__, "parts_of", wrong)
+    left = read(save(store, 2), ["model"], leaving=["model"]).parts["model"]["w"]
+
+    for offset, rows, problem in ((0, 4, "overlap"), (1, 3, "overlap"), (2, 2, "in none")):
+        with pytest.raises(CheckpointError, match=problem):
+            left.read_slice((offset, 0), (rows, 2))
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ class TensorFiles:
             TaskError: likewise, of a file that belongs to no checkpoint.
         """
         num_left = math.prod(wanted.shape)
+        pieces: list[Box] = []
         with self._refusing():
             for name in self._names:
                 entry = self._header(name).get(tensor.name)
@@ -230,6 +231,9 @@ class TensorFiles:
                 shared = held.meets(wanted)
                 if shared is None:
                     continue
+                if any(shared.meets(piece) for piece in pieces):
+                    raise CorruptFileError(f"two slices of {tensor.name[:80]!r} overlap")
+                pieces.append(shared)
                 self._copy(name, entry, shared.inside(held), shared.inside(wanted).of(into))
                 num_left -= math.prod(shared.shape)
                 if num_left <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ def require_part(folder: Path, part: str, manifest: Manifest) -> None:
 def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
     """Reads a rank's share of the files of slices; returns what is wrong with one, or "".
 
+    The first rank looks, too, whether the slices of all files make up each tensor.
+
     Args:
         world_size: how many ranks read a share each, of all that there is.
     """
@@ -82,9 +84,21 @@ def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
             for name in manifest.shards_of(part)[rank::world_size]:
                 with opened(folder, name, manifest) as file:
                     tensor_file.read_entries(file, slices=True)
+            if rank == 0:
+                with about(part):
+                    _slices_in(folder, manifest.shards_of(part)).require_whole()
     except CorruptFileError as damage:
         return str(damage)
     return ""
+
+
+def _slices_in(folder: Path, names: Iterable[str]) -> Slices:
+    """Reads the headers of files of slices, and nothing else of them."""
+    slices = Slices()
+    for name in names:
+        with about(name), disk.OldFile(folder / name) as file:
+            slices.add(tensor_file.read_header(file, slices=True))
+    return slices
 
 
 def name_of(batch: int) -> str:
