@@ -302,7 +302,10 @@ class Trainer:
             try_evaluation(self._hooks, self.state, self._loop.move, num_batches)
 
     def predict(self, dataloader: Any) -> list[Any]:
-        """Returns the outputs for a data loader, one entry a batch, on the host.
+        """Returns the outputs for a data loader: a list with one entry a batch, on the host.
+
+        They aren't joined, so that batches may have outputs of different shapes;
+        `torch.cat(outputs)` joins tensors of one.
 
         Raises:
             TaskError: it is not an iterable of batches, or has none.

@@ -77,14 +77,23 @@ def test_one_number_a_batch_becomes_a_vector():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "message"),
+    ("outputs", "shapes"),
     [
-        ([torch.ones(2, 3), torch.ones(2, 4)], "can't be joined"),
-        ([{"a": torch.ones(1)}, {"b": torch.ones(1)}], "'test.a' of 2 batches"),
-        (["text"], "is a str"),
+        (
+            [torch.ones(2, 3), torch.ones(2, 4)],
+            {"test[0]": (2, 3), "test[1]": (2, 4)},
+        ),
+        ([{"a": torch.ones(1)}, {"b": torch.ones(2)}], {"test.a[0]": (1,), "test.b[1]": (2,)}),
     ],
 )
-def test_outputs_that_are_not_one_tensor_are_refused(outputs, message):
+def test_outputs_of_other_shapes_stay_apart(outputs, shapes):
+    """Sequences padded to the longest of their batch have no shape in common."""
+    found = concatenated("test", outputs)
+
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == shapes
+
+
+def test_outputs_that_are_no_tensors_are_refused():
     """Better than a file in which something is missing."""
-    with pytest.raises(TaskError, match=message):
-        concatenated("test", outputs)
+    with pytest.raises(TaskError, match="is a str"):
+        concatenated("test", ["text"])

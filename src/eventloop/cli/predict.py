@@ -27,6 +27,7 @@ from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
 from eventloop.files.run_folder import save_tensors
 
+_MOST_SHOWN = 10
 COMMAND = Command(
     "predict",
     "Writes the outputs for a task's eval data, in the order of the data.",
@@ -64,20 +65,23 @@ def _predict(arguments: Arguments, weights: Path | None) -> int:
         for name, loader in loaders.items():
             tensors |= concatenated(name, trainer.predict(loader))
         save_tensors(tensors, out)
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-    write_lines([f"{out}: {shapes}"])
+    shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
+    more = [f"and {len(shapes) - _MOST_SHOWN} more"] if len(shapes) > _MOST_SHOWN else []
+    write_lines([f"{out}: {', '.join([*shapes[:_MOST_SHOWN], *more])}"])
     return 0
 
 
 def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
-    """Joins the outputs of all batches along the first dimension.
+    """Joins the outputs of all batches along the first dimension, those that have one shape after it.
+
+    Others stay a tensor a batch: `NAME[0]`, `NAME[1]`.
 
     Args:
         name: the key of outputs that are one tensor; nested ones are `NAME.logits`, `NAME.0`.
         outputs: of one batch each; tensors of shape () become one entry a batch.
 
     Raises:
-        TaskError: the batches don't fit together, or an output is not a tensor.
+        TaskError: an output is not a tensor.
     """
     batches = [dict(_leaves(name, output)) for output in outputs]
     joined = {}
@@ -85,13 +89,11 @@ def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
         found = [batch[key] for batch in batches if key in batch]
         parts = [tensor if tensor.dim() else tensor.reshape(1) for tensor in found]
         shapes = {tuple(part.shape[1:]) for part in parts}
-        if len(parts) < len(batches) or len(shapes) > 1:
-            raise TaskError(
-                f"the outputs {key!r} of {len(batches)} batches can't be joined: "
-                f"{len(parts)} have it, with the shapes {sorted(shapes)} after the first dimension",
-                fix="give outputs of one shape: Task(forward=...), or pad them",
-            )
-        joined[key] = torch.cat(parts)
+        if len(parts) == len(batches) and len(shapes) == 1:
+            joined[key] = torch.cat(parts)
+            continue
+        numbered = enumerate(batches)
+        joined |= {f"{key}[{idx}]": batch[key] for idx, batch in numbered if key in batch}
     return joined
 
 
