@@ -2,5 +2,6 @@
 
 from eventloop.data.batches import to_host
 from eventloop.data.combine import cycled, zipped
+from eventloop.data.in_memory import tensors
 
-__all__ = ["cycled", "to_host", "zipped"]
+__all__ = ["cycled", "tensors", "to_host", "zipped"]

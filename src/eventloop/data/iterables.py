@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
 from eventloop.data.combine import is_map_style, known_length
-from eventloop.data.map_style import Turns, copy_with
+from eventloop.data.map_style import Turns, copy_with, with_gathers
 from eventloop.data.sample_order import Order, Stateful, Watched
 from eventloop.data.sample_seeds import collated
 from eventloop.errors import TaskError
@@ -136,13 +136,16 @@ def _is_strange(kind: type) -> bool:
     return root in _STRANGE or root == "torch"
 
 
-def with_checked_collate(dataloader: Any) -> Any:
-    """Returns a data loader over an iterable data set as one that its collate function can't end.
+def to_evaluate(dataloader: Any) -> Any:
+    """Returns a data loader as one that reads tensors in memory a batch at a time.
 
-    Any other, which has a length to compare, stays as it is.
+    Over an iterable data set, which has no length to compare, as one that its collate function can't
+    end. Any other stays as it is.
     """
-    if not isinstance(dataloader, DataLoader) or is_map_style(dataloader):
+    if not isinstance(dataloader, DataLoader):
         return dataloader
+    if is_map_style(dataloader):
+        return with_gathers(dataloader)
     if (collate_fn := dataloader.collate_fn) in (default_collate, default_convert):
         return dataloader
     return copy_with(dataloader, collate_fn=functools.partial(collated, collate_fn))
@@ -164,7 +167,7 @@ class ReadAgain:
         self._dataloader = dataloader
         self._places = Places(dataloader)
         self._order = Order((), getattr(dataloader, "generator", None))
-        self._turns = Turns(with_checked_collate(dataloader), self._order)
+        self._turns = Turns(to_evaluate(dataloader), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
         self._counting = getattr(dataloader, "dataset", dataloader)
         self._built = _counts_of(self._counting)

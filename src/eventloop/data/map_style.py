@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from eventloop.data.combine import known_length
+from eventloop.data.in_memory import gathering
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, may_draw, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
@@ -54,7 +55,7 @@ class MapStyle:
             dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
             parts |= {"dataset": dataset, "collate_fn": collate_fn}
             self.order.numbers = may_draw(dataloader.dataset)
-        self._loader = copy_with(dataloader, **parts)
+        self._loader = with_gathers(copy_with(dataloader, **parts))
         self._turns = Turns(self._loader, self.order)
         size = dataloader.batch_size
         # How many samples a step has; None where the batches are a batch sampler's.
@@ -226,6 +227,14 @@ def copy_with(dataloader: Any, **parts: Any) -> Any:
     for name, value in {**parts, "_iterator": None}.items():
         object.__setattr__(copied, name, value)
     return copied
+
+
+def with_gathers(dataloader: Any) -> Any:
+    """Returns a data loader as one that reads tensors in memory a batch at a time."""
+    dataset, collate_fn = gathering(dataloader.dataset, dataloader.collate_fn)
+    if dataset is dataloader.dataset:
+        return dataloader
+    return copy_with(dataloader, dataset=dataset, collate_fn=collate_fn)
 
 
 class Turns:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop.data.combine import FirstBatches, known_length, too_few
-from eventloop.data.iterables import with_checked_collate
+from eventloop.data.iterables import to_evaluate
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
@@ -54,7 +54,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
     num_batches = 0
     # A copy would start workers that stay once more.
     stays = getattr(dataloader, "persistent_workers", False)
-    batches = iter(dataloader if stays else with_checked_collate(dataloader))
+    batches = iter(dataloader if stays else to_evaluate(dataloader))
     while True:
         try:
             batch = next(batches)

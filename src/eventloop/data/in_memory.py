@@ -1,0 +1,162 @@
+"""Data that are tensors in memory: a batch is read with one gather, not sample by sample."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+
+def tensors(
+    *arrays: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False
+) -> DataLoader[Any]:
+    """Returns a data loader over arrays that lie in memory.
+
+    Args:
+        arrays: tensors, NumPy arrays or lists of numbers, a sample per row: `tensors(x, y, ...)` for
+            batches `[x, y]`; one mapping of them for batches that are mappings. They aren't copied.
+        batch_size: samples per batch.
+        shuffle: whether each epoch has an order of its own.
+        drop_last: whether a last, smaller batch is left out.
+
+    Raises:
+        ValueError: there is no array, or they differ in length.
+    """
+    named = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], Mapping) else None
+    columns = [torch.as_tensor(one) for one in (arrays if named is None else named.values())]
+    lengths = [len(one) if one.ndim else None for one in columns]
+    if not columns or None in lengths or len(set(lengths)) > 1:
+        shapes = ", ".join(str(tuple(one.shape)) for one in columns) or "none"
+        raise ValueError(f"tensors() takes arrays with as many rows each, got shapes: {shapes}")
+    dataset: Any = TensorDataset(*columns)
+    if named is not None:
+        dataset = StackDataset(**dict(zip(named, columns, strict=True)))
+    return DataLoader(dataset, batch_size, shuffle=shuffle, drop_last=drop_last)
+
+
+def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
+    """Returns a data set and a collate function that make the same batches, with one gather each.
+
+    What isn't made of tensors alone, or has a collate function of its own, stays as it is.
+    """
+    if collate_fn is not default_collate or not _is_gatherable(dataset):
+        return dataset, collate_fn
+    return GatheredDataset(dataset), collate_gathered
+
+
+class GatheredDataset:
+    """Tensors that are read a batch at a time; in all else the data set that it was given.
+
+    Args:
+        dataset: map-style, of tensors in memory.
+    """
+
+    __slots__ = ("_dataset",)
+
+    def __init__(self, dataset: Any) -> None:
+        object.__setattr__(self, "_dataset", dataset)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._dataset,)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        """Returns a batch; the samples, where the indices aren't plain numbers or one is wrong."""
+        try:
+            if all(type(one) is int for one in indices) and _is_gatherable(self._dataset):
+                return Gathered(_gather(self._dataset, indices))
+        except (LookupError, RuntimeError, TypeError, ValueError):
+            pass  # reading sample by sample raises the error that torch has for it
+        return [self._dataset[index] for index in indices]
+
+
+class Gathered(NamedTuple):
+    """A batch that needs no collate function."""
+
+    batch: Any
+
+
+def collate_gathered(samples: Any) -> Any:
+    """Makes a batch, as `default_collate` does, of what isn't one already."""
+    return samples.batch if type(samples) is Gathered else default_collate(samples)
+
+
+def _is_gatherable(dataset: Any) -> bool:
+    kind = type(dataset)
+    if kind is Tensor:
+        # Others keep their strides, or gradients, in another way when they are stacked.
+        strided = dataset.layout == torch.strided and not dataset.is_nested
+        return bool(strided and dataset.ndim and dataset.is_contiguous()) and not (
+            dataset.requires_grad or dataset.is_conj() or dataset.is_neg()
+        )
+    if kind is Subset:
+        return _is_gatherable(dataset.dataset)
+    return kind in (TensorDataset, StackDataset, ConcatDataset) and all(
+        _is_gatherable(one) for one in _parts(dataset)
+    )
+
+
+def _parts(dataset: Any) -> Sequence[Any]:
+    parts = dataset.tensors if type(dataset) is TensorDataset else dataset.datasets
+    return list(parts.values()) if isinstance(parts, Mapping) else parts
+
+
+def _gather(dataset: Any, indices: Sequence[int]) -> Any:
+    """Returns what `default_collate` makes of the samples of these indices."""
+    kind = type(dataset)
+    if kind is Tensor:
+        return dataset[torch.tensor(indices, device=dataset.device)]
+    if kind is Subset:
+        return _gather(dataset.dataset, [dataset.indices[one] for one in indices])
+    if kind is ConcatDataset:
+        return _gather_parts(dataset, indices)
+    columns = [_gather(one, indices) for one in _parts(dataset)]
+    if kind is StackDataset and isinstance(dataset.datasets, Mapping):
+        return dict(zip(dataset.datasets, columns, strict=True))
+    return columns
+
+
+def _gather_parts(dataset: ConcatDataset[Any], indices: Sequence[int]) -> Any:
+    ends = dataset.cumulative_sizes
+    numbers = [one + ends[-1] if one < 0 else one for one in indices]
+    of_part = [bisect.bisect_right(ends, one) for one in numbers]
+    batches, rows = [], []
+    for part in sorted(set(of_part)):
+        mine = [row for row, one in enumerate(of_part) if one == part]
+        first = ends[part - 1] if part else 0
+        batches.append(_gather(dataset.datasets[part], [numbers[row] - first for row in mine]))
+        rows += mine
+    order = torch.empty(len(rows), dtype=torch.int64)
+    order[torch.tensor(rows)] = torch.arange(len(rows))
+    return batches[0] if len(batches) == 1 else _joined(batches, order)
+
+
+def _joined(batches: list[Any], order: Tensor) -> Any:
+    """Joins batches of the same structure, and puts their rows into an order."""
+    if isinstance(batches[0], Tensor):
+        return torch.cat(batches)[order.to(batches[0].device)]
+    if isinstance(batches[0], dict):
+        return {key: _joined([one[key] for one in batches], order) for key in batches[0]}
+    return [_joined(list(column), order) for column in zip(*batches, strict=True)]
