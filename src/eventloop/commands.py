@@ -23,11 +23,14 @@ if TYPE_CHECKING:
         write_table,
         write_text,
     )
+    from eventloop.cli.task_file import load_task_file
     from eventloop.config.options import flag
     from eventloop.distributed.exit import FAILURE, ending_with_parent
     from eventloop.errors import UsageError, a, closest, counted
     from eventloop.naming import fold, plain
+    from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.load import Loaded
+    from eventloop.plugin.lock import file_digests
     from eventloop.run.differences import (
         config_differences,
         plugin_differences,
@@ -46,11 +49,14 @@ _MODULES = {
         "eventloop.cli.job": "Job job_help output_path prepare",
         "eventloop.cli.mode_flags": "FIT_OPTIONS",
         "eventloop.cli.output": "stdout_to_stderr write_json write_lines write_table write_text",
+        "eventloop.cli.task_file": "load_task_file",
         "eventloop.config.options": "flag",
         "eventloop.distributed.exit": "FAILURE ending_with_parent",
         "eventloop.errors": "UsageError a closest counted",
         "eventloop.naming": "fold plain",
+        "eventloop.plugin.candidates": "Candidates",
         "eventloop.plugin.load": "Loaded",
+        "eventloop.plugin.lock": "file_digests",
         "eventloop.run.differences": "config_differences plugin_differences task_differences",
         "eventloop.signals": "Interrupted Terminated",
         "eventloop.text": "one_line",
@@ -62,6 +68,7 @@ __all__ = [
     "FAILURE",
     "FIT_OPTIONS",
     "Arguments",
+    "Candidates",
     "Command",
     "CommandOption",
     "Interrupted",
@@ -76,9 +83,11 @@ __all__ = [
     "config_differences",
     "counted",
     "ending_with_parent",
+    "file_digests",
     "flag",
     "fold",
     "job_help",
+    "load_task_file",
     "one_line",
     "output_path",
     "place_of",

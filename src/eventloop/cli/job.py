@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ def prepare(arguments: Arguments, command: Command) -> Job:
     configuration = configuration_of(arguments)
     candidates = Candidates(configuration)
     awake, options = _plugins(configuration, candidates)
-    # Behind the imports of plugins, which may draw; file and task draw from here on.
+    # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
+    importlib.import_module("rich.default_styles")
     seed_everything(configuration.setting("seed"))
     job = Job(configuration, load_task_file(arguments.task), awake, candidates)
     problems = configuration.problems(options, job.task_file.options, given=None)

@@ -125,13 +125,13 @@ def _table(plugin: Plugin, found: Found) -> str:
     if _is_editable(found):
         lines.append("editable = true")
     options = [f"{name} = {_toml(plugin.options[name])}" for name in sorted(plugin.options)]
-    files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(_digests(found))]
+    files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(file_digests(found))]
     for title, entries in (("options", options), ("files", files)):
         lines += [f"[plugins.{title}]", *entries] if entries else []
     return "\n".join(lines) + "\n"
 
 
-def _digests(found: Found) -> Iterator[tuple[str, str]]:
+def file_digests(found: Found) -> Iterator[tuple[str, str]]:
     """Yields the files that a plugin is made of, each with the digest of what it holds now.
 
     What RECORD says of their content isn't read: a file may have been edited since.

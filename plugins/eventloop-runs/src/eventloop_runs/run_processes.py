@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Self
 
 from eventloop.commands import Interrupted, Terminated, ending_with_parent, one_line
 from eventloop.toolbox.run_files import RunFolder
+from eventloop_runs.forks import ForkServer, Process
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
 
 _POLL_S = 0.05
@@ -58,6 +59,9 @@ def try_run(argv: Iterable[str], threads: int | None = None) -> Tried:
 class RunProcesses(Generic[R]):
     """Trains, each run in its own process; what asks to stop is passed on, inside its context.
 
+    On Linux the processes are forks of one that has imported what all runs import, where that changes
+    nothing: see `fork_server`. Runs of several ranks are new processes.
+
     A run that is stopped saves a checkpoint, and goes on from there when it is started again.
 
     Args:
@@ -73,6 +77,7 @@ class RunProcesses(Generic[R]):
         self._under_way: list[_Process[R]] = []
         self._received: list[int] = []
         self._previous: dict[int, Any] = {}
+        self._server: ForkServer | None = None
 
     def outcomes(self, runs: Iterable[R]) -> Iterator[Outcome[R]]:
         """Starts runs, and yields what came of each when it ends.
@@ -122,6 +127,8 @@ class RunProcesses(Generic[R]):
             signal.signal(number, handler)
         for one in self._under_way:
             one.process.terminate()
+        if self._server is not None:
+            self._server.close()
 
     def _start(self, run: R) -> None:
         """Starts a run, in a session of its own: a terminal's Ctrl-C comes once, from here.
@@ -129,10 +136,28 @@ class RunProcesses(Generic[R]):
         It ends when this process is killed: otherwise it would be in the way of one that goes on.
         """
         own = [f"--run-dir={self._folder.run_dir(run)}", f"--result={self._folder.result(run)}"]
+        argv = [*run.argv, *own]
         with os.fdopen(self._folder.open_log(run), "ab") as log:
             log_start = log.tell()
-            process = subprocess.Popen(
-                [*_command(run.argv), *own],
+            process = self._forked(run, argv, log.fileno()) or self._fresh(run, argv)
+        self._under_way.append(_Process(run, process, log_start, time.monotonic()))
+        if self._received:  # after it was asked whether to start another
+            process.send_signal(self._received[-1])
+
+    def _forked(self, run: R, argv: Sequence[str], log: int) -> Process | None:
+        """Starts a run as a fork; returns None where it must be a new process."""
+        if not ForkServer.suits(argv):
+            return None
+        if self._server is None:
+            self._server = ForkServer(self._environment, run.argv[1])
+        if not self._server.is_usable:
+            return None
+        return self._server.start(argv, log, lambda: self._fresh(run, argv))
+
+    def _fresh(self, run: R, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        with os.fdopen(self._folder.open_log(run), "ab") as log:
+            return subprocess.Popen(
+                _command(argv),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -140,9 +165,6 @@ class RunProcesses(Generic[R]):
                 start_new_session=True,
                 preexec_fn=ending_with_parent(),
             )
-        self._under_way.append(_Process(run, process, log_start, time.monotonic()))
-        if self._received:  # after it was asked whether to start another
-            process.send_signal(self._received[-1])
 
     def _ended(self) -> Iterator[_Process[R]]:
         """Yields those that have ended since it was last asked."""
@@ -166,7 +188,7 @@ class _Process(Generic[R]):
     """
 
     run: R
-    process: subprocess.Popen[bytes]
+    process: Process
     log_start: int
     began_at: float
 

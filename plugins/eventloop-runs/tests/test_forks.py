@@ -1,0 +1,119 @@
+"""Runs that are forks of a prepared process: the bits of new processes, and their ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import eventloop
+import eventloop_runs
+from eventloop_runs import RunProcesses, RunsFolder
+from eventloop_runs.fork_server import num_threads, rng_states, why_not
+
+HELPER = "import random\n\nDRAWN = random.random()\n"
+TASK = """
+import os
+import random
+import signal
+
+import numpy
+import torch
+from helper import DRAWN
+
+from eventloop import Task
+
+SCALE = random.random() + numpy.random.rand()
+
+
+def task(lr: float = 0.1, end: str = ""):
+    def loss(outputs, targets):
+        if end:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.nn.functional.cross_entropy(outputs * DRAWN * SCALE, targets)
+
+    batches = [(torch.randn(4, 3), torch.randint(3, (4,))) for _ in range(3)]
+    return Task(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()),
+        loss=loss,
+        train_dataloader=batches,
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=lr),
+        settings={"max_duration": "2ep", "device": "cpu"},
+    )
+"""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that keeps its weights."""
+
+    name: str
+    argv: tuple[str, ...]
+
+    @property
+    def place(self) -> Path:
+        return Path(self.name)
+
+
+def trial(name, *more):
+    line = ("fit", "tiny.py", "--no-plugins", "--checkpoint-interval", "none", *more)
+    return Trial(name, (*line, f"--export={name}.safetensors"))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """The process's working directory, with a task and a module beside it that draw numbers."""
+    for name in [one for one in os.environ if one.startswith("EVENTLOOP_")]:
+        monkeypatch.delenv(name)
+    sources = [str(Path(one.__file__).parents[1]) for one in (eventloop, eventloop_runs)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sources))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "tiny.py").write_text(TASK)
+    (tmp_path / "helper.py").write_text(HELPER)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def processes_of(folder):
+    """The numbers that the runs of a folder noted, of the processes that started them."""
+    return {one.read_text() for one in folder.glob("*.parent")}
+
+
+def test_a_forked_run_ends_with_the_bits_of_a_new_process(tiny):
+    """Whatever ran before, and though a run in between was killed."""
+    (tiny / "tiny.py").write_text(
+        TASK + "\nopen(f'{os.getpid()}.parent', 'w').write(str(os.getppid()))\n"
+    )
+    runs = [trial("a"), trial("b", "--task.end=now"), trial("c", "--task.lr=0.3"), trial("d")]
+    with RunProcesses(RunsFolder(tiny / "here", "trial")) as processes:
+        outcomes = [*processes.outcomes(runs)]
+    forked_by = processes_of(tiny)
+    new = [sys.executable, "-m", "eventloop", *trial("new").argv]
+    subprocess.run(new, check=True, capture_output=True)
+
+    weights = {one.stem: one.read_bytes() for one in tiny.glob("*.safetensors")}
+    assert [one.reason for one in outcomes] == ["", "ended by SIGKILL", "", ""]
+    assert str(os.getpid()) not in forked_by
+    assert weights["a"] == weights["d"] == weights["new"] != weights["c"]
+
+
+def test_an_import_that_does_more_than_define_ends_forking():
+    """A thread would be missing in a fork, and a number that was drawn would be drawn once only."""
+    before = rng_states()
+    assert why_not(num_threads(), before) == ""
+
+    timer = threading.Timer(99, print)
+    num_before = num_threads()
+    timer.start()
+    assert why_not(num_before, before) == "an import has started threads"
+    timer.cancel()
+    timer.join()
+    random.random()
+    assert why_not(num_threads(), before) == "an import has drawn random numbers"
