@@ -23,7 +23,9 @@ from eventloop_ablate.picture import draw, require_matplotlib
 from eventloop_ablate.request import COMMAND, Ablation, read_ablation, read_command_line
 from eventloop_ablate.runs import AblationOutcome, Run, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
-from eventloop_runs import RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
+from eventloop_runs import PinnedCode, RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
+
+_CODE = "code.json"  # what the runs train with
 
 
 def run(argv: Sequence[str]) -> int:
@@ -56,7 +58,10 @@ def _outcomes(
 ) -> tuple[list[AblationOutcome], Mapping[str, bool | None]]:
     """Trains what isn't trained yet; returns what came of all, and which metrics there are."""
     folder = RunsFolder(ablation.folder, "ablation")
-    folder.begin(ablation.description)
+    is_allowed = "allow_code_change" in arguments.given
+    folder.begin(ablation.description, allow_code=is_allowed)
+    code = PinnedCode(ablation.job, "ablation", ablation.folder)
+    folder.keep(_CODE, code.begin(folder.kept(_CODE), is_allowed=is_allowed))
     runs = runs_of(ablation)
     with folder.held():
         done = [one for one in map(folder.outcome, runs) if one is not None]
@@ -65,13 +70,18 @@ def _outcomes(
         choose_metric(arguments.given.get("metric"), metrics)  # before hours are spent on it
         known = {one.run for one in done}
         waiting = [one for one in runs if one not in known]
-        done += _trained(waiting, ablation, folder, RunProgress[Run](len(runs), len(done)))
+        progress = RunProgress[Run](len(runs), len(done))
+        done += _trained(waiting, ablation, folder, code, progress)
     by_run = {one.run: one for one in done}
     return [by_run[one] for one in runs], metrics
 
 
 def _trained(
-    waiting: Sequence[Run], ablation: Ablation, folder: RunsFolder, progress: RunProgress[Run]
+    waiting: Sequence[Run],
+    ablation: Ablation,
+    folder: RunsFolder,
+    code: PinnedCode,
+    progress: RunProgress[Run],
 ) -> list[AblationOutcome]:
     """Trains, and returns what came of each run, in the order of their ends.
 
@@ -81,9 +91,11 @@ def _trained(
     outcomes = []
     processes = RunProcesses[Run](folder, jobs=ablation.jobs, threads=ablation.threads)
     with progress, processes:
-        for outcome in processes.outcomes(progress.started(waiting)):
+        for outcome in processes.outcomes(progress.started(code.guarded(waiting))):
             outcomes.append(outcome)
             progress.ended(outcome)
+    if code.problem is not None and not processes.is_stopped:
+        raise code.problem
     if left := len(waiting) - len(outcomes):
         raise processes.stopped(f"{left} runs are left; the same line goes on")
     return outcomes

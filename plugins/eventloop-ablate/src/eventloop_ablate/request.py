@@ -21,7 +21,7 @@ from eventloop.commands import (
     read_arguments,
 )
 from eventloop_ablate.variants import Variant, check_variants, read_variants, variants_of
-from eventloop_runs import default_folder, describe, number_option, share_cores
+from eventloop_runs import ALLOW_CODE_CHANGE, default_folder, describe, number_option, share_cores
 
 # Each run has its own.
 _OWN = ("seed", "run_dir", "resume")
@@ -41,6 +41,7 @@ COMMAND = Command(
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/ablate-TASK-ID unless given"),
         CommandOption("plot", "FILE.png", "draw the table; needs matplotlib"),
         CommandOption("json", "", "write JSON instead of a table"),
+        ALLOW_CODE_CHANGE,
         *FIT_OPTIONS,
     ),
 )
@@ -64,6 +65,7 @@ class Ablation:
     """
 
     arguments: Arguments
+    job: Job
     algorithms: tuple[Loaded, ...]
     kept: tuple[Loaded, ...]
     others: tuple[Loaded, ...]
@@ -134,6 +136,7 @@ def read_ablation(arguments: Arguments, job: Job, variants: tuple[Variant, ...] 
     jobs, threads = share_cores(job, arguments)
     return Ablation(
         arguments,
+        job,
         ablated,
         kept,
         others,

@@ -2,13 +2,16 @@
 
 from eventloop_runs.base_run import default_folder, describe, fit_argv, number_option, share_cores
 from eventloop_runs.metric_choice import Metric, choose_metric
+from eventloop_runs.pinned_code import ALLOW_CODE_CHANGE, PinnedCode
 from eventloop_runs.run_processes import RunProcesses, try_run
 from eventloop_runs.run_progress import RunProgress
 from eventloop_runs.runs_folder import Outcome, Run, RunsFolder
 
 __all__ = [
+    "ALLOW_CODE_CHANGE",
     "Metric",
     "Outcome",
+    "PinnedCode",
     "Run",
     "RunProcesses",
     "RunProgress",

@@ -72,12 +72,13 @@ class RunsFolder:
         self._what = what
         self._files = RunFolder(path)
 
-    def begin(self, description: Mapping[str, Any]) -> None:
+    def begin(self, description: Mapping[str, Any], *, allow_code: bool = False) -> None:
         """Writes what the runs are of, or compares, where they go on.
 
         Args:
             description: what `describe` returned, and what the command adds to it; as JSON can
                 hold it.
+            allow_code: whether the task's file and versions may differ.
 
         Raises:
             ResumeError: they were begun as others; with what differs.
@@ -87,9 +88,10 @@ class RunsFolder:
         file = self.path / f"{self._what}.json"
         then = read_json(self._files, file.name)
         if then is not None:
-            self._compare(then, description)
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            self._compare(then, description, allow_code)
+            if not allow_code:
+                return
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise UsageError(
                 f"--run-dir {self.path}: there is something that is not {a(self._what)}",
                 fix="name a new folder, or leave --run-dir out",
@@ -138,6 +140,14 @@ class RunsFolder:
         self._files.names(run.place.as_posix())
         return self._files.append_to(self.log(run).relative_to(self.path).as_posix())
 
+    def kept(self, name: str) -> dict[str, Any] | None:
+        """Returns what was kept beside the runs; None where there is none."""
+        return read_json(self._files, name)
+
+    def keep(self, name: str, content: Mapping[str, Any]) -> None:
+        """Keeps a file beside the runs."""
+        self._files.write(name, json.dumps(content, indent=1).encode("ascii"))
+
     def content(self, run: Run) -> dict[str, Any] | None:
         """Returns the result of a run; None where it isn't done."""
         return read_json(self._files, self.result(run).relative_to(self.path).as_posix())
@@ -151,8 +161,8 @@ class RunsFolder:
         path = self.run_dir(run)
         return path.with_name(path.name + suffix)  # `lr-0.5` has no suffix that could be replaced
 
-    def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        lines = [*_differences(then, json.loads(json.dumps(now)))]
+    def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any], allow_code: bool) -> None:
+        lines = [*_differences(then, json.loads(json.dumps(now)), allow_code)]
         if lines:
             raise ResumeError(
                 f"the {self._what} in {self.path} was begun with another configuration",
@@ -161,16 +171,19 @@ class RunsFolder:
             )
 
 
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], allow_code: bool
+) -> Iterator[str]:
     for section in now:
         before, after = then.get(section), now[section]
         if section not in _OF_JOB and before != after:
             yield f"{section}: {_shown(before)} -> {_shown(after)}"
     for section in ("settings", "command"):
         yield from config_differences(then, now, section)
-    yield from task_differences(then["task"], now["task"])
+    if not allow_code:
+        yield from task_differences(then["task"], now["task"])
     versions, options = plugin_differences(then["plugins"], now["plugins"], ())
-    yield from (*versions.values(), *options)
+    yield from (*(() if allow_code else versions.values()), *options)
 
 
 def _shown(value: object) -> str:

@@ -21,7 +21,15 @@ from eventloop.commands import (
     write_lines,
     write_text,
 )
-from eventloop_runs import Metric, RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
+from eventloop_runs import (
+    Metric,
+    PinnedCode,
+    RunProcesses,
+    RunProgress,
+    RunsFolder,
+    choose_metric,
+    try_run,
+)
 from eventloop_sweep.report import (
     METRIC,
     content_of,
@@ -40,6 +48,8 @@ from eventloop_sweep.storage import (
     sqlite_url,
 )
 from eventloop_sweep.trials import TrialRun, Trials
+
+_CODE = "code"  # of a study: what its trials train with
 
 
 def run(argv: Sequence[str]) -> int:
@@ -75,12 +85,17 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
     sweep.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sweep.folder.with_name(f"{sweep.folder.name}.lock"))
     with lock:  # other workers begin now, too
-        folder.begin(sweep.description)
+        is_allowed = "allow_code_change" in arguments.given
+        folder.begin(sweep.description, allow_code=is_allowed)
         given = arguments.given.get("storage") or os.environ.get(STORAGE_VARIABLE)
         url = given or sqlite_url(sweep.folder)
         os.environ[STORAGE_VARIABLE] = url
         storage = open_storage(url)
         study = _study(sweep, arguments, storage)
+        code = PinnedCode(sweep.job, "sweep", sweep.folder)
+        then = study.user_attrs.get(_CODE)
+        if (now := code.begin(then, is_allowed=is_allowed)) != then:
+            study.set_user_attr(_CODE, now)
     trials = Trials(sweep, folder, study, storage, lock, study.user_attrs[METRIC])
     num_left = trials.num_left()
     write_lines(header(sweep, study, num_left))
@@ -90,12 +105,14 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
         is_left = True
         while is_left and not processes.is_stopped:
             is_left = False
-            for outcome in processes.outcomes(progress.started(trials.runs())):
+            for outcome in processes.outcomes(progress.started(code.guarded(trials.runs()))):
                 trials.end(outcome)
                 progress.ended(outcome, sweep.num_trials - trials.num_left())
                 is_left |= outcome.was_killed
     if processes.is_stopped:
         raise processes.stopped(f"{trials.num_left()} trials are left; the same line goes on")
+    if code.problem is not None:
+        raise code.problem
     return study
 
 

@@ -21,7 +21,14 @@ from eventloop.commands import (
     prepare,
     read_arguments,
 )
-from eventloop_runs import default_folder, describe, fit_argv, number_option, share_cores
+from eventloop_runs import (
+    ALLOW_CODE_CHANGE,
+    default_folder,
+    describe,
+    fit_argv,
+    number_option,
+    share_cores,
+)
 from eventloop_sweep.space import (
     Dimension,
     Written,
@@ -56,6 +63,7 @@ COMMAND = Command(
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/sweep-TASK-ID unless given"),
         CommandOption("plot", "", "draw the study into the sweep's folder; needs matplotlib"),
         CommandOption("json", "", "write JSON instead of text"),
+        ALLOW_CODE_CHANGE,
         *FIT_OPTIONS,
     ),
 )
