@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import eventloop
+from eventloop.cli.plugins import new
 
 SOURCE = str(Path(eventloop.__file__).parents[1])
+ROOT = Path(__file__).parents[2]
 HEADINGS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
 
 
@@ -93,16 +95,16 @@ def test_the_readme_has_the_headings_of_every_plugin(run, clean):
     assert "@" not in readme
 
 
-@pytest.mark.parametrize("name", ["Label_Smoothing", "eventloop-label-smoothing"])
+@pytest.mark.parametrize("name", ["Label_Sharpening", "eventloop-label-sharpening"])
 def test_the_name_is_brought_into_form(run, clean, name):
     """By convention `x`, `eventloop-x`, `eventloop_x`."""
     run("plugins", "new", name)
 
-    folder = clean / "eventloop-label-smoothing"
-    assert (folder / "src" / "eventloop_label_smoothing" / "plugin.py").is_file()
+    folder = clean / "eventloop-label-sharpening"
+    assert (folder / "src" / "eventloop_label_sharpening" / "plugin.py").is_file()
     assert (
-        "class LabelSmoothing:"
-        in (folder / "src" / "eventloop_label_smoothing" / "plugin.py").read_text()
+        "class LabelSharpening:"
+        in (folder / "src" / "eventloop_label_sharpening" / "plugin.py").read_text()
     )
 
 
@@ -121,6 +123,8 @@ def test_the_name_is_brought_into_form(run, clean, name):
         (["torch"], "`eventloop plugins new my-torch`"),
         (["eventloop"], "torch or eventloop has this name"),
         (["state"], "torch or eventloop has this name"),
+        (["checkpoints"], "a command has this name"),
+        (["sam"], "the package eventloop-sam exists"),
         (["demo", "--role", "algoritm"], "the closest is 'algorithm'"),
     ],
 )
@@ -131,6 +135,25 @@ def test_what_can_not_be_a_plugin_is_refused(run, clean, argv, part):
     assert ran.status == 2
     assert part in ran.err
     assert [path.name for path in clean.iterdir()] == ["pyproject.toml"]
+
+
+def test_what_is_installed_keeps_its_name(run, install, clean):
+    """Two plugins of one name stop every run."""
+    install("taken-test")
+
+    assert (
+        "taken-test (eventloop-taken-test 1.0) has this name"
+        in run("plugins", "new", "taken-test").err
+    )
+
+
+def test_the_packages_of_the_repository_are_known():
+    """A new one is published under its name, too."""
+    folders = {
+        one.name.removeprefix("eventloop-") for one in (ROOT / "plugins").glob("eventloop-*")
+    }
+
+    assert {*new._PUBLISHED} == folders
 
 
 def test_its_help_lists_only_what_has_an_effect(run, clean):
