@@ -264,3 +264,18 @@ def test_a_misspelt_rule_is_refused_with_the_closest(run, tiny):
 def test_an_option_at_its_default_is_no_difference_from_the_lock(run, locked):
     """Whoever types the default trains what was locked."""
     assert run("fit", "tiny.py", *QUICK[:-2], "--aa-test.lr", "0.1").status == 0
+
+
+def test_the_header_gives_a_reason_once(tiny, run, install):
+    """With --no-plugins every line of it would be the same words."""
+    install("aa-test")
+    install("bb-test")
+
+    line = next(
+        one
+        for one in run("fit", "tiny.py", "--no-plugins").out.splitlines()
+        if one.startswith("off: ")
+    )
+
+    assert "aa-test, bb-test" in line
+    assert line.count("(--no-plugins)") == 1

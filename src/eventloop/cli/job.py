@@ -222,7 +222,10 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
             kind = type(optimizer).__name__
             yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
     if trainer.off:
-        yield "off: " + ", ".join(f"{one.found.name} ({one.reason})" for one in trainer.off)
+        by_reason: dict[str, list[str]] = {}
+        for one in trainer.off:
+            by_reason.setdefault(one.reason, []).append(one.found.name)
+        yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
 
 
 def _bypassed(trainer: Trainer) -> Iterator[str]:
