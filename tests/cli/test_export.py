@@ -116,3 +116,42 @@ def test_a_checkpoint_without_weights_is_told_of(run, clean):
 
     assert ran.status == 4
     assert "no tensors in a part 'model', only training" in ran.err
+
+
+def test_the_best_checkpoint_of_a_run_is_exported_where_that_is_asked_for(run, tiny):
+    """`--best` means the same in every command."""
+    best = ("--checkpoint-best", "max test/loss")
+    fit = run(
+        "fit",
+        "tiny.py",
+        "--no-plugins",
+        "--run-dir",
+        "there",
+        *best,
+        "--export",
+        "last.safetensors",
+    )
+
+    ran = run("export", "there", "best.safetensors", "--best")
+
+    assert ran.out.endswith("of there/checkpoints/ba00000003\n")
+    assert fit.out.splitlines()[-1] == (
+        "exported: last.safetensors, the weights of the last step; "
+        "`eventloop export there best.safetensors --best` writes the best"
+    )
+
+
+def test_the_last_line_of_fit_names_the_plugin_whose_weights_were_exported(run, tiny):
+    """An average and the last weights are files alike."""
+    (tiny / "mean.py").write_text(
+        "from eventloop import hookimpl\n"
+        "class Mean:\n"
+        "    role = 'algorithm'\n"
+        "    @hookimpl(wrapper=True)\n"
+        "    def export(self, state, path):\n"
+        "        return (yield)\n"
+    )
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "mean.py:Mean", "--export", "m.safetensors")
+
+    assert ran.out.splitlines()[-1] == "exported: m.safetensors, the weights of mean"

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
+from eventloop.cli.checkpoints.paths import BEST
 from eventloop.cli.job import prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.model_weights import (
-    BEST,
     NOT_STRICT,
     WEIGHTS,
     load_weights,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eventloop.checkpoint.weights import export_weights
 from eventloop.cli.arguments import Arguments, Command
-from eventloop.cli.checkpoints.paths import one_checkpoint, size_text, words
+from eventloop.cli.checkpoints.paths import BEST, one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
 from eventloop.text import one_line
@@ -17,6 +17,7 @@ COMMAND = Command(
     "task. CHECKPOINT is the folder or URL of a checkpoint, or a run's, which stands for its newest that "
     "verifies. The weights are those that training goes on from; `eventloop fit --export` writes "
     "those that evaluation sees, an average's, say.",
+    (BEST,),
     argument="CHECKPOINT FILE.safetensors",
     takes_plugins=False,
 )
@@ -27,7 +28,7 @@ def run(arguments: Arguments) -> int:
     source, target = words(arguments, COMMAND)
     path = Path(target)
     require_writable(path)
-    with one_checkpoint(source) as (checkpoint, place):
+    with one_checkpoint(source, best=BEST.name in arguments.given) as (checkpoint, place):
         names, others = export_weights(checkpoint, path)
     size = size_text(path.stat().st_size)
     told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"

@@ -33,9 +33,11 @@ from eventloop.config.options import Option, Value
 from eventloop.diagnostics.profile import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError, SettingError, counted
 from eventloop.files import disk
+from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
 from eventloop.run.run_manifest import write_manifest
+from eventloop.text import shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import TrainerBuilder
 from eventloop.training.metrics import metric_name, named_metrics
@@ -127,8 +129,10 @@ def _train(
         if state.rank == 0 and state.settings.run_dir is None:
             write_manifest(state.manifest, state.run_dir)
         result = modes.fit(trainer)
+        exported = []
         if export is not None and not modes.is_dry:
             trainer.export(export)
+            exported = [_exported(trainer, export)]
         result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         kept = export is not None or modes.algorithms or interval_of(state.settings) is not None
@@ -136,7 +140,22 @@ def _train(
         hint = [] if kept or is_saved else [_NOTHING_KEPT]
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
-        write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint])
+        write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
+
+
+def _exported(trainer: Trainer, path: Path) -> str:
+    """Returns which weights a file holds."""
+    by = [
+        plugin.name
+        for plugin in trainer.plugins
+        if plugin.role != "task" and fold(plugin.name) in trainer.assembly.exporting
+    ]
+    which = f"the weights of {' and '.join(by)}" if by else "the weights of the last step"
+    if trainer.state.settings.checkpoint_best is None:
+        return f"exported: {path}, {which}"
+    place = trainer.state.settings.run_dir or trainer.state.run_dir
+    best = shell("eventloop", "export", str(place), str(path.with_stem("best")), "--best")
+    return f"exported: {path}, {which}; {best} writes the best"
 
 
 def _writes_other_formats(trainer: Trainer) -> bool:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from eventloop.checkpoint.storage import best_among, checkpoints_at
-from eventloop.checkpoint.store import Found, look_at
 from eventloop.cli.arguments import Arguments, CommandOption, allowed
-from eventloop.cli.checkpoints.paths import one_checkpoint, uploaded_at
+from eventloop.cli.checkpoints.paths import BEST, one_checkpoint
 from eventloop.cli.job import Job, header_lines
 from eventloop.cli.output import SUFFIX, crash_report, write_lines
 from eventloop.errors import TaskError, UsageError, closest
@@ -26,11 +23,6 @@ WEIGHTS = CommandOption(
 NOT_STRICT = CommandOption(
     "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"
 )
-BEST = CommandOption(
-    "best",
-    "",
-    "of the run of --weights, take the checkpoint of the best evaluation, not the newest",
-)
 
 
 @contextmanager
@@ -41,7 +33,12 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
         UsageError: there is none, or `--not-strict` or `--best` is said of no weights.
     """
     if BEST.name in arguments.given:
-        with one_checkpoint(str(_best(arguments).path)) as (copy, _):
+        word = arguments.given.get("weights", "")
+        if not word:
+            raise UsageError(
+                "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
+            )
+        with one_checkpoint(word, best=True) as (copy, _):
             yield copy
     elif isinstance(place_of(arguments.given.get("weights", "")), Url):
         with one_checkpoint(arguments.given["weights"]) as (copy, _):
@@ -85,26 +82,6 @@ def require_eval_data(trainer: Trainer, task: str) -> None:
             f"{task} has no eval data",
             fix="give `Task(eval_dataloaders={'test': loader})`",
         )
-
-
-def _best(arguments: Arguments) -> Found[Any]:
-    """Returns the checkpoint of the best evaluation of the run of `--weights`."""
-    word = arguments.given.get("weights", "")
-    if not word:
-        raise UsageError(
-            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
-        )
-    place = place_of(word)
-    if isinstance(place, Url):
-        best: Found[Any] | None = best_among(uploaded_at(place, digests=False))
-    else:
-        best = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
-    if best is None:
-        raise UsageError(
-            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
-            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
-        )
-    return best
 
 
 def _local_weights(arguments: Arguments) -> Path | None:

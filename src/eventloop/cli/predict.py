@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
+from eventloop.cli.checkpoints.paths import BEST
 from eventloop.cli.job import output_path, prepare
 from eventloop.cli.model_weights import (
-    BEST,
     NOT_STRICT,
     WEIGHTS,
     load_weights,

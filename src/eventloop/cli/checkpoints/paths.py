@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.storage import FOLDER, checkpoint_at
+from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at
+from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.text import one_line
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
     from eventloop.checkpoint.store import Found
 
+BEST = CommandOption(
+    "best", "", "of a run take the checkpoint of the best evaluation, not the newest"
+)
 JSON = CommandOption("json", "", "write JSON instead of text")
 _MOST_SHOWN = 120  # characters of a name
 
@@ -41,8 +45,12 @@ def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
 
 
 @contextmanager
-def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
+def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Place]]:
     """Yields the checkpoint that is meant, and reports newer ones that can't be used on stderr.
+
+    Args:
+        word: a checkpoint or a run, or the URL of one.
+        best: whether that of the best evaluation of the run is meant, not the newest.
 
     Yields:
         Its folder, or a copy of it while the `with` lasts; and what it is called.
@@ -51,7 +59,7 @@ def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
         UsageError: there is none.
         CheckpointError: there are some, but none verifies.
     """
-    place = place_of(word)
+    place = _best(word) if best else place_of(word)
     if isinstance(place, Path):
         path, refused = checkpoint_at(place)
         _tell((one.path, one.reason) for one in refused)
@@ -60,6 +68,22 @@ def one_checkpoint(word: str) -> Iterator[tuple[Path, Place]]:
     with downloaded(place) as (path, url, passed_over):
         _tell(passed_over)
         yield path, url
+
+
+def _best(word: str) -> Place:
+    """Returns the checkpoint of the best evaluation of a run."""
+    place = place_of(word)
+    if isinstance(place, Url):
+        found: Found[Any] | None = best_among(uploaded_at(place, digests=False))
+    else:
+        found = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
+    if found is None:
+        raise UsageError(
+            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
+            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
+        )
+    path: Place = found.path
+    return path
 
 
 def _tell(refused: Iterable[tuple[Place, str]]) -> None:
