@@ -86,3 +86,30 @@ def test_a_way_put_into_an_optimizer_is_asked(params, monkeypatch):
     drop_gradients(optimizer)
 
     assert asked == ["zero_grad"]
+
+
+class WithoutRate(torch.optim.Optimizer):
+    """Finds its own steps, as optimizers without learning rates do."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                param -= param.grad.sign() * 0.01
+
+
+def test_an_optimizer_may_have_no_learning_rate(make_trainer, make_task, make_plugin, tmp_path):
+    """Then there is none to log, nor one to warn of where a run goes on."""
+    names = set()
+    listens = make_plugin(log=lambda state, numbers: names.update(numbers))
+    task = make_task(optimizer=lambda model: WithoutRate(model.parameters()))
+
+    for until in ("1ep", "2ep"):
+        settings = {"run_dir": tmp_path, "max_duration": "2ep"}
+        with make_trainer(task, callbacks=[listens], **settings) as trainer:
+            trainer.fit(until=until)
+
+    assert names == {"train/loss"}

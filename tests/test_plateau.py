@@ -180,3 +180,15 @@ def test_a_progress_that_no_run_had_is_refused(tmp_path, progress):
 
         with pytest.raises((ValueError, TypeError, CheckpointError)):
             scheduler.load_state_dict(saved)
+
+
+def test_a_metric_is_named_as_the_documents_do(make_trainer, make_task, make_batches):
+    """`schedules.plateau("val/loss")` follows the loss of the eval set `val`."""
+    schedule = schedules.plateau("val/loss", patience=0, factor=0.5, threshold=10.0)
+    task = make_task(eval_dataloaders={"val": make_batches()}, scheduler=schedule)
+    trainer = make_trainer(task, max_duration="3ep")
+
+    trainer.fit()
+
+    (optimizer,) = trainer.state.optimizers.values()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**2

@@ -161,8 +161,8 @@ def one_cycle(
 
 
 def plateau(
-    *,
     metric: str,
+    *,
     factor: float = 0.1,
     patience: int = 10,
     threshold: float = 1e-4,

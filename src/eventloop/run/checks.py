@@ -138,7 +138,7 @@ def warn_of_zero_rates(state: State) -> None:
     ):
         return
     groups = [group for one in state.optimizers.values() for group in one.param_groups]
-    rates = [(float(group["lr"]), float(group.get("initial_lr", 1.0))) for group in groups]
+    rates = [(float(group.get("lr", 1.0)), float(group.get("initial_lr", 1.0))) for group in groups]
     if rates and all(abs(rate) <= _NOTHING * abs(initial) for rate, initial in rates):
         kinds = ", ".join(sorted({type(one).__name__ for one in schedulers}))
         by = f" by {kinds}" if kinds else ""

@@ -152,7 +152,8 @@ class Numbers:
             row["train/loss"] = loss
             self._tensors.append((row, "train/loss"))
         for name, optimizer in optimizers.items():
-            rate = optimizer.param_groups[0]["lr"]
+            if (rate := optimizer.param_groups[0].get("lr")) is None:
+                continue
             if type(rate) is not float and isinstance(rate, Tensor):
                 rate = rate.clone()  # schedulers write into it
                 self._tensors.append((row, f"lr/{name}"))
