@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -24,6 +25,9 @@ PAGES = {
     "examples": "examples.md",
     "plugins": "plugins/index.md",
 }
+KEYWORDS = yaml.safe_load((ROOT / "docs" / "keywords.yml").read_text(encoding="utf-8"))
+# What says everything once more is found after the pages that explain it.
+_LAST = ("project/", "decisions/")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -63,6 +67,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         file = File.generated(config, uri, content=text)
         files.append(file)
         SOURCE_OF[uri] = source
+    unknown = [uri for uri in KEYWORDS if files.get_file_from_path(uri) is None]
+    assert not unknown, f"docs/keywords.yml: no page is {', '.join(unknown)}"
     return files
 
 
@@ -71,8 +77,12 @@ SOURCE_OF: dict[str, str] = {"plugins/index.md": "README.md"}
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to files of the repository to their pages."""
+    """Leads links to files of the repository to their pages; says what a page is found by."""
     uri = page.file.src_uri
+    if uri in KEYWORDS:
+        page.meta["tags"] = KEYWORDS[uri]
+    if uri.startswith(_LAST):
+        page.meta.setdefault("search", {"boost": 0.1})
     source = SOURCE_OF.get(uri, f"docs/{uri}")
 
     def lead(match: re.Match[str]) -> str:
@@ -84,6 +94,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts = _FENCE.split(markdown)
     return "".join(part if idx % 2 else _LINK.sub(lead, part) for idx, part in enumerate(parts))
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Puts `search_worker.js` before the theme's search worker."""
+    (worker,) = Path(config.site_dir).glob("assets/javascripts/workers/search.*.js")
+    ours = (ROOT / "docs" / "search_worker.js").read_text(encoding="utf-8")
+    worker.write_text(ours + worker.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _plugins() -> list[str]:

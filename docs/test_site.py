@@ -1,0 +1,143 @@
+"""The site in a browser: what its search finds, and its pages on a phone. `tox -e docs` runs it.
+
+It needs Chromium and its driver, `apt-get install chromium chromium-driver`; the driver is found on the PATH.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.support.wait import WebDriverWait
+
+SITE = Path(__file__).parents[1] / "site"
+PHONE = 390
+# What is searched for, and the page that comes first.
+QUERIES = {
+    "checkpoint": "how-to/checkpoints/",
+    "checkpoints": "how-to/checkpoints/",
+    "--run-dir": "how-to/checkpoints/",
+    "run_dir": "how-to/checkpoints/",
+    "eval": "how-to/train-your-own-model/",
+    "validation every n steps": "how-to/train-your-own-model/",
+    "W&B": "plugins/eventloop-wandb/",
+    "wandb": "plugins/eventloop-wandb/",
+    "tensorboard": "plugins/eventloop-tensorboard/",
+    "early stopping": "plugins/eventloop-early-stopping/",
+    "install": "quick-start/",
+    "getting started": "quick-start/",
+    "resume": "how-to/resume-in-mid-epoch/",
+    "continue training": "how-to/resume-in-mid-epoch/",
+    "mixed precision": "how-to/mixed-precision/",
+    "bf16": "how-to/mixed-precision/",
+    "amp": "how-to/mixed-precision/",
+    "learning rate schedule": "how-to/schedule-learning-rates/",
+    "warmup": "how-to/schedule-learning-rates/",
+    "gradient accumulation": "reference/settings/",
+    "clip_norm": "reference/settings/",
+    "--clip-norm": "reference/settings/",
+    "multi gpu": "how-to/train-on-several-devices/",
+    "ddp": "how-to/train-on-several-devices/",
+    "fsdp": "plugins/eventloop-fsdp/",
+    "s3": "how-to/remote-storage/",
+    "write a plugin": "how-to/write-a-plugin/",
+    "callback": "how-to/write-a-plugin/",
+    "ablation": "how-to/ablate/",
+    "hyperparameter search": "how-to/sweep/",
+    "lightning": "how-to/coming-from-lightning/",
+    "hugging face": "how-to/coming-from-hugging-face/",
+    "composer": "how-to/coming-from-composer/",
+    "freeze layers": "how-to/fine-tune/",
+    "gan": "how-to/train-a-gan/",
+    "reinforcement learning": "how-to/train-without-a-data-set/",
+    "Ctrl-C": "how-to/stop-a-run/",
+    "dry run": "how-to/everyday-modes/",
+    "batch_end": "reference/events/",
+    "Trainer": "reference/python-train/",
+}
+# Searched for on the way to a longer word.
+LETTERS = ("c", "e", "m", "check", "ev")
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and logs nothing."""
+
+    def log_message(self, *args: object) -> None:
+        """Logs nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where the site is served."""
+    assert (SITE / "index.html").is_file(), "build the site first: mkdocs build"
+    serve = functools.partial(Quiet, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    """A browser without a window."""
+    driver = shutil.which("chromedriver")
+    if driver is None:
+        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    for one in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(one)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
+
+
+def found(browser: webdriver.Chrome, address: str, query: str) -> list[str]:
+    """Returns the pages that the search finds, the first first."""
+    browser.get(f"{address}glossary/?q={urllib.parse.quote(query)}")
+    WebDriverWait(browser, 20).until(
+        lambda one: one.execute_script(
+            "return /matching/.test(document.querySelector('.md-search-result__meta').textContent)"
+        )
+    )
+    links = browser.execute_script(
+        "return [...document.querySelectorAll('.md-search-result__item > a')].map(one => one.href)"
+    )
+    return [link.partition("?")[0].removeprefix(address) for link in links]
+
+
+@pytest.mark.parametrize(("query", "page"), [*QUERIES.items(), *((one, None) for one in LETTERS)])
+def test_the_page_that_is_searched_for_comes_first(query, page, browser, address):
+    """The theme writes what its search throws to the console, and shows no results."""
+    browser.get_log("browser")  # of the test before
+
+    pages = found(browser, address, query)
+
+    assert [
+        one["message"] for one in browser.get_log("browser") if "search" in one["message"]
+    ] == []
+    assert pages[:1] == [page or pages[0]]
+
+
+def test_no_page_scrolls_sideways_on_a_phone(browser, address):
+    """A table or a line of code that is too wide scrolls by itself."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": PHONE, "height": 844, "deviceScaleFactor": 1, "mobile": True},
+    )
+    widths = {}
+    for path in sorted(SITE.rglob("index.html")):
+        page = path.parent.relative_to(SITE).as_posix()
+        if not page.startswith("source"):
+            browser.get(f"{address}{page}/")
+            widths[page] = browser.execute_script("return document.documentElement.scrollWidth")
+
+    assert len(widths) > 80
+    assert {page: width for page, width in widths.items() if width > PHONE} == {}
