@@ -12,6 +12,7 @@ import torch
 
 from eventloop.checkpoint.format import read, write
 from eventloop.checkpoint.store import Store
+from eventloop.files import disk
 
 RUN = "runs/a run"
 NEWEST, OLDER = (Path(RUN, "checkpoints", name) for name in ("ba00000006", "ba00000003"))
@@ -393,3 +394,52 @@ def test_the_time_of_saving_may_be_unknown(run, saved):
     assert newest["saved"] is not None
     assert older["saved"] is None
     assert run("checkpoints", RUN).status == 0
+
+
+@pytest.fixture
+def removing(monkeypatch):
+    """Removes a checkpoint, as a run under way does, when the first of its files is opened."""
+
+    def removing(path, num_openings=1):
+        opened, init = [], disk.OldFile.__init__
+
+        def watched(file, at):
+            opened.append(path == at.parent)
+            if sum(opened) == num_openings:
+                shutil.rmtree(path, ignore_errors=True)
+            init(file, at)
+
+        monkeypatch.setattr(disk.OldFile, "__init__", watched)
+
+    return removing
+
+
+@pytest.mark.parametrize("command", ["verify", "list"])
+@pytest.mark.parametrize("gone", [NEWEST, OLDER])
+def test_what_a_run_removes_meanwhile_is_not_damaged(command, gone, run, saved, removing):
+    """A cron job that verifies runs under way would report a loss several times a day."""
+    removing(gone)
+
+    rows = as_json(run("checkpoints", command, RUN, "--json"))
+
+    left = OLDER if gone == NEWEST else NEWEST
+    assert [(row["checkpoint"], row["verified"]) for row in rows] == [(str(left), True)]
+
+
+def test_what_a_run_removes_while_it_is_compared_is_looked_for_again(run, saved, removing):
+    """The run has others by then."""
+    shutil.copytree(RUN, "other")
+    removing(NEWEST, num_openings=9)
+
+    ran = run("checkpoints", "diff", RUN, "other", "--state", "--json")
+
+    assert as_json(ran, 1)["a"] == str(OLDER)
+
+
+def test_a_checkpoint_that_is_named_and_removed_meanwhile_is_not_there(run, saved, removing):
+    """It can't be looked for again, but isn't damaged."""
+    removing(NEWEST)
+
+    ran = run("checkpoints", "verify", str(NEWEST))
+
+    assert (ran.status, "ba00000006" in ran.err) == (2, True)

@@ -168,15 +168,18 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
         UsageError: there is none.
         CheckpointError: there are some, but none verifies and is finite.
     """
-    paths = require_checkpoints(path)
-    if len(paths) == 1:  # reading it reports what is wrong with it
-        return paths[0], []
     refused: list[Found[Path]] = []
-    for one in paths:
-        found = look_at(one, digests=True)
-        if not found.reason:
-            return one, refused
-        refused.append(found)
+    paths: list[Path] = []
+    while not paths or len(refused) < len(paths):  # a run under way has removed some meanwhile
+        paths, refused = require_checkpoints(path), []
+        if len(paths) == 1:  # reading it reports what is wrong with it
+            return paths[0], []
+        for one in paths:
+            found = look_at(one, digests=True)
+            if not found.reason:
+                return one, refused
+            if os.path.lexists(one):
+                refused.append(found)
     listed = "\n    ".join(f"{one.path.name}: {one.reason}" for one in refused)
     raise CheckpointError(
         f"none of the {len(refused)} checkpoints in {str(path)!r} can be used",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.diff import Difference, differences
@@ -18,6 +20,7 @@ from eventloop.cli.arguments import (
 from eventloop.cli.checkpoints.paths import JSON, one_checkpoint, words
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.distributed.exit import FAILURE
+from eventloop.errors import CheckpointError
 from eventloop.text import one_line
 
 if TYPE_CHECKING:
@@ -43,21 +46,28 @@ Sections = dict[str, list[Difference]]
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    with ExitStack() as stack:
-        both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
-        places = [place for _, place in both]
-        first, second = (read(path, only=()) for path, _ in both)
-        sections: Sections = {}
-        source: list[str] = []
-        if "state" not in arguments.given:
-            sections, source = _told(first.facts, second.facts)
-        sections["state"] = list(_state(first, second))
+    while True:
+        with ExitStack() as stack:
+            both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
+            paths, places = zip(*both, strict=True)
+            try:
+                sections, source = _compared(paths, only_state="state" in arguments.given)
+                break
+            except CheckpointError:
+                if all(map(os.path.lexists, paths)):
+                    raise  # otherwise a run under way has removed one, and has others
     is_equal = not source and not any(sections.values())
     if "json" in arguments.given:
         write_json(_content(places, sections, source))
     else:
         _write(places, sections, source)
     return 0 if is_equal else FAILURE
+
+
+def _compared(paths: Sequence[Path], *, only_state: bool) -> tuple[Sections, list[str]]:
+    first, second = (read(path, only=()) for path in paths)
+    sections, source = ({}, []) if only_state else _told(first.facts, second.facts)
+    return {**sections, "state": list(_state(first, second))}, source
 
 
 def _told(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Sections, list[str]]:

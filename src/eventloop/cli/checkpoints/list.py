@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
         found = look if is_quick or look.damage else look_at(look.path, digests=True)
         if is_replaced(found.path) and found.batch in whole:
             continue  # its successor is there
+        if found.damage and not os.path.lexists(found.path):
+            continue  # removed by a run under way
         if not found.damage:
             whole.add(found.batch)
         verified = False if found.damage else None if is_quick else True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,9 +60,14 @@ def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
     """Yields the checkpoints that are meant, each with what is wrong and why it is passed over."""
     place = place_of(word)
     if isinstance(place, Path):
-        for path in require_checkpoints(place):
-            problems = _problems_in(path)
-            yield path, problems, "" if problems else look_at(path, digests=False).reason
+        is_any = False
+        while not is_any:  # a run under way may have removed all that were there
+            for path in require_checkpoints(place):
+                problems = _problems_in(path)
+                passed_over = "" if problems else look_at(path, digests=False).reason
+                if os.path.lexists(path):
+                    is_any = True
+                    yield path, problems, passed_over
         return
     from eventloop.cli.checkpoints.paths import uploaded_at
 
