@@ -33,6 +33,7 @@ from eventloop.config.options import Option, Value
 from eventloop.diagnostics.profile import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError, SettingError, counted
 from eventloop.files import disk
+from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
@@ -108,7 +109,7 @@ def _train(
             allowed=allowed(arguments),
             origin=job.origin(),
             candidates=job.candidates,
-            core=[lines],
+            core=[lines, *_compiling(configuration, task)],
         ).build(
             task,
             algorithms=modes.algorithms,
@@ -141,6 +142,24 @@ def _train(
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
+
+
+def _compiling(configuration: Configuration, task: object) -> list[object]:
+    return [Compiling()] * (configuration.settings(task_settings(task)).compile is not False)
+
+
+class Compiling:
+    """Says that the first step compiles, which takes long and is silent."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    @hookimpl(rank_zero=True)
+    def before_train_batch(self) -> None:
+        """Says so once."""
+        if not self._is_said:
+            self._is_said = True
+            write_lines(["compiling: the first step waits for it, often for a minute"])
 
 
 def _exported(trainer: Trainer, path: Path) -> str:
