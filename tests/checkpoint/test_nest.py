@@ -146,7 +146,6 @@ class Tagged(torch.Tensor):
         (np.ones(3), "a numpy.ndarray"),
         (np.datetime64(1, "s"), "a numpy.datetime64"),
         (np.longdouble(1), "a numpy.longdouble"),
-        (torch.Size([1]), "a torch.Size"),
         (torch.float32, "a torch.dtype"),
         (namedtuple("Point", "x")(1), "Point"),
         (Colour.RED, "Colour"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,12 @@ from eventloop import CheckpointError, RunFolderError, hookimpl
 from eventloop.errors import SettingError
 from eventloop.files import disk
 from eventloop.testing.case import isolated_trainer, tiny_task
+
+
+class Point(NamedTuple):
+    """A tuple with a type of its own."""
+
+    x: int
 
 
 def saved(folder):
@@ -176,7 +183,28 @@ def test_a_full_disk_may_be_lived_with(tmp_path, full_disk):
     assert set(saved(tmp_path)) <= {0, 1}
 
 
-def test_what_a_plugin_cannot_save_is_told_by_its_path(tmp_path):
+def recursive():
+    held = {"step": 1}
+    held["again"] = held
+    return held
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (object, "an object"),
+        (lambda: torch.ones(2).to_sparse(), "torch.sparse_coo"),
+        (lambda: torch.ones(2, device="meta"), "without values"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "nested"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]), "nested"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "qint8"),
+        (lambda: Point(1), "Point"),
+        (recursive, "levels deep"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+def test_what_a_plugin_cannot_save_is_told_by_its_path(tmp_path, make, what):
     """At the first save, before anything was trained."""
 
     class Odd:
@@ -187,16 +215,43 @@ def test_what_a_plugin_cannot_save_is_told_by_its_path(tmp_path):
             pass
 
         def state_dict(self):
-            return {"held": [object()]}
+            return {"held": [make()]}
 
         def load_state_dict(self, state, version):
             pass
 
     with isolated_trainer(tmp_path, algorithms=[Odd()], checkpoint_interval="1ep") as trainer:
-        with pytest.raises(CheckpointError, match=r"plugins\.odd\.state\.held\[0\]"):
+        with pytest.raises(CheckpointError, match=r"plugins\.odd\.state\.held\[0\]") as caught:
             trainer.fit()
 
+        assert what in str(caught.value)
+        assert "fix" in str(caught.value)
         assert trainer.state.clock.batch == 0
+
+
+def test_a_torch_size_comes_back_as_one(tmp_path):
+    """Its methods are what a plugin kept it for; a tuple has none of them."""
+    came_back = []
+
+    class Sized:
+        name = "sized"
+
+        @hookimpl
+        def batch_end(self, state):
+            pass
+
+        def state_dict(self):
+            return {"shape": torch.Size([2, 3]), "pair": (2, 3)}
+
+        def load_state_dict(self, state, version):
+            came_back.extend(state.values())
+
+    for until in ("1ba", "2ba"):
+        with isolated_trainer(tmp_path, algorithms=[Sized()], checkpoint_interval="1ba") as trainer:
+            trainer.fit(until)
+
+    assert [type(one) for one in came_back] == [torch.Size, tuple]
+    assert came_back[0] == torch.Size([2, 3])
 
 
 def test_parameters_that_no_batch_has_shaped_yet_delay_the_first(tmp_path):

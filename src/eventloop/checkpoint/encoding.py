@@ -1,7 +1,7 @@
 """Nests: values in dicts, lists and tuples, as tensors by name and a JSON skeleton, and back.
 
 JSON holds None, bool, str, finite floats, ints of 64 bits, lists and dicts with str keys as they
-are. Whatever else there is stands in an object of one key: `{"$tensor": NAME}`, `{"$tuple": [...]}`,
+are. Whatever else there is stands in an object of one key: `{"$tensor": NAME}`, `{"$tuple": [...]}`, `{"$size": [...]}`,
 `{"$dict": [[KEY, VALUE], ...]}` where keys are ints or start with a dollar, `{"$float": "nan"}`,
 `{"$int": "0x..."}` and `{"$bytes": BASE64}`.
 """
@@ -30,7 +30,8 @@ Tensors: TypeAlias = "dict[str, Tensor | TensorSlice]"
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-_HAS = "None, bool, int, float, str, bytes, tensors, and dicts (str or int keys), lists and tuples"
+_HAS = "None, bool, int, float, str, bytes, tensors, torch.Size, and dicts (str or int keys), lists and tuples"
+_LEAVE_OUT = "leave it out, or give it memory on a device first"
 _AS_IS = (type(None), bool, str)  # what JSON holds as it is
 _NESTED = (dict, list)  # what may have to be decoded in JSON
 _LARGE = 2**63  # an int that is written in another way
@@ -91,7 +92,7 @@ class _At:
         if len(self.keys) == MAX_DEPTH:
             raise CheckpointError(
                 f"{self.path()[:200]!r} can't be saved: it is more than {MAX_DEPTH} levels deep",
-                fix="save something flatter; what contains itself can't be saved",
+                fix="save something flatter, and nothing that contains itself",
             )
         return _At(self.root, (*self.keys, (key, is_idx)), self.tensors)
 
@@ -111,12 +112,12 @@ class _At:
         self.tensors[name] = tensor
         return {"$tensor": name}
 
-    def refuse(self, value: object, reason: str = "") -> CheckpointError:
+    def refuse(self, value: object, reason: str = "", fix: str = "") -> CheckpointError:
         kind = type(value)
         of = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
         return CheckpointError(
             f"{self.path()!r} can't be saved: it is {reason or a(of)}",
-            fix=f"save values of these kinds: {_HAS} of them",
+            fix=fix or f"save values of these kinds: {_HAS} of them",
         )
 
 
@@ -150,6 +151,8 @@ def _encode(value: Nest, at: _At) -> Json:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _encode_tensor(value, at)
+    if torch is not None and kind is torch.Size:
+        return {"$size": list(value)}
     return _encode_scalar(value, at)
 
 
@@ -161,12 +164,22 @@ def _encode_tensor(tensor: Tensor, at: _At) -> Json:
 def _require_dense(tensor: Tensor, at: _At) -> None:
     import torch  # kept out of what only puts together
 
+    if tensor.is_nested:
+        raise at.refuse(tensor, "a nested tensor", "save `list(tensor.unbind())`")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise at.refuse(tensor)  # a part of a tensor that is spread over ranks, say
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
-        raise at.refuse(tensor, f"a tensor of {tensor.layout}, {tensor.dtype}, not a dense one")
     if tensor.is_meta:
-        raise at.refuse(tensor, "a tensor without values, on the device 'meta'")
+        raise at.refuse(tensor, "a tensor without values, on the device 'meta'", _LEAVE_OUT)
+    if not is_dense(tensor):
+        what = f"a tensor of {tensor.layout}, {tensor.dtype}, not a dense one"
+        ways = "`tensor.dequantize()`" if tensor.is_quantized else "`tensor.to_dense()`"
+        raise at.refuse(tensor, what, f"save {ways}, or what it is made of")
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Returns whether a tensor's entries are values, in rows of the same length."""
+    is_odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    return not is_odd and str(tensor.layout) == "torch.strided"
 
 
 def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
@@ -227,6 +240,10 @@ def _decode_tagged(tag: str, inside: Json, left: dict[str, Any], depth: int) -> 
             return left.pop(name)
         case "$tuple", list(items):
             return tuple(_decode(one, left, depth + 1) for one in items)
+        case "$size", list(sizes) if all(type(one) is int for one in sizes):
+            import torch  # most of what is read has none
+
+            return torch.Size(sizes)
         case "$dict", list(pairs):
             return _decode_pairs(pairs, left, depth)
         case "$float", "nan" | "inf" | "-inf":

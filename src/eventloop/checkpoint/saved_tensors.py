@@ -297,7 +297,7 @@ def read_all(nest: Any, *, but_slices: bool = False) -> Any:
         return nest if but_slices and nest.is_in_slices else nest.read()
     if isinstance(nest, Mapping):
         return {key: read_all(one, but_slices=but_slices) for key, one in nest.items()}
-    if isinstance(nest, list | tuple):
+    if type(nest) in (list, tuple):
         items = [read_all(one, but_slices=but_slices) for one in nest]
         return items if isinstance(nest, list) else tuple(items)
     return nest

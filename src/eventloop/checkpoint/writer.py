@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense
 from eventloop.training.slices import TensorSlice
 
 _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
@@ -79,8 +80,11 @@ class Snapshot:
             self._copied.synchronize()
 
     def _copy(self, path: tuple[object, ...], value: Any) -> Any:
+        """Copies a nest; what can't be saved stays as it is, and is refused with its path when it is written."""
+        if len(path) > MAX_DEPTH + 1:
+            return value
         if isinstance(value, Tensor):
-            return self._copy_tensor(path, value.detach())
+            return self._copy_tensor(path, value.detach()) if is_dense(value) else value
         if isinstance(value, TensorSlice):
             held = value.tensor.detach()
             if value.is_copy:
@@ -92,7 +96,7 @@ class Snapshot:
             for key, one in value.items():
                 copies[key] = one if type(one) in _PLAIN else self._copy((*path, key), one)
             return copies
-        if isinstance(value, list | tuple):
+        if type(value) in (list, tuple):
             items = [self._copy((*path, idx), one) for idx, one in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
         return value
