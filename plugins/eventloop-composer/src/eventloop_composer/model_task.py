@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from eventloop import Count, State, TaskError, hookimpl
+from eventloop import Count, PluginError, State, TaskError, hookimpl
 from eventloop_composer.encoded import decoded, encoded
 from eventloop_composer.metrics import TrainMetrics, chosen_metrics
 from eventloop_composer.times import to_theirs
@@ -136,7 +136,18 @@ class ModelTask:
 
     @hookimpl
     def build_schedulers(self, state: State) -> dict[str, Any]:
-        """Makes Composer's schedulers; the plugin moves them, when Composer's trainer does."""
+        """Makes Composer's schedulers; the plugin moves them, when Composer's trainer does.
+
+        Raises:
+            PluginError: a plugin has made the optimizers, of which they would move none.
+        """
+        made = list(state.optimizers.values())
+        if self.parts.schedulers and any(one not in made for one in self.parts.optimizers):
+            raise PluginError(
+                f"a plugin has made the optimizers {', '.join(map(repr, state.optimizers))}, which the "
+                "schedulers of Composer's trainer wouldn't move",
+                fix="leave schedulers out, or the plugin, with `-p no:NAME`",
+            )
         self._plugin.show_data(state)
         self.set_schedulers(self.parts.schedulers, self.parts.schedule_ratio)
         return {}
