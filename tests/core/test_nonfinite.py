@@ -47,10 +47,35 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
         f"the loss is {loss} at epoch 0, batch 3\n"
         "  found       at batch 10; everything since then is of no use\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
-        "  fix         lower the learning rate, set clip_norm=1.0, or look at that batch; with "
+        "  fix         look at the inputs and targets of that batch, and at the loss; with "
         'on_bad_loss="ignore" the run goes on'
     )
     assert trainer.state.clock.batch == 10
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_data_that_isnt_finite_is_to_blame(value, make_trainer, make_task, make_batches):
+    """Every weight is NaN after such a batch; a lower learning rate wouldn't help."""
+    batches = make_batches()
+    for inputs, _ in batches:
+        inputs[0, 0] = value
+
+    with pytest.raises(NonFiniteError) as caught:
+        make_trainer(make_task(train_dataloader=batches)).fit()
+
+    text = str(caught.value)
+    assert "data        batch 3, the latest, holds values that aren't finite" in text
+    assert "fix         take what isn't finite out of the data" in text
+    assert "learning rate" not in text
+
+
+def test_the_first_batch_is_not_blamed_on_the_learning_rate(make_trainer, make_task, make_batches):
+    """No step has been made before it."""
+    batches = make_batches()
+    batches[0][0][0, 0] = math.nan
+
+    with pytest.raises(NonFiniteError, match=r"fix +look at the inputs and targets of that batch"):
+        make_trainer(make_task(train_dataloader=batches)).fit()
 
 
 def test_the_first_parameter_that_isnt_finite_is_named(make_spoilt):
