@@ -12,7 +12,7 @@ import importlib_metadata
 import pytest
 
 from eventloop.config.choice import Choice
-from eventloop.plugin.metadata import discover
+from eventloop.plugin.metadata import discover, discover_all
 from eventloop.plugin.select import select
 
 
@@ -113,3 +113,57 @@ def test_what_comes_from_an_unusual_place_is_marked(install, tmp_path, monkeypat
 
     assert by_path == ("PYTHONPATH",)
     assert mark("aa-test") == ("user site",)
+
+
+@pytest.mark.parametrize("field", ["Name: eventloop-odd{}", "Summary: a{}b", "Requires-Dist: {}"])
+@pytest.mark.parametrize("before", ["", "torch-eventloop", "torch-eventloop ("])
+def test_metadata_of_any_length_is_read_at_once(install, tmp_path, field, before):
+    """A search that goes back and forth in so many spaces would take hours."""
+    install("odd")
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    (info / "METADATA").write_text(
+        "Name: eventloop-odd\nVersion: 1.0\n" + field.format(before + " " * 1_000_000 + "x") + "\n"
+    )
+
+    (found,) = [one for one in discover() if one.name == "odd"]
+
+    assert (found.distribution, found.version) == ("eventloop-odd", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("written", "needs"),
+    [
+        ("torch-eventloop>=0.1,<0.2", ">=0.1,<0.2"),
+        ("torch_eventloop[all] (>=0.1)  ", ">=0.1"),
+        ("Torch.Eventloop", ""),
+        ("torch-eventloop>=9; extra == 'dev'", ""),
+        ("torch-eventloop-other>=9", ""),
+    ],
+)
+def test_the_core_that_a_package_needs_is_read(install, tmp_path, written, needs):
+    """In all the ways in which tools write it; what an extra needs isn't what the plugin needs."""
+    install("odd")
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    with (info / "METADATA").open("a") as file:
+        file.write(
+            f"Requires-Dist: torch>=2\nRequires-Dist: {written}\n\nRequires-Dist: torch-eventloop>=8\n"
+        )
+
+    (found,) = [one for one in discover() if one.name == "odd"]
+
+    assert found.needs == needs
+
+
+@pytest.mark.parametrize("name", ["METADATA", "entry_points.txt", "REQUESTED", "INSTALLER"])
+def test_no_pipe_is_waited_for(install, tmp_path, name):
+    """Opening a FIFO waits for who writes into it: forever, as a rule."""
+    install("odd", requested=False)
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    (info / name).unlink(missing_ok=True)
+    os.mkfifo(info / name)
+
+    found, problems = discover_all(())
+
+    is_broken = name == "entry_points.txt"
+    assert ["odd" in one.name for one in found].count(True) == (not is_broken)
+    assert ["pipe" in str(one) for one in problems] == [True] * is_broken

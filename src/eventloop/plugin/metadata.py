@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from eventloop.config.choice import Local
     from eventloop.plugin.records import Selected
 
+# Neither goes back and forth in a long line: what follows is taken apart without a pattern.
 _NEEDS = re.compile(
-    r"^Requires-Dist:[ \t]*torch[-_.]eventloop(?![-\w.])(?:\[[^\]]*\])?[ \t]*\(?([^;)\n]*)\)?[ \t]*(;.*)?$",
-    re.MULTILINE | re.IGNORECASE,
+    r"^Requires-Dist:[ \t]*torch[-_.]eventloop(?![-\w.])(.*)$", re.MULTILINE | re.IGNORECASE
 )
-_FIELD = re.compile(r"^(Name|Version|Summary):[ \t]*(\S.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
+_FIELD = re.compile(r"^(Name|Version|Summary):(.*)$", re.MULTILINE | re.IGNORECASE)
 # Entry points that can be read, and a problem for each distribution whose can't.
 Installed = tuple[list[EntryPoint], list[EventloopError]]
 
@@ -49,7 +49,7 @@ def installed_entry_points() -> Installed:
             continue
         seen.add(key)
         try:
-            text = distribution.read_text("entry_points.txt") or ""
+            text = _text(distribution, "entry_points.txt") or ""
             if "eventloop." in text:
                 if text.startswith("\ufeff"):
                     raise ValueError("the file begins with a byte order mark")
@@ -83,9 +83,16 @@ def _fields(distribution: Distribution) -> dict[str, str]:
     text = _read(distribution, "METADATA") or _read(distribution, "PKG-INFO")
     text = text or _read(distribution, "")  # an egg-info that is a file, no folder
     header = (text or "").partition("\n\n")[0]
-    fields = {match[1].lower(): match[2] for match in reversed([*_FIELD.finditer(header)])}
-    needs = (match[1].strip() for match in _NEEDS.finditer(header) if not match[2])
+    found = [(match[1].lower(), match[2].strip()) for match in _FIELD.finditer(header)]
+    fields = {name: value for name, value in reversed(found) if value}
+    needs = (_versions(match[1]) for match in _NEEDS.finditer(header) if ";" not in match[1])
     return {**fields, "needs": next(needs, "")}
+
+
+def _versions(text: str) -> str:
+    """Returns the versions in what follows a name: `[extra] (>=0.1)` asks for `>=0.1`."""
+    text = text.partition("]")[2] if text.startswith("[") else text
+    return text.strip().removeprefix("(").removesuffix(")").strip()
 
 
 def canonical(name: str) -> str:
@@ -113,9 +120,21 @@ def marks(distribution: Distribution) -> Iterator[str]:
 def _read(distribution: Distribution, name: str) -> str | None:
     """Reads a file; returns None where there is none, and "" where it can't be read."""
     try:
-        return distribution.read_text(name)
+        return _text(distribution, name)
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _text(distribution: Distribution, name: str) -> str | None:
+    """Reads a file; returns None where there is none.
+
+    Raises:
+        OSError: it can't be read, or reading might wait forever.
+    """
+    path = Path(place_of(distribution), name)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(f"{name} is a pipe or a device, not a file")
+    return distribution.read_text(name)
 
 
 @functools.lru_cache(maxsize=256)
