@@ -14,7 +14,8 @@ import pytest
 
 import eventloop
 import eventloop_runs
-from eventloop_runs import RunProcesses, RunsFolder
+from eventloop import PluginError
+from eventloop_runs import RunProcesses, RunsFolder, check_rows
 from eventloop_runs.fork_server import num_threads, rng_states, why_not
 
 HELPER = "import random\n\nDRAWN = random.random()\n"
@@ -117,3 +118,24 @@ def test_an_import_that_does_more_than_define_ends_forking():
     timer.join()
     random.random()
     assert why_not(num_threads(), before) == "an import has drawn random numbers"
+
+
+def test_all_rows_that_cannot_be_trained_are_one_error(tiny):
+    """Not one after the other, the last of them after hours."""
+    picky = "class Picky:\n    role = 'algorithm'\n    def unsuitable(self, state):\n"
+    (tiny / "picky.py").write_text(
+        "from eventloop import hookimpl\n\n\n"
+        f"{picky}        return 'it needs images'\n"
+        "    @hookimpl\n    def fit_start(self, state):\n        pass\n"
+    )
+    line = ("fit", "tiny.py", "--no-plugins")
+    rows = {"good": line, "images": (*line, "-ppicky:Picky"), "typo": (*line, "--task.rl=1")}
+
+    with pytest.raises(PluginError) as caught:
+        check_rows(rows)
+
+    message = str(caught.value)
+    assert message.startswith("2 problems in 3 rows; nothing was trained")
+    assert "images: PluginError: " in message
+    assert "it needs images" in message
+    assert "typo: SettingError: " in message

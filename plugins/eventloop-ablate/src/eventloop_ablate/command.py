@@ -23,7 +23,15 @@ from eventloop_ablate.picture import draw, require_matplotlib
 from eventloop_ablate.request import COMMAND, Ablation, read_ablation, read_command_line
 from eventloop_ablate.runs import AblationOutcome, Run, fit_line, runs_of
 from eventloop_ablate.table import content_of, footnotes, header, rows_of, write_rows
-from eventloop_runs import PinnedCode, RunProcesses, RunProgress, RunsFolder, choose_metric, try_run
+from eventloop_runs import (
+    PinnedCode,
+    RunProcesses,
+    RunProgress,
+    RunsFolder,
+    check_rows,
+    choose_metric,
+    try_run,
+)
 
 _CODE = "code.json"  # what the runs train with
 
@@ -116,5 +124,12 @@ def _metrics(ablation: Ablation, done: Sequence[AblationOutcome]) -> Mapping[str
                 f"a dry run without the algorithms failed with status {status}; nothing was trained",
                 fix="fix what is reported above; `--keep NAME` keeps an algorithm that the task needs",
             )
+        others = ablation.variants[1:]
+        check_rows(
+            {one.name: fit_line(ablation, one) for one in others},
+            {one.name: one.algorithms for one in others},
+            jobs=ablation.jobs,
+            threads=ablation.threads,
+        )
     known: Mapping[str, bool | None] = content["higher_is_better"]
     return known

@@ -3,7 +3,7 @@
 from eventloop_runs.base_run import default_folder, describe, fit_argv, number_option, share_cores
 from eventloop_runs.metric_choice import Metric, choose_metric
 from eventloop_runs.pinned_code import ALLOW_CODE_CHANGE, PinnedCode
-from eventloop_runs.run_processes import RunProcesses, try_run
+from eventloop_runs.run_processes import RunProcesses, check_rows, try_run
 from eventloop_runs.run_progress import RunProgress
 from eventloop_runs.runs_folder import Outcome, Run, RunsFolder
 
@@ -16,6 +16,7 @@ __all__ = [
     "RunProcesses",
     "RunProgress",
     "RunsFolder",
+    "check_rows",
     "choose_metric",
     "default_folder",
     "describe",

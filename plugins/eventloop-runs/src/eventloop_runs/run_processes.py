@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, Generic, NamedTuple, Self
 
-from eventloop.commands import Interrupted, Terminated, ending_with_parent, one_line
+from eventloop import PluginError
+from eventloop.commands import Interrupted, Terminated, counted, ending_with_parent, one_line
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_runs.forks import ForkServer, Process
 from eventloop_runs.runs_folder import Outcome, R, RunsFolder, read_json
@@ -54,6 +55,64 @@ def try_run(argv: Iterable[str], threads: int | None = None) -> Tried:
             command, env=_environment(threads), capture_output=True, text=True, check=False
         )
         return Tried(done.returncode, done.stderr, read_json(RunFolder(path.parent), path.name))
+
+
+def check_rows(
+    rows: Mapping[str, Sequence[str]],
+    taking_part: Mapping[str, Iterable[str]] | None = None,
+    *,
+    jobs: int = 1,
+    threads: int | None = None,
+) -> None:
+    """Makes a dry run of each row, so that all that can't be trained shows before anything is.
+
+    Args:
+        rows: the command line of each, by the name that messages call it.
+        taking_part: the algorithms that must take part in a row.
+
+    Raises:
+        PluginError: an algorithm doesn't suit the task, or a dry run fails; with all of them.
+        Interrupted, Terminated: a signal came.
+    """
+    runs = [_DryRun(name, idx, argv) for idx, (name, argv) in enumerate(rows.items())]
+    with TemporaryDirectory(prefix="eventloop-") as folder:
+        runs_folder = RunsFolder(Path(folder), "dry run")
+        with RunProcesses[_DryRun](runs_folder, jobs=jobs, threads=threads) as processes:
+            outcomes = [*processes.outcomes(runs)]
+        if processes.is_stopped:
+            raise processes.stopped("nothing was trained")
+    problems = []
+    for one in sorted(outcomes, key=lambda one: one.run.idx):
+        off = {} if one.content is None else one.content["off"]
+        wanted = (taking_part or {}).get(one.run.name, ())
+        reasons = [f"{name} takes no part: {off[name]}" for name in wanted if name in off]
+        reasons += [one.reason] if one.content is None else []
+        problems += [f"{one.run.name}: {one_line(reason)}" for reason in reasons]
+    if problems:
+        raise PluginError(
+            f"{counted(len(problems), 'problem')} in {counted(len(rows), 'row')}; nothing was trained",
+            rows="\n    ".join(["", *problems]),
+            fix="leave out what doesn't suit the task, `-p no:NAME` say, or fix its options",
+        )
+
+
+@dataclass(frozen=True)
+class _DryRun:
+    """A dry run of a row."""
+
+    name: str
+    idx: int
+    line: Sequence[str] = field(hash=False)
+
+    @property
+    def place(self) -> Path:
+        return Path(str(self.idx))
+
+    @property
+    def argv(self) -> Sequence[str]:
+        # A dry run has limits of its own.
+        kept = (one for one in self.line if not one.startswith("--limit-"))
+        return (*kept, "--dry-run")
 
 
 class RunProcesses(Generic[R]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ from eventloop_sweep.space import (
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+_MOST_ROWS = 32
 _OWN = ("run_dir", "resume")
 COMMAND = Command(
     "sweep",
@@ -61,7 +63,7 @@ COMMAND = Command(
         CommandOption("study", "NAME", "the study's name there; that of the sweep's folder"),
         CommandOption("jobs", "N", "how many runs at once; as many as have cores of their own"),
         CommandOption("run-dir", "FOLDER", "where the runs go; runs/sweep-TASK-ID unless given"),
-        CommandOption("plot", "", "draw the study into the sweep's folder; needs matplotlib"),
+        CommandOption("plot", "FILE.png", "draw the study; needs matplotlib"),
         CommandOption("json", "", "write JSON instead of text"),
         ALLOW_CODE_CHANGE,
         *FIT_OPTIONS,
@@ -100,12 +102,28 @@ class Sweep:
         options = [one for one in self.dimensions if one not in plugins and one.section not in off]
         return values | {one.name: one.suggest(trial) for one in options}
 
-    def first(self) -> dict[str, str]:
-        """Returns the first value of each option, for a dry run."""
-        values = {one.name: one.first for one in self.dimensions}
+    def first(self, chosen: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Returns the first value of each option, for a dry run.
+
+        Args:
+            chosen: choices of plugins that differ from that.
+        """
+        values = {one.name: one.first for one in self.dimensions} | dict(chosen or {})
         off = _switched_off(value for name, value in values.items() if name.startswith("-p "))
         skipped = {one.name for one in self.dimensions if one.section in off}
         return {name: value for name, value in values.items() if name not in skipped}
+
+    def choices(self) -> Iterator[dict[str, str]]:
+        """Yields the other choices of plugins: all of them, or of many each once."""
+        plugins = [one for one in self.dimensions if one.name.startswith("-p ")]
+        usual = {one.name: one.first for one in plugins}
+        several = [
+            dict(zip(usual, one, strict=True))
+            for one in itertools.product(*(one.choices for one in plugins))
+        ]
+        if len(several) > _MOST_ROWS:
+            several = [usual | {one.name: each} for one in plugins for each in one.choices]
+        yield from (one for one in several if one != usual)
 
     def fit_line(self, values: Mapping[str, str]) -> list[str]:
         """Returns the command line that trains with some values, as it would be typed."""
