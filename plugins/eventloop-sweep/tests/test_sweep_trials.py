@@ -1,6 +1,7 @@
 """Trials and workers: each trial is made once, run by one worker at a time, and ends once."""
 
 import json
+from pathlib import Path
 
 import optuna
 import pytest
@@ -8,6 +9,7 @@ from filelock import FileLock
 from optuna.trial import TrialState
 
 from eventloop_runs import Outcome, RunsFolder
+from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import read_command_line, read_sweep
 from eventloop_sweep.storage import make_sampler, open_storage, sqlite_url
 from eventloop_sweep.trials import Trials
@@ -143,6 +145,28 @@ def test_what_failed_or_is_not_finite_is_a_failed_trial(worker):
     assert states() == [TrialState.FAIL, TrialState.FAIL]
     reasons = [one.user_attrs["reason"] for one in study.trials]
     assert reasons == ["LookupError: nothing found", "test/accuracy isn't finite"]
+
+
+def test_a_trial_that_was_pruned_is_marked_in_its_folder(worker):
+    """It is neither complete nor failed, and a person who finds the folder can tell."""
+    sweep = worker()
+    runs = sweep.runs()
+    complete, failed, pruned = (next(runs) for _ in range(3))
+    trial_id = sweep._id(pruned.number)
+    sweep._storage.set_trial_user_attr(trial_id, PRUNED_AT, 2)
+
+    marks = [
+        sweep.end(outcome(complete)),
+        sweep.end(outcome(failed, content=None, reason="LookupError: nothing found")),
+        sweep.end(outcome(pruned)),
+    ]
+
+    written = [
+        json.loads((Path("here") / one.place / "outcome.json").read_text())
+        for one in (complete, failed, pruned)
+    ]
+    assert marks == [one["state"] for one in written] == ["complete", "failed", "pruned"]
+    assert [one["pruned_at"] for one in written] == [None, None, 2]
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -34,15 +34,16 @@ class RunProgress(Generic[R]):
             self._show()
             yield run
 
-    def ended(self, outcome: Outcome[R], num_done: int | None = None) -> None:
+    def ended(self, outcome: Outcome[R], num_done: int | None = None, mark: str = "") -> None:
         """Shows what came of a run.
 
         Args:
             num_done: how many are done, where other processes work on them, too.
+            mark: what it is beside complete or failed: "pruned".
         """
         self._under_way.remove(outcome.run)
         self._num_done = self._num_done + 1 if num_done is None else num_done
-        line = f"{self._num_done}/{self._num_runs}  {_told(outcome)}  {outcome.seconds:.1f} s"
+        line = f"{self._num_done}/{self._num_runs}  {_told(outcome, mark)}  {outcome.seconds:.1f} s"
         if self._bar is None:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -65,7 +66,7 @@ class RunProgress(Generic[R]):
             self._bar.update(self._bar.task_ids[0], completed=self._num_done, description=told)
 
 
-def _told(outcome: Outcome[Any]) -> str:
+def _told(outcome: Outcome[Any], mark: str) -> str:
     if outcome.content is None:
         return f"{outcome.run}: failed: {outcome.reason}"
     metrics = outcome.content["metrics"]
@@ -74,7 +75,8 @@ def _told(outcome: Outcome[Any]) -> str:
         f"{one_line(name)} {'nan' if value is None else format(value, '.4g')}"
         for name, value in (shown or metrics).items()
     )
-    return f"{outcome.run}: {', '.join(numbers)}"
+    marked = f"{mark}, " if mark not in ("", "complete", "failed") else ""
+    return f"{outcome.run}: {marked}{', '.join(numbers)}"
 
 
 def _bar(num_runs: int, num_done: int) -> Bar:

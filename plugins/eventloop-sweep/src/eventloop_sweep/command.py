@@ -16,6 +16,7 @@ from eventloop.commands import (
     Arguments,
     UsageError,
     job_help,
+    output_path,
     stdout_to_stderr,
     write_json,
     write_lines,
@@ -27,6 +28,7 @@ from eventloop_runs import (
     RunProcesses,
     RunProgress,
     RunsFolder,
+    check_rows,
     choose_metric,
     try_run,
 )
@@ -58,7 +60,8 @@ def run(argv: Sequence[str]) -> int:
     if "help" in arguments.given:
         write_text(job_help(arguments, COMMAND))
         return 0
-    if "plot" in arguments.given:
+    plot = output_path(arguments, "plot", ".png")
+    if plot is not None:
         require_plots()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     as_json = "json" in arguments.given
@@ -70,8 +73,8 @@ def run(argv: Sequence[str]) -> int:
         write_json(content_of(sweep, study, best))
     else:
         write_lines(summary(sweep, study, best))
-    if "plot" in arguments.given:
-        write_lines(f"drawn: {path}" for path in draw(study, sweep.folder))
+    if plot is not None and draw(study, plot) and not as_json:
+        write_lines([f"drawn: {plot}"])
     return FAILURE if best is None else 0
 
 
@@ -106,8 +109,8 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
         while is_left and not processes.is_stopped:
             is_left = False
             for outcome in processes.outcomes(progress.started(code.guarded(trials.runs()))):
-                trials.end(outcome)
-                progress.ended(outcome, sweep.num_trials - trials.num_left())
+                mark = trials.end(outcome)
+                progress.ended(outcome, sweep.num_trials - trials.num_left(), mark)
                 is_left |= outcome.was_killed
     if processes.is_stopped:
         raise processes.stopped(f"{trials.num_left()} trials are left; the same line goes on")
@@ -160,6 +163,14 @@ def _metric(sweep: Sweep, wanted: str | None) -> Metric:
             "trained",
             fix="fix what is reported above",
         )
+    check_rows(
+        {
+            " ".join(f"-p {value}" for value in one.values()): sweep.fit_line(sweep.first(one))
+            for one in sweep.choices()
+        },
+        jobs=sweep.jobs,
+        threads=sweep.threads,
+    )
     metric = choose_metric(wanted, tried.content["higher_is_better"])
     if metric.higher_is_better is None:
         raise UsageError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from optuna.trial import FrozenTrial, TrialState
 
 from eventloop.commands import UsageError, counted, one_line
+from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 
 METRIC = "metric"  # of a study: its name
@@ -68,6 +71,11 @@ def summary(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> Iter
     told = ", ".join(f"{number} {state.name.lower()}" for state, number in states.items())
     yield f"trials: {told}"
     for one in trials:
+        if one.state == TrialState.PRUNED:
+            told = f"{study.user_attrs[METRIC]} {one.value:.6g}" if one.value is not None else ""
+            at = f"at evaluation {one.user_attrs.get(PRUNED_AT)}"
+            yield one_line(f"pruned: trial {one.number}, {at}: {told}".rstrip(": "))
+    for one in trials:
         if one.state == TrialState.FAIL:
             yield one_line(f"failed: trial {one.number}: {one.user_attrs.get('reason', '')}")
     if best is None:
@@ -106,6 +114,7 @@ def content_of(sweep: Sweep, study: optuna.Study, best: FrozenTrial | None) -> d
                 "options": one.params,
                 "evaluations": one.intermediate_values,
                 "reason": one.user_attrs.get("reason"),
+                "pruned_at": one.user_attrs.get(PRUNED_AT),
             }
             for one in study.get_trials(deepcopy=False)
         ],
@@ -126,10 +135,10 @@ def require_plots() -> None:
             )
 
 
-def draw(study: optuna.Study, folder: Path) -> Iterator[Path]:
-    """Draws a study with Optuna's plots; yields the files, none where no trial is complete."""
+def draw(study: optuna.Study, path: Path) -> bool:
+    """Draws a study with Optuna's plots, one below the other; returns whether a trial is complete."""
     if best_of(study) is None:
-        return
+        return False
     import warnings
 
     import matplotlib as mpl
@@ -139,21 +148,30 @@ def draw(study: optuna.Study, folder: Path) -> Iterator[Path]:
     from optuna.visualization import matplotlib as plots
 
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    kinds: dict[str, Callable[[optuna.Study], object]] = {
-        "history": plots.plot_optimization_history,
-        "importances": plots.plot_param_importances,
-        "slice": plots.plot_slice,
-        "evaluations": plots.plot_intermediate_values,
-    }
-    for name, plot in kinds.items():
-        try:
+    kinds: tuple[Callable[[optuna.Study], object], ...] = (
+        plots.plot_optimization_history,
+        plots.plot_param_importances,
+        plots.plot_slice,
+        plots.plot_intermediate_values,
+    )
+    images = []
+    for plot in kinds:
+        with contextlib.suppress(ValueError, RuntimeError):  # of too few trials
             plot(study)
-        except (ValueError, RuntimeError):  # of too few trials
-            continue
-        path = folder / f"{name}.png"
-        pyplot.gcf().savefig(path, dpi=120, bbox_inches="tight")
+            drawn = io.BytesIO()
+            pyplot.gcf().savefig(drawn, format="png", dpi=120, bbox_inches="tight")
+            drawn.seek(0)
+            images.append(pyplot.imread(drawn))
         pyplot.close("all")
-        yield path
+    figure, rows = pyplot.subplots(
+        len(images), figsize=(10, 6 * len(images)), layout="constrained", squeeze=False
+    )
+    for axes, image in zip(rows[:, 0], images, strict=True):
+        axes.imshow(image)
+        axes.axis("off")
+    figure.savefig(path, dpi=150)
+    pyplot.close("all")
+    return True
 
 
 def _values(sweep: Sweep, best: FrozenTrial, *, plugins: bool = False) -> dict[str, str]:

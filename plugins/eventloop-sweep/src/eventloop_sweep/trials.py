@@ -23,6 +23,12 @@ from eventloop_sweep.pruning import PRUNED_AT
 from eventloop_sweep.request import Sweep
 
 PLACE = "place"
+OUTCOME = "outcome.json"  # in a trial's folder
+_STATES = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 _KILLS, _REASON = "kills", "reason"
 _EXHAUSTED = "exhausted"  # of a study: its sampler has tried all there is
 _MOST_KILLS = 3
@@ -83,8 +89,12 @@ class Trials:
             else:  # its worker was killed before it could say so
                 self.end(outcome)
 
-    def end(self, outcome: TrialOutcome) -> None:
-        """Writes what came of a trial into the study; one that was killed stays to be gone on with."""
+    def end(self, outcome: TrialOutcome) -> str:
+        """Writes what came of a trial into the study, and into a file of its folder.
+
+        Returns:
+            "complete", "pruned" or "failed"; "" for one that was killed, which is gone on with.
+        """
         run = outcome.run
         trial_id = self._id(run.number)
         attributes = self._storage.get_trial(trial_id).user_attrs
@@ -100,7 +110,20 @@ class Trials:
             self._study.tell(run.number, state=TrialState.FAIL)
         else:
             self._study.tell(run.number, value)
+        trial = self._storage.get_trial(trial_id)
+        if trial.state.is_finished():
+            self._folder.keep(
+                f"{run.place.as_posix()}/{OUTCOME}",
+                {
+                    "trial": run.number,
+                    "state": _STATES[trial.state],
+                    "value": trial.value,
+                    "pruned_at": trial.user_attrs.get(PRUNED_AT),
+                    "reason": trial.user_attrs.get(_REASON),
+                },
+            )
         self._held.pop(run.number).release()
+        return _STATES.get(trial.state, "")
 
     def num_left(self) -> int:
         """Returns how many trials are missing, or under way."""
