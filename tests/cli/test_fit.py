@@ -334,7 +334,8 @@ def test_without_a_package_for_it_progress_is_plain_lines(tiny, run, monkeypatch
     lines = run("fit", "tiny.py").out.splitlines()
 
     assert [one.split("  ")[0] for one in lines if "samples/s" in one] == ["epoch 1/2", "epoch 2/2"]
-    assert sum("pip install eventloop-progress" in one for one in lines) == 1
+    is_there = any(one.startswith("off: ") and "progress" in one for one in lines)
+    assert sum("pip install eventloop-progress" in one for one in lines) == (not is_there)
 
 
 def test_a_plugin_that_shows_progress_takes_the_place_of_the_lines(tiny, run, monkeypatch):
@@ -353,3 +354,19 @@ def test_a_plugin_that_shows_progress_takes_the_place_of_the_lines(tiny, run, mo
     assert "quiet, done" in out
     assert "samples/s" not in out
     assert "eventloop-progress" not in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["tiny.py"], "fix  write `eventloop fit tiny.py`"),
+        (["fit", "tiny.py:mine"], "write `eventloop fit tiny.py`, and `task = mine`"),
+        (["fit", "tiny.py", "-p", "label_smoothing"], "`pip install eventloop-label-smoothing`"),
+    ],
+)
+def test_what_a_first_command_line_lacks_is_told(argv, told, run, tiny):
+    """A new user knows neither commands nor packages."""
+    ran = run(*argv)
+
+    assert ran.status == 2
+    assert told in ran.err

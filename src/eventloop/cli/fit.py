@@ -122,7 +122,8 @@ def _train(
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines([*trainer.first_runs(), *modes.lines()])
-        if any(one.target is lines for one in trainer.assembly.plugins):
+        is_there = any(one.found.distribution == _PACKAGE for one in trainer.off)
+        if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
             write_lines([_PLAIN])
         state = trainer.state
         state.manifest = {**state.manifest, "unlocked": "unlocked" in arguments.given}
@@ -183,7 +184,8 @@ def _writes_other_formats(trainer: Trainer) -> bool:
     return any(one.plugin.role != "core" and not one.wrapper for one in found)
 
 
-_PLAIN = "progress: a line an epoch or evaluation; `python -m pip install eventloop-progress` draws a bar"
+_PACKAGE = "eventloop-progress"
+_PLAIN = f"progress: a line an epoch or evaluation; `python -m pip install {_PACKAGE}` draws a bar"
 _NOTHING_KEPT = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"

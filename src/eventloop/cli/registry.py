@@ -201,6 +201,7 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
 
 def _find(name: str) -> Found:
     from eventloop.naming import fold
+    from eventloop.text import shell
 
     found, problems = _added()
     for one in found:
@@ -213,6 +214,10 @@ def _find(name: str) -> Found:
         raise UsageError(
             f"eventloop {name} is a command of {distribution}, which isn't installed",
             fix=f"python -m pip install {distribution}",
+        )
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name!r} isn't a command", fix=f"write {shell('eventloop', 'fit', name)}"
         )
     names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
     raise UsageError(

@@ -126,6 +126,12 @@ def load_task_file(label: str) -> TaskFile:
         TaskFileError: there is no such file or module, or no task in it.
         TaskError: it raises while it is imported.
     """
+    file, colon, name = label.partition(":")
+    if colon and file.endswith(".py"):
+        raise TaskFileError(
+            f"TASK is a file alone, not {label!r}: its function or object is always named `task`",
+            fix=f"write {shell('eventloop', 'fit', file)}, and `task = {name or 'my_task'}` at the end of the file",
+        )
     is_file = label.endswith(".py") or "/" in label or os.sep in label
     module = _import_file(label) if is_file else _import_module(label)
     name = Path(label).stem if is_file else label

@@ -21,49 +21,11 @@ from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import discover_all, extensions
-from eventloop.plugin.select import is_usable_name
+from eventloop.plugin.select import PUBLISHED, is_usable_name
 
 GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}
 # What both roles have, and what one has; words between @ are replaced.
 _TEMPLATES = Path(__file__).with_name("templates")
-# Packages of the core's own repository; two of one name can't be installed side by side.
-_PUBLISHED = [
-    "ablate",
-    "agc",
-    "blurpool",
-    "checkpointing",
-    "composer",
-    "csv",
-    "curriculum",
-    "cutmix",
-    "distill",
-    "early-stopping",
-    "ema",
-    "export",
-    "fsdp",
-    "jsonl",
-    "label-smoothing",
-    "lightning",
-    "lr-finder",
-    "mixup",
-    "mlflow",
-    "muon",
-    "orca",
-    "progress",
-    "progressive-resizing",
-    "remote",
-    "report",
-    "runs",
-    "sam",
-    "selective-backprop",
-    "seq-length-warmup",
-    "summary",
-    "swa",
-    "sweep",
-    "tensorboard",
-    "throughput",
-    "wandb",
-]
 
 COMMAND = Command(
     "plugins new",
@@ -128,7 +90,7 @@ def _taken(name: str) -> str:
         return "torch or eventloop has this name"
     if key in map(fold, COMMANDS):
         return "a command has this name"
-    if name in _PUBLISHED:
+    if name in PUBLISHED:
         return f"the package eventloop-{name} exists"
     known = (*discover_all(())[0], *extensions())
     return next((f"{one.origin} has this name" for one in known if fold(one.name) == key), "")
