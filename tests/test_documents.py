@@ -239,6 +239,20 @@ def test_the_examples_of_a_page_run(page, documented, capsys, monkeypatch, reque
             function(**{one: request.getfixturevalue(one) for one in fixtures})
 
 
+@pytest.mark.nightly
+def test_the_quick_start_prints_the_number_that_it_promises(documented, capsys, monkeypatch):
+    """A reader compares the first number that comes out with the page's."""
+    monkeypatch.delenv("EVENTLOOP_MAX_DURATION")
+    monkeypatch.setenv("EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD", "1")
+    page = "docs/quick-start.md"
+    promised = re.search(r"accuracy on the test set, ([\d.]+)", (ROOT / page).read_text())[1]
+
+    Session(page, capsys).run(next(blocks(page)))
+
+    printed = capsys.readouterr().out.split()[-1]
+    assert abs(float(printed) - float(promised)) < 0.015
+
+
 # The plugins of the documents that are checked with every change, the others at night; and those that
 # another test has, since they need more than a tiny task.
 QUICK = ("GradientNoise", "WeightPenalty", "Seen")

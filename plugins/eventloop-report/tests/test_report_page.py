@@ -183,3 +183,10 @@ def test_a_browser_draws_the_plots(tmp_path):
 
         assert all(num_pixels(drawn, colour) > 200 for colour in COLOURS[:2])
         assert all(num_pixels(empty, colour) == 0 for colour in COLOURS[:2])
+
+
+def test_the_names_of_a_table_are_not_broken_inside_words():
+    """Beside a long path, a column whose words may break anywhere shrinks to single letters."""
+    page = Page("run", "done", tables=[Table("Settings", [["max_duration", "a/" * 200]])])
+
+    assert "td:first-child, th { overflow-wrap: normal }" in page.html()

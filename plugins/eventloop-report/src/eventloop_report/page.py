@@ -24,6 +24,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere }
 th { color: var(--soft); font-weight: normal }
+td:first-child, th { overflow-wrap: normal }
 td.number { text-align: right; white-space: nowrap }
 """.strip()
 
