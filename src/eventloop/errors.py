@@ -59,6 +59,14 @@ def _without_frames(text: str) -> tuple[str, list[str]]:
     return "\n".join(lines[:start]), lines[start:]
 
 
+def text_of(error: BaseException) -> str:
+    """Returns the text of an exception of anyone's, or what is wrong with that."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - its class may do anything
+        return f"(its text can't be read: __str__ raises {type(problem).__name__})"
+
+
 class UsageError(EventloopError):
     """The command or its configuration asks for something that isn't there; exit status 2."""
 
@@ -163,7 +171,7 @@ def notes_of(error: BaseException, kind: str) -> list[Note]:
 def keep(error: BaseException, other: BaseException) -> None:
     """Notes on an exception that another was raised while it was dealt with, and where."""
     details = "".join(traceback.format_exception(other, chain=False))
-    text = f"then also: {type(other).__name__}: {other}\n{details}".rstrip()
+    text = f"then also: {type(other).__name__}: {text_of(other)}\n{details}".rstrip()
     error.add_note(Note(text, "later"))
 
 

@@ -279,3 +279,22 @@ def test_the_header_gives_a_reason_once(tiny, run, install):
 
     assert "aa-test, bb-test" in line
     assert line.count("(--no-plugins)") == 1
+
+
+@pytest.mark.parametrize("answer", ["None", "1 / 0"])
+@pytest.mark.parametrize("where", ["", "in_init", "in_hook"])
+def test_an_exception_without_a_text_is_reported(run, tiny, install, where, answer):
+    """A class of exceptions may be broken itself; who raised it, and where, is known all the same."""
+    raises = [f"if {name == where}: raise Mute" for name in ("", "in_init", "in_hook")]
+    install(
+        "mute-test",
+        f"from eventloop import hookimpl\nclass Mute(Exception):\n    def __str__(self): return {answer}\n"
+        f"{raises[0]}\nclass Plugin:\n    def __init__(self):\n        {raises[1]}\n"
+        f"    @hookimpl\n    def batch_start(self, state):\n        {raises[2]}\n",
+    )
+
+    ran = run("fit", "tiny.py", "--no-plugins", "-p", "mute-test")
+
+    assert ran.status != 0
+    assert "Mute: (its text can't be read: __str__ raises " in ran.err
+    assert "mute-test" in ran.err

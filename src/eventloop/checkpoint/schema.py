@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eventloop.clock import Time
-from eventloop.errors import CheckpointError, EventloopError, a
+from eventloop.errors import CheckpointError, EventloopError, a, text_of
 from eventloop.text import one_line
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def loading(path: str, by: str = "") -> Iterator[None]:
         facts: dict[str, Any] = {"by": by} if by else {}
         raise CheckpointError(
             f"{path!r} of the checkpoint can't be loaded: "
-            f"{type(error).__name__}: {one_line(str(error), _MOST_CHARS)}",
+            f"{type(error).__name__}: {one_line(text_of(error), _MOST_CHARS)}",
             **facts,
             fix=_FIX,
         ) from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
-from eventloop.errors import CheckpointError, EventloopError
+from eventloop.errors import CheckpointError, EventloopError, text_of
 from eventloop.files import disk
 from eventloop.files.run_folder import check_folder
 from eventloop.text import as_set
@@ -44,7 +44,7 @@ def telling(crew: Crew) -> Iterator[Callable[[str], None]]:
         yield tell
     except BaseException as error:
         if not is_told:
-            crew.first(("", str(error)))
+            crew.first(("", text_of(error)))
         raise
 
 

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 import eventloop
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.data.batches import without_samples
-from eventloop.errors import EventloopError, SettingError, TaskError, TaskFileError, closest
+from eventloop.errors import (
+    EventloopError,
+    SettingError,
+    TaskError,
+    TaskFileError,
+    closest,
+    text_of,
+)
 from eventloop.naming import plain
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.local import spec_of_file
@@ -259,9 +266,11 @@ def _raised(label: str, error: BaseException) -> TaskError:
     if len(frames) > 1:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
-    is_relative = isinstance(error, ImportError) and "relative import" in str(error)
+    is_relative = isinstance(error, ImportError) and "relative import" in text_of(error)
     fix = _NO_PACKAGE if is_relative else without_samples(error) or _MEND
-    return TaskError(f"{one_line(label)} raises {type(error).__name__}: {error}", fix=fix, **facts)
+    return TaskError(
+        f"{one_line(label)} raises {type(error).__name__}: {text_of(error)}", fix=fix, **facts
+    )
 
 
 def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:

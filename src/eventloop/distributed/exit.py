@@ -13,7 +13,14 @@ import traceback
 from collections.abc import Callable
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
-from eventloop.errors import CheckpointError, EventloopError, SettingError, UsageError, notes_of
+from eventloop.errors import (
+    CheckpointError,
+    EventloopError,
+    SettingError,
+    UsageError,
+    notes_of,
+    text_of,
+)
 from eventloop.signals import Interrupted, Terminated
 from eventloop.text import plain
 
@@ -138,7 +145,7 @@ def first_line(error: BaseException) -> str:
 
 def summary(error: BaseException) -> str:
     """Returns what happened, and which plugin did it if a note says so."""
-    text, *_ = str(error).split("\n")
+    text, *_ = text_of(error).split("\n")
     if isinstance(error, (Interrupted, Terminated)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -171,5 +178,5 @@ def details(error: BaseException) -> str:
         return ""
     if not isinstance(error, EventloopError):
         return plain("".join(traceback.format_exception(error)))
-    lines = [*str(error).split("\n")[1:], *getattr(error, "__notes__", [])]
+    lines = [*text_of(error).split("\n")[1:], *getattr(error, "__notes__", [])]
     return plain("".join(f"{line}\n" for line in lines))

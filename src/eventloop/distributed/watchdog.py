@@ -30,7 +30,7 @@ from eventloop.distributed.exit import (
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
 from eventloop.distributed.neighbours import POLL_S, neighbours
-from eventloop.errors import EventloopError
+from eventloop.errors import EventloopError, text_of
 from eventloop.signals import is_agreed
 
 # How long a rank that has failed may take to close, before it is ended.
@@ -217,7 +217,7 @@ def _lost_another(error: BaseException) -> bool:
     import torch.distributed as dist
 
     cause = error.__cause__ or error
-    text = str(error)
+    text = text_of(error)
     is_gone = isinstance(error, RuntimeError) and any(word in text for word in _LOST)
     return isinstance(cause, (dist.DistError, NotDoneError)) or is_gone
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from eventloop.errors import EventloopError, PluginError, SettingError
+from eventloop.errors import EventloopError, PluginError, SettingError, text_of
 from eventloop.hooks import Hook, hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
@@ -150,7 +150,7 @@ def load_all(
 def unexpected(subject: Found | Plugin, error: BaseException) -> PluginError:
     """Returns the problem with a plugin that raises where no plugin should."""
     problem = PluginError(
-        f"{subject.name} can't be looked at: {type(error).__name__}: {error}",
+        f"{subject.name} can't be looked at: {type(error).__name__}: {text_of(error)}",
         subjects=[subject],
         plugin=subject.origin,
         fix=f"fix it, or switch it off with {switch_off(subject.name)}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
-from eventloop.errors import PluginError, SettingError, closest
+from eventloop.errors import PluginError, SettingError, closest, text_of
 from eventloop.naming import FunctionName, brief, fold
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import shell, switch_off
@@ -178,7 +178,7 @@ def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise PluginError(
-            f"{found.name} can't be built: {type(error).__name__}: {error}",
+            f"{found.name} can't be built: {type(error).__name__}: {text_of(error)}",
             subjects=[found],
             plugin=found.origin,
             call=f"{target.__name__}({given})",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from eventloop.errors import PluginError
+from eventloop.errors import PluginError, text_of
 from eventloop.plugin.local import import_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Selected
 from eventloop.signals import Interrupted, told_from_a_key
@@ -84,7 +84,7 @@ def _problem(found: Found, error: BaseException) -> PluginError:
     else:
         way_out += f", or remove it with {pip('uninstall', found.distribution)}"
     return PluginError(
-        f"{what} {found.name!r} can't be imported: {type(error).__name__}: {error}",
+        f"{what} {found.name!r} can't be imported: {type(error).__name__}: {text_of(error)}",
         subjects=[found],
         plugin=found.origin,
         entry_point=f"{found.entry_point.group}: {found.entry_point.value}",

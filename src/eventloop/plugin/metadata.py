@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import importlib_metadata
 from importlib_metadata import Distribution, EntryPoint
 
-from eventloop.errors import EventloopError, PluginError
+from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.naming import fold
 from eventloop.plugin.local import found_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
@@ -156,7 +156,7 @@ def _unreadable(
     place = place_of(distribution)
     who = f"{name} {version}".strip() or Path(place).name
     return PluginError(
-        f"{who} has entry points that can't be read: {type(error).__name__}: {error}",
+        f"{who} has entry points that can't be read: {type(error).__name__}: {text_of(error)}",
         subjects=[Unread(name or Path(place).name)],
         folder=place,
         fix=f"{pip('install --force-reinstall', name)}, or {pip('uninstall', name)}"

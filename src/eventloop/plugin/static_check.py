@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
-from eventloop.errors import closest
+from eventloop.errors import closest, text_of
 from eventloop.events import HOOKS as EVENTS
 from eventloop.hooks import REMOVED_HOOKS
 from eventloop.plugin.local import split_label
@@ -105,7 +105,9 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         try:
             body = ast.parse(path.read_bytes()).body
         except (SyntaxError, ValueError) as error:
-            return StaticReport(f"can't be imported: {type(error).__name__}: {error}, {path}")
+            return StaticReport(
+                f"can't be imported: {type(error).__name__}: {text_of(error)}, {path}"
+            )
         except OSError as error:
             return StaticReport(f"can't be imported: {error}")
         if problem := _import_problem(body, path):

@@ -18,7 +18,7 @@ from torch import Tensor
 from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.format import Checkpoint, name_of, read, write
-from eventloop.errors import CheckpointError
+from eventloop.errors import CheckpointError, text_of
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import is_per_rank, keeps_state
@@ -42,7 +42,7 @@ def is_resumed(case: Case) -> Iterator[str]:
     try:
         whole, again = _in_one_go(case), _in_one_go(case)
     except CheckpointError as error:  # on all ranks
-        yield str(error).partition("\n")[0]
+        yield text_of(error).partition("\n")[0]
         return
     batch = whole.num_batches // 2
     try:
@@ -51,7 +51,7 @@ def is_resumed(case: Case) -> Iterator[str]:
         # What load_state_dict raises of a value comes as a CheckpointError that names the value.
         own = error.__cause__ if isinstance(error, CheckpointError) else None
         first = own or error
-        yield f"a run with it can't be resumed: {type(first).__name__}: {first}"
+        yield f"a run with it can't be resumed: {type(first).__name__}: {text_of(first)}"
         return
     if resumed.lost:
         yield f"what load_state_dict was given isn't what state_dict gives then: {resumed.lost}"

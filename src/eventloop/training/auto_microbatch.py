@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.data.batches import num_samples
-from eventloop.errors import counted
+from eventloop.errors import counted, text_of
 from eventloop.rng import KeptGenerators
 from eventloop.training.update import Accumulate, Passes
 
@@ -117,4 +117,4 @@ def _warn(state: State, first_size: int | None) -> None:
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
     known = isinstance(error, torch.OutOfMemoryError)
-    return known or any(words in str(error) for words in _NO_MEMORY)
+    return known or any(words in text_of(error) for words in _NO_MEMORY)
