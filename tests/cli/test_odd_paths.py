@@ -57,3 +57,19 @@ def _lines(capsys) -> list[str]:
     found = capsys.readouterr()
     assert "\x1b" not in found.out + found.err
     return (found.out + found.err).split("\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [("fit", "tiny.py"), ("plugins",), ("checkpoints", "list", "run"), ("no-such",)]
+)
+def test_a_current_folder_that_was_deleted_is_named(run, tiny, monkeypatch, argv):
+    """Whatever is looked for from there isn't missing: there is no place to look."""
+    (tiny / "gone").mkdir()
+    monkeypatch.chdir(tiny / "gone")
+    (tiny / "gone").rmdir()
+
+    ran = run(*argv)
+
+    assert ran.status == 2
+    assert ran.err.startswith("UsageError: the current folder was deleted")
+    assert run("--version").status == 0

@@ -108,6 +108,11 @@ def _dispatch(argv: list[str]) -> int:
     if name == "--version":
         write_out(f"eventloop {eventloop.__version__}\n")
         return SUCCESS
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        what = "the current folder was deleted, or moved away"
+        raise UsageError(what, fix="go to one that is there: `cd ~`") from error
     return run_core(name, rest) if name in COMMANDS else run_added(name, rest)
 
 
