@@ -323,7 +323,7 @@ def test_a_metric_that_fails_is_named_with_what_it_was_given(metric, make_traine
 
     assert (
         "metric 'odd' was given outputs float32 (6, 3), targets int64 (6,); "
-        "batch 0 of the eval set 'test'"
+        "batch 1 of the eval set 'test'"
     ) in notes(error)
 
 
@@ -339,8 +339,8 @@ def test_a_forward_pass_that_fails_is_named(who, evaluates, make_trainer, make_t
     with pytest.raises(RuntimeError) as error:
         trainer.eval() if evaluates else trainer.fit()
 
-    size, place = (6, "batch 0 of the eval set 'test'") if evaluates else (
-        2, "epoch 0, batch 0, microbatch 0 of 2")  # fmt: skip
+    size, place = (6, "batch 1 of the eval set 'test'") if evaluates else (
+        2, "epoch 0, batch 1, microbatch 1 of 2")  # fmt: skip
     assert "forward was given a batch of (float32" in notes(error)
     assert f"({size}, 3), int64 ({size},)); {place}" in notes(error)
 
@@ -352,7 +352,7 @@ def test_a_loss_that_fails_is_named(make_trainer, make_task):
     with pytest.raises(ValueError, match="batch_size") as error:
         make_trainer(task).fit()
 
-    assert "loss was given outputs float32 (4, 3), targets int64 (4,); epoch 0, batch 0" in notes(
+    assert "loss was given outputs float32 (4, 3), targets int64 (4,); epoch 0, batch 1" in notes(
         error
     )
 
@@ -372,7 +372,7 @@ def test_a_collate_function_that_fails_is_named(num_workers, make_trainer, make_
 
     told = f"{error.value}\n{notes(error)}"
     assert "collate_fn fails was given 4 times (float32 (3,), int)" in told
-    assert "epoch 0, batch 0" in told
+    assert "at batch 1 of its epoch\nepoch 0, after batch 0" in told
 
 
 def test_an_eval_loader_that_fails_is_named(make_trainer, make_task):
@@ -382,7 +382,7 @@ def test_an_eval_loader_that_fails_is_named(make_trainer, make_task):
     with pytest.raises(ValueError, match="no batch") as error:
         make_trainer(make_task(eval_dataloaders={"test": loader})).eval()
 
-    assert "raised by the eval data loader 'test', at its batch 0" in notes(error)
+    assert "raised by the eval data loader 'test', at its batch 1" in notes(error)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_train_loader_that_fails_is_named(kind, make_trainer, make_task, make_
     with pytest.raises((ValueError, RuntimeError)) as error:
         make_trainer(make_task(train_dataloader=loader)).fit()
 
-    assert "raised by the train data loader, at batch 1 of its epoch" in notes(error)
+    assert "raised by the train data loader, at batch 2 of its epoch" in notes(error)
 
 
 def odd(samples):

@@ -79,7 +79,7 @@ def test_a_batch_that_does_not_fit_trains_as_in_microbatches_from_the_start(trai
     assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
     assert counted == metrics
     assert clock.sample == 256
-    assert warned == ["out of memory with microbatches of 64 samples: from batch 0 on they have 16"]
+    assert warned == ["out of memory with microbatches of 64 samples: from batch 1 on they have 16"]
     assert [64, 32, *[16] * 16] == SIZES
 
 

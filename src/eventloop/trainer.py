@@ -443,7 +443,7 @@ def _note_moment(error: BaseException, state: State) -> None:
     """Notes when something failed that isn't the doing of a hook: a data loader, say."""
     is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
     if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
-        error.add_note(f"epoch {state.clock.epoch}, batch {state.clock.batch}")
+        error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
 
 
 @dataclass(frozen=True)

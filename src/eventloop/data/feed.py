@@ -241,7 +241,7 @@ class Feed:
         return bool(self._ahead)
 
     def _blame(self, error: Exception) -> None:
-        error.add_note(f"raised by the train data loader, at batch {self._taken} of its epoch")
+        error.add_note(f"raised by the train data loader, at batch {self._taken + 1} of its epoch")
 
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventloop.diagnostics.fingerprints import Snapshot
+from eventloop.plugin.blame import moment_in
 from eventloop.plugin.observe import caller, instead, watched
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Check:
         who = one.origin
         if one.plugin.role == "core":
             who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
-        moment = f"epoch {state.clock.epoch}, batch {state.clock.batch}, rank {state.rank}"
+        moment = f"{moment_in(one.hook.name, state)}, rank {state.rank}"
         finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
         finding.times += 1
 

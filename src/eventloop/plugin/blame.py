@@ -26,6 +26,25 @@ _GONE = object()
 # a whole, since another thread may be reading.
 _MAP: dict[CodeType, tuple[weakref.ref[Implementation], ...]] = {}
 
+# What is called in a batch, outside of its microbatches, before the clock counts it.
+_WITHIN_BATCH = frozenset(
+    [
+        "before_dataloader",
+        "count_batch",
+        "after_dataloader",
+        "batch_start",
+        "should_skip_batch",
+        "train_batch",
+        "before_train_batch",
+        "split_batch",
+        "clip_gradients",
+        "after_train_batch",
+        "should_skip_step",
+        "optimizer_step",
+        "zero_grad",
+    ]
+)
+
 
 def enter(one: Implementation) -> None:
     """Enters an implementation under all code that runs when it is called."""
@@ -87,7 +106,7 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
         return
     if notes_of(error, "origin"):
         return
-    moment = f"{one.hook.name}, epoch {state.clock.epoch}, batch {state.clock.batch}"
+    moment = f"{one.hook.name}, {moment_in(one.hook.name, state)}"
     text = f"in the task's {moment}"
     if one.plugin.role != "task":
         text = (
@@ -96,6 +115,13 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
             f"  fix  {one.plugin.way_out}"
         )
     error.add_note(Note(text, "origin"))
+
+
+def moment_in(hook: str, state: State) -> str:
+    """Returns the epoch, from 0, and the batch, from 1, under way in a hook, else done last."""
+    under_way = hook in _WITHIN_BATCH or state.microbatch is not None
+    is_next = under_way and state.eval_name is None
+    return f"epoch {state.clock.epoch}, batch {state.clock.batch + is_next}"
 
 
 def swallowed(one: Implementation) -> PluginError:

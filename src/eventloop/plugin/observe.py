@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.errors import PluginError
+from eventloop.plugin.blame import moment_in
 from eventloop.state import State
 
 if TYPE_CHECKING:
@@ -198,8 +199,8 @@ class DisableFailing:
         frames = traceback.extract_tb(error.__traceback__)
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else one.where
         warnings.warn(
-            f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, epoch {state.clock.epoch}, "
-            f"batch {state.clock.batch}, rank {state.rank}: {error}\n"
+            f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, "
+            f"{moment_in(one.hook.name, state)}, rank {state.rank}: {error}\n"
             f"  at   {where}\n"
             f"  fix  fix it, or {one.plugin.way_out}",
             stacklevel=2,

@@ -109,7 +109,7 @@ def _warn(state: State, first_size: int | None) -> None:
     if state.rank == 0:
         size = first_size or num_samples(state.batch)
         warnings.warn(
-            f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch} on "
+            f"out of memory with microbatches of {counted(size, 'sample')}: from batch {state.clock.batch + 1} on "
             f"they have {state.microbatch_size}",
             stacklevel=2,
         )

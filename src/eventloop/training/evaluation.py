@@ -63,7 +63,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
                 raise too_few(what, num_batches, length) from error
             break
         except Exception as error:
-            error.add_note(f"raised by the {what}, at its batch {num_batches}")
+            error.add_note(f"raised by the {what}, at its batch {num_batches + 1}")
             raise
         num_batches += 1
         yield batch

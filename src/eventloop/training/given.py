@@ -35,9 +35,9 @@ def note_given(error: BaseException, what: str, state: State) -> None:
 def _place(state: State) -> str:
     """Says which batch is under way."""
     if state.eval_name is not None:
-        return f"batch {state.eval_batch_idx} of the eval set {state.eval_name!r}"
+        return f"batch {state.eval_batch_idx + 1} of the eval set {state.eval_name!r}"
     if state.microbatch is None:
         return "in a prediction"
-    part = f", microbatch {state.microbatch_idx} of {state.num_microbatches}"
+    part = f", microbatch {state.microbatch_idx + 1} of {state.num_microbatches}"
     several = part if state.num_microbatches > 1 else ""
-    return f"epoch {state.clock.epoch}, batch {state.clock.batch}{several}"
+    return f"epoch {state.clock.epoch}, batch {state.clock.batch + 1}{several}"
