@@ -71,6 +71,7 @@ class LossWatch:
     """
 
     __slots__ = ("_bad", "_batch", "_copies", "_kept", "_latest", "_norms", "_weights")
+    _batch: Any
 
     def __init__(self, latest: EpochLoss, weights: WeightWatch) -> None:
         self._latest = latest
@@ -129,7 +130,7 @@ class LossWatch:
         self._norms: Norms = []
         self._copies: deque[_Copied] = deque()
         self._bad: tuple[Counts, float] | None = None
-        self._batch: Any = None
+        self._batch = None
 
     def _look_at_all(self, state: State) -> None:
         """Looks at what there is; where the loss of one rank is bad, all ranks raise.
