@@ -24,6 +24,7 @@ PAGES = {
     "CHANGELOG.md": "project/changelog.md",
     "examples": "examples.md",
     "plugins": "plugins/index.md",
+    "plugins/README.md": "plugins/index.md",
 }
 KEYWORDS = yaml.safe_load((ROOT / "docs" / "keywords.yml").read_text(encoding="utf-8"))
 # What says everything once more is found after the pages that explain it.
@@ -53,7 +54,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
     for uri, source in sources.items():
         waiting |= _sources_linked(uri, source)
-    files.append(File.generated(config, "plugins/index.md", content=_catalogue()))
     while waiting:
         source, uri = waiting.popitem()
         if files.get_file_from_path(uri) is not None:
@@ -73,7 +73,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 # The file of the repository that a page is made of, by the page's place; of `docs/` where none is here.
-SOURCE_OF: dict[str, str] = {"plugins/index.md": "README.md"}
+SOURCE_OF: dict[str, str] = {}
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -113,19 +113,6 @@ def _filled(nav: Any, lists: dict[str, list[str]]) -> Any:
     if isinstance(nav, dict):
         return {key: _filled(one, lists) for key, one in nav.items()}
     return lists.get(nav, nav)
-
-
-def _catalogue() -> str:
-    """Returns the README's table of plugins as a page."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = re.search(
-        r"^## Plugins in this repository\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL
-    )
-    assert table is not None
-    return (
-        "# Plugins\n\nEach is a package, and takes part once it is installed: from a clone of the "
-        f"repository, `python -m pip install ./plugins/eventloop-ema`.\n{table[1]}"
-    )
 
 
 def _sources_linked(uri: str, source: str) -> dict[str, str]:

@@ -124,6 +124,14 @@ def test_a_readme_has_the_sections_of_all_readmes(folder):
     assert sections_of((folder / "README.md").read_text()) == SECTIONS
 
 
+@every_plugin
+def test_the_list_of_plugins_has_a_row_for_each(folder):
+    """A package that isn't listed isn't found."""
+    rows = (ROOT / "plugins" / "README.md").read_text()
+
+    assert f"| [{folder.name}]({folder.name}) |" in rows
+
+
 def sections_of(text: str) -> list[str]:
     """Returns the headings of the second level, but for what looks like one in a code block."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
