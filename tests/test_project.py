@@ -132,6 +132,19 @@ def test_the_list_of_plugins_has_a_row_for_each(folder):
     assert f"| [{folder.name}]({folder.name}) |" in rows
 
 
+def test_the_standard_installation_names_packages_and_what_they_need():
+    """From a clone, pip looks for a package of this repository in an index unless it is named."""
+    lines = (ROOT / "plugins" / "standard.txt").read_text().splitlines()[1:]
+    folders = [ROOT / line for line in lines]
+    needed = {
+        re.split(r"[^\w-]", one)[0]
+        for folder in folders
+        for one in read_toml(folder / "pyproject.toml")["project"]["dependencies"]
+    }
+
+    assert {one for one in needed if one.startswith("eventloop-")} <= {one.name for one in folders}
+
+
 def sections_of(text: str) -> list[str]:
     """Returns the headings of the second level, but for what looks like one in a code block."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
