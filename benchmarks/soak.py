@@ -3,11 +3,14 @@
     python benchmarks/soak.py --kills 100 --seed 1
     python benchmarks/soak.py --kills 10 --ranks 2
     python benchmarks/soak.py --kills 20 --workers 2
+    python benchmarks/soak.py --kills 200 --set-ups 20 --workers 2
+    python benchmarks/soak.py --kills 20 --ranks 4 --in-saves -- -p fsdp --fsdp.meta true
 
 Every kill is SIGKILL, a third of them while the run starts; with several ranks it hits one of them,
 their launcher, or all. Whoever is left has to end within 10 s. At the end weights, optimizer,
 generators, plugins' states, results and the log must be the same, byte for byte. A run that is
-complete before the kills are done is compared, too, and another begins.
+complete before the kills are done is compared, too, and another begins. With --set-ups each has a data
+loader and algorithms of its own, drawn from the seed; with --in-saves every kill waits for a save.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from soak_task import set_up
+
 from eventloop.checkpoint.diff import differences
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.store import Store
@@ -44,12 +49,14 @@ class Run:
         folder: of the run.
         ranks: how many processes train.
         options: more of the command line.
+        set_up: which loader and algorithms are trained with, by `soak_task.set_up`.
     """
 
-    def __init__(self, folder: Path, ranks: int, options: list[str]) -> None:
+    def __init__(self, folder: Path, ranks: int, options: list[str], set_up: str = "") -> None:
         self.folder = folder
         self.checkpoints = Store(folder / "checkpoints")
         self._ranks = ranks
+        self._set_up = set_up
         self._numbers = folder / "metrics.jsonl"
         self._log = folder.with_suffix(".txt")
         self._command = [sys.executable, "-m", "eventloop", "fit", str(TASK), "--no-plugins"]
@@ -63,6 +70,7 @@ class Run:
             workers: how many processes load the data.
         """
         variables = {"OMP_NUM_THREADS": "1", "SOAK_WORKERS": str(workers)}
+        variables["SOAK_SET_UP"] = self._set_up
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=os.environ | variables
@@ -106,10 +114,25 @@ class Run:
         while process.poll() is None and self._num_bytes_of_log() == before:
             time.sleep(0.01)
 
+    def saves_under_way(self) -> set[str]:
+        """Returns the folders of checkpoints that aren't whole."""
+        return {one.name for one in self.checkpoints.folder.glob(".tmp-*")}
+
+    def wait_for_save(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits until a checkpoint is being written, or the run ends."""
+        before = self.saves_under_way()
+        while process.poll() is None and self.saves_under_way() <= before:
+            time.sleep(0.0005)
+
     def numbers(self) -> Numbers:
         """Returns the log: what was logged last counts, where a batch was done twice."""
         rows = map(json.loads, self._numbers.read_text().splitlines())
         return {(row["batch"], row["name"]): row["value"] for row in rows}
+
+    def description(self) -> str:
+        """Returns the loader and the algorithms of its set-up."""
+        loader, algorithms = set_up(self._set_up)
+        return f"{loader}, {', '.join(algorithms)}"
 
     def forget(self) -> None:
         """Removes it, so that another begins."""
@@ -127,13 +150,18 @@ class Soak:
         whole: the one to compare it with, complete.
         draw: what moments, victims and workers are drawn from.
         workers: the most processes that load the data.
+        in_saves: whether kills wait for a save.
     """
 
-    def __init__(self, run: Run, whole: Run, draw: random.Random, workers: int) -> None:
+    def __init__(
+        self, run: Run, whole: Run, draw: random.Random, workers: int, *, in_saves: bool = False
+    ) -> None:
         self._run = run
         self._whole = whole
         self._draw = draw
         self._workers = workers
+        self._in_saves = in_saves
+        self.num_in_saves = 0
         self.kinds: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -149,7 +177,8 @@ class Soak:
         num_done = 0
         while num_done < num_kills:
             process = self._run.start(self._draw.randint(0, self._workers))
-            is_early = self._draw.random() < START_UP_FRAC
+            left = self._run.saves_under_way()
+            is_early = not self._in_saves and self._draw.random() < START_UP_FRAC
             if not is_early:
                 self._run.wait_for_batches(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,12 +187,18 @@ class Soak:
                 self._run.forget()
                 continue
             before = self._run.position()
+            if self._in_saves:
+                self._run.wait_for_save(process)
+            is_save = bool(self._run.saves_under_way() - left)
+            if process.poll() is not None:
+                continue  # it ended meanwhile, and is compared when it is started again
             whom = self._kill(process)
             num_done += 1
+            self.num_in_saves += is_save
             after = self._run.position()
             if before is not None and (after is None or after < before):
                 self.wrong.append(f"kill {num_done}: checkpoint {before} was lost; {after} is left")
-            when = "at the start" if is_early else "in training"
+            when = "in a save" if is_save else "at the start" if is_early else "in training"
             print(f"kill {num_done:3}: {whom:11} {when:12}, newest checkpoint {after}")
         self._complete(self._run.start())
 
@@ -207,24 +242,39 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="load in 0 to so many processes")
+    parser.add_argument("--set-ups", type=int, default=0, help="so many loaders and mixtures")
+    parser.add_argument("--in-saves", action="store_true", help="kill while a save is under way")
     parser.add_argument("--keep", type=Path, help="leave the folders here")
     parser.add_argument("options", nargs="*", help="more of `eventloop fit`, after --")
     given = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)
     begin = time.monotonic()
+    draw, kinds, wrong, num_in_saves = random.Random(given.seed), Counter[str](), [], 0
+    num_set_ups = max(given.set_ups, 1)
     with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
-        folder = given.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        whole = Run(folder / "whole", given.ranks, given.options)
-        killed = Run(folder / "killed", given.ranks, given.options)
-        start_up, training = whole.timed()
-        print(f"uninterrupted: {start_up:.1f} s until the first checkpoint, then {training:.1f} s")
-        soak = Soak(killed, whole, random.Random(given.seed), given.workers)
-        soak.kill(given.kills, start_up, training)
-    whom = ", ".join(f"{name} {count}x" for name, count in sorted(soak.kinds.items()))
-    print(f"{given.kills} kills ({whom}) in {time.monotonic() - begin:.0f} s")
-    print("\n".join(soak.wrong) or "all is the same, byte for byte")
-    sys.exit(bool(soak.wrong))
+        for idx in range(num_set_ups):
+            set_up = f"{given.seed}-{idx}" if given.set_ups else ""
+            folder = (given.keep or Path(scratch)) / set_up
+            folder.mkdir(parents=True, exist_ok=True)
+            whole = Run(folder / "whole", given.ranks, given.options, set_up)
+            killed = Run(folder / "killed", given.ranks, given.options, set_up)
+            start_up, training = whole.timed()
+            print(
+                f"uninterrupted: {start_up:.1f} s until the first checkpoint, then {training:.1f} s"
+            )
+            if set_up:
+                print(f"set-up {set_up}: {whole.description()}")
+            soak = Soak(killed, whole, draw, given.workers, in_saves=given.in_saves)
+            num_kills = given.kills * (idx + 1) // num_set_ups - given.kills * idx // num_set_ups
+            soak.kill(num_kills, start_up, training)
+            kinds += soak.kinds
+            wrong += [f"{set_up} {one}".strip() for one in soak.wrong]
+            num_in_saves += soak.num_in_saves
+    whom = ", ".join(f"{name} {count}x" for name, count in sorted(kinds.items()))
+    seconds = time.monotonic() - begin
+    print(f"{given.kills} kills, {num_in_saves} of them in a save ({whom}), in {seconds:.0f} s")
+    print("\n".join(wrong) or "all is the same, byte for byte")
+    sys.exit(bool(wrong))
 
 
 def compare(whole: Run, killed: Run) -> Iterator[str]:

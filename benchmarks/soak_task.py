@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    WeightedRandomSampler,
+)
 
 from eventloop import State, Task, hookimpl, schedules
 from eventloop_jsonl import Jsonl
@@ -30,6 +39,67 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
         noise = 0.1 * torch.randn(16) + random.gauss(0, 0.1) + np.random.normal(0, 0.1)
         return (self.inputs[idx] + noise).float(), self.targets[idx]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The same samples as a stream, undisturbed: a run that goes on reads its epoch once more."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.samples = Noisy(num_samples)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(self.samples.inputs, self.samples.targets, strict=True))
+
+
+def map_style(workers: int) -> DataLoader[Any]:
+    """Shuffles samples."""
+    return DataLoader(Noisy(400), 16, shuffle=True, num_workers=workers)
+
+
+def weighted(workers: int) -> DataLoader[Any]:
+    """Draws samples with weights."""
+    sampler = WeightedRandomSampler(torch.linspace(0.1, 1, 400).tolist(), 400)
+    return DataLoader(Noisy(400), 16, sampler=sampler, num_workers=workers)
+
+
+def in_batches(workers: int) -> DataLoader[Any]:
+    """Takes a sampler of batches."""
+    sampler = BatchSampler(WeightedRandomSampler([1.0] * 400, 400), 16, drop_last=True)
+    return DataLoader(Noisy(400), batch_sampler=sampler, num_workers=workers)
+
+
+def stream(workers: int) -> DataLoader[Any]:
+    """Reads a stream, in one process: workers would each read all of it."""
+    return DataLoader(Stream(400), 16)
+
+
+LOADERS = {one.__name__: one for one in (map_style, weighted, in_batches, stream)}
+# With options, for a model of two layers and a short run; imported where they are drawn.
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "agc.Agc": {},
+    "ema.Ema": {},
+    "label_smoothing.LabelSmoothing": {},
+    "muon.Muon": {"hidden": ["0.weight"]},
+    "sam.Sam": {},
+    "swa.Swa": {"start": "5ep", "interval": "10ba"},
+}
+
+
+def set_up(number: str) -> tuple[str, list[str]]:
+    """Returns the loader and the algorithms of a set-up; those of the plain soak for ""."""
+    if not number:
+        return "map_style", []
+    draw = random.Random(number)
+    loader = draw.choice([*LOADERS])
+    names = draw.sample([*ALGORITHMS], draw.randint(1, 4))
+    # Batch norms are estimated by another pass over the data, which a stream has none of.
+    return loader, [one for one in names if (loader, one) != ("stream", "swa.Swa")]
+
+
+def made(name: str) -> object:
+    """Returns an algorithm of `ALGORITHMS`."""
+    package, _, kind = name.partition(".")
+    return getattr(importlib.import_module(f"eventloop_{package}"), kind)(**ALGORITHMS[name])
 
 
 class Walk:
@@ -64,21 +134,23 @@ def task(lr: float = 3e-3) -> Task:
     """
     # No option: it may be another one each time that the run goes on.
     workers = int(os.environ.get("SOAK_WORKERS", "0"))
+    loader, algorithms = set_up(os.environ.get("SOAK_SET_UP", ""))
+    clipping = {} if "agc.Agc" in algorithms else {"clip_norm": 1.0}
     return Task(
         model=lambda: nn.Sequential(
             nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
         ),
         loss=cross_entropy,
-        train_dataloader=DataLoader(Noisy(400), 16, shuffle=True, num_workers=workers),
+        train_dataloader=LOADERS[loader](workers),
         eval_dataloaders={"test": DataLoader(Noisy(64), 32)},
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
         scheduler=schedules.cosine(warmup="0.1dur"),
-        algorithms=[Mixup(alpha=0.4), Walk()],
+        algorithms=[Mixup(alpha=0.4), Walk(), *map(made, algorithms)],
         callbacks=[Jsonl()],
         settings={
             "max_duration": "20ep",
             "microbatch_size": 8,
-            "clip_norm": 1.0,
+            **clipping,
             "device": "cpu",
             "checkpoint_interval": "7ba",
         },
