@@ -54,19 +54,13 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_data_that_isnt_finite_is_to_blame(value, make_trainer, make_task, make_batches):
-    """Every weight is NaN after such a batch; a lower learning rate wouldn't help."""
+def test_data_come_first_where_weights_broke(value, make_trainer, make_task, make_batches):
+    """Every weight is NaN after such a batch; a lower learning rate alone wouldn't help."""
     batches = make_batches()
-    for inputs, _ in batches:
-        inputs[0, 0] = value
+    batches[1][0][0, 0] = value
 
-    with pytest.raises(NonFiniteError) as caught:
+    with pytest.raises(NonFiniteError, match=r"fix +look at the inputs and targets of that batch"):
         make_trainer(make_task(train_dataloader=batches)).fit()
-
-    text = str(caught.value)
-    assert "data        batch 3, the latest, holds values that aren't finite" in text
-    assert "fix         take what isn't finite out of the data" in text
-    assert "learning rate" not in text
 
 
 def test_the_first_batch_is_not_blamed_on_the_learning_rate(make_trainer, make_task, make_batches):

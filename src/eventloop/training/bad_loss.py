@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.clock import Counts, moment_of
-from eventloop.data.batches import map_tensors
 from eventloop.errors import NonFiniteError
 from eventloop.hooks import hookimpl
 from eventloop.training.numbers import HostCopy
@@ -70,8 +69,7 @@ class LossWatch:
         weights: looks at the weights.
     """
 
-    __slots__ = ("_bad", "_batch", "_copies", "_kept", "_latest", "_norms", "_weights")
-    _batch: Any
+    __slots__ = ("_bad", "_copies", "_kept", "_latest", "_norms", "_weights")
 
     def __init__(self, latest: EpochLoss, weights: WeightWatch) -> None:
         self._latest = latest
@@ -82,14 +80,6 @@ class LossWatch:
     def fit_start(self, state: State) -> None:
         self._forget()
         self._weights.start_fit(state)
-
-    @hookimpl
-    def before_dataloader(self, state: State) -> None:
-        self._batch = None  # its memory is the next one's
-
-    @hookimpl
-    def batch_end(self, state: State) -> None:
-        self._batch = state.batch
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
@@ -130,7 +120,6 @@ class LossWatch:
         self._norms: Norms = []
         self._copies: deque[_Copied] = deque()
         self._bad: tuple[Counts, float] | None = None
-        self._batch = None
 
     def _look_at_all(self, state: State) -> None:
         """Looks at what there is; where the loss of one rank is bad, all ranks raise.
@@ -182,15 +171,11 @@ class LossWatch:
             if bad_param is None
             else f"{bad_param!r} is the first that isn't finite",
         }
-        fix = "lower the learning rate, set clip_norm=1.0, or look at that batch; with "
-        if not _is_finite(self._batch):
-            facts["data"] = (
-                f"batch {state.clock.batch}, the latest, holds values that aren't finite"
-            )
-            fix = "take what isn't finite out of the data, with torch.nan_to_num(inputs) say; with "
-        elif (bad_param is None or not before) and state.precision.name != "fp16":
+        fix = "look at the inputs and targets of that batch, and at the loss; "
+        if bad_param is not None and before:
             # A step that went too far leaves its traces in weights; none comes before batch 1.
-            fix = "look at the inputs and targets of that batch, and at the loss; with "
+            fix += "where these are finite, lower the learning rate or set clip_norm=1.0; "
+        fix += "with "
         if state.precision.name == "fp16":
             facts["fp16"] = _range_of_fp16(params)
             fix = f"set precision to bf16 or fp32, where nothing overflows so soon; or {fix}"
@@ -259,13 +244,6 @@ class QuietWatch:
 def _first_bad(params: Iterable[tuple[str, nn.Parameter]]) -> str | None:
     """Returns the first parameter that isn't finite now; waits for the device."""
     return next((name for name, one in params if not local_part(one).isfinite().all()), None)
-
-
-def _is_finite(batch: Any) -> bool:
-    """Returns whether all tensors of a batch are finite; waits for the device."""
-    found: list[Tensor] = []
-    map_tensors(found.append, batch)
-    return all(bool(one.isfinite().all()) for one in found if isinstance(one, Tensor))
 
 
 def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:
