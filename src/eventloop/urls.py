@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -11,7 +12,6 @@ from urllib.parse import unquote
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # What follows the user's name, up to the last @; what is a number up to a slash is a port.
 _PASSWORD = re.compile(r"(://[^/:@\s]*:)(?!\d*(?:/|$))([^\s]*)@")
-_HIDDEN = r"\1***@"
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,16 +87,15 @@ class Url:
 
     @property
     def _password(self) -> str:
-        found = _PASSWORD.search(self.full)
-        return found[2] if found else ""
+        return found[2] if (found := _PASSWORD.search(self.full)) else ""
 
 
 Place = Path | Url
 
 
 def place_of(text: str) -> Place:
-    """Returns the URL that a person wrote, or else the path."""
-    return Url(text) if _URL.match(text) else Path(text)
+    """Returns the URL that a person wrote, or else the path; `~` is the home directory."""
+    return Url(text) if _URL.match(text) else Path(os.path.expanduser(text))
 
 
 def is_url_as_path(path: PurePath) -> bool:
@@ -106,4 +105,4 @@ def is_url_as_path(path: PurePath) -> bool:
 
 def hidden(text: str) -> str:
     """Returns a text in which URLs have no password."""
-    return _PASSWORD.sub(_HIDDEN, text)
+    return _PASSWORD.sub(r"\1***@", text)

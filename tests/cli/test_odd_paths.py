@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from eventloop import SettingError, Trainer
 from eventloop.cli.main import main
 from eventloop.cli.output import write_lines, write_table
+from eventloop.distributed.exit import exit_status
 from eventloop.errors import EventloopError
+from eventloop.testing import tiny_task
 
 LONG = "a" * 5_000
 
@@ -57,6 +61,34 @@ def _lines(capsys) -> list[str]:
     found = capsys.readouterr()
     assert "\x1b" not in found.out + found.err
     return (found.out + found.err).split("\n")
+
+
+def test_a_quoted_tilde_is_the_home_directory(run, tiny, monkeypatch):
+    """A shell doesn't expand it between quotes, and a folder `~` is easily removed with all of home."""
+    monkeypatch.setenv("HOME", str(tiny / "home"))
+    (tiny / "home").mkdir()
+
+    by_flag = run("fit", "tiny.py", "--no-plugins", "--run-dir", "~/flag")
+    (tiny / "pyproject.toml").write_text('[tool.eventloop]\nrun_dir = "~/file"\n')
+    by_file = run("fit", "tiny.py", "--no-plugins")
+
+    assert (by_flag.status, by_file.status) == (0, 0)
+    assert run("checkpoints", "list", "~/flag").status == 0
+    assert (tiny / "home" / "file" / "checkpoints").is_dir()
+    assert not (tiny / "~").exists()
+
+
+@pytest.mark.parametrize("setting", ["run_dir", "resume"])
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_that_is_not_utf8_is_refused(setting, kind):
+    """The run's files, which are JSON, couldn't say where they are."""
+    path = kind(os.fsdecode(b"runs/\xff"))
+
+    with pytest.raises(SettingError, match=r"'runs/\\udcff' isn't UTF-8") as refused:
+        Trainer(tiny_task(), max_duration="1ba", **{setting: path})
+
+    str(refused.value).encode()
+    assert exit_status(refused.value) == 2
 
 
 @pytest.mark.parametrize(

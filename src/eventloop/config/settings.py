@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from eventloop.clock import Time
 from eventloop.config.options import Option, convert_value, options_of
 from eventloop.errors import SettingError
-from eventloop.urls import Url, is_url_as_path
+from eventloop.urls import Url, is_url_as_path, place_of
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
@@ -160,10 +160,12 @@ def convert_setting(option: Option, raw: object) -> Any:
     Raises:
         ValueError: it isn't of the setting's type, or out of range.
     """
+    if (text := str(raw)) != text.encode("utf-8", "ignore").decode():
+        raise ValueError(f"{ascii(text)} isn't UTF-8, as the run's files are; give another name")
     value = convert_value(option, raw)
     if reason := _out_of_range(option.name, value):
         raise ValueError(reason)
-    return value
+    return place_of(str(value)) if isinstance(value, Path) else value
 
 
 def _out_of_range(name: str, value: Any) -> str:

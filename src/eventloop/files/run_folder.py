@@ -269,7 +269,7 @@ def _is_link(there: os.stat_result) -> bool:
 
 def why_no_folder(path: Path) -> str:
     """Returns why files can't be written into a folder of this name, or ""; makes nothing."""
-    path = path.expanduser().absolute()
+    path = path.absolute()
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -18,7 +18,7 @@ from eventloop.errors import CheckpointError, EventloopError, ResumeError
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
 from eventloop.text import allowing, as_set
-from eventloop.urls import Place, Url
+from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
@@ -112,7 +112,7 @@ def _chosen(
         raise _none_verifies(refused)
     if wanted in ("auto", "never"):
         return place, refused
-    named = wanted if isinstance(wanted, Url) else Path(wanted).expanduser()
+    named = wanted if isinstance(wanted, Url) else place_of(wanted)
     if isinstance(named, Path):
         named, _ = checkpoint_at(named)
     for one, why in refused:
