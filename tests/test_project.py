@@ -143,6 +143,10 @@ def test_the_standard_installation_names_packages_and_what_they_need():
     }
 
     assert {one for one in needed if one.startswith("eventloop-")} <= {one.name for one in folders}
+    extras = read_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    assert {re.split(r"[^\w-]", one)[0] for one in extras["standard"]} <= {
+        one.name for one in folders
+    }
 
 
 def sections_of(text: str) -> list[str]:

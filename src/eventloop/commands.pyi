@@ -1,0 +1,73 @@
+# ruff: noqa: I001  names of one module stay together
+"""The names of `commands.py`, as type checkers and editors read them."""
+
+from .checkpoint.run_lock import (
+    RunLock as RunLock,
+)
+from .cli.arguments import (
+    Arguments as Arguments,
+    Command as Command,
+    CommandOption as CommandOption,
+    command_help as command_help,
+    read_arguments as read_arguments,
+)
+from .cli.job import (
+    Job as Job,
+    job_help as job_help,
+    output_path as output_path,
+    prepare as prepare,
+)
+from .cli.mode_flags import (
+    FIT_OPTIONS as FIT_OPTIONS,
+)
+from .cli.output import (
+    stdout_to_stderr as stdout_to_stderr,
+    write_json as write_json,
+    write_lines as write_lines,
+    write_table as write_table,
+    write_text as write_text,
+)
+from .cli.task_file import (
+    load_task_file as load_task_file,
+)
+from .config.options import (
+    flag as flag,
+)
+from .distributed.exit import (
+    FAILURE as FAILURE,
+    ending_with_parent as ending_with_parent,
+)
+from .errors import (
+    UsageError as UsageError,
+    a as a,
+    closest as closest,
+    counted as counted,
+)
+from .naming import (
+    fold as fold,
+    plain as plain,
+)
+from .plugin.candidates import (
+    Candidates as Candidates,
+)
+from .plugin.load import (
+    Loaded as Loaded,
+)
+from .plugin.lock import (
+    file_digests as file_digests,
+)
+from .run.differences import (
+    config_differences as config_differences,
+    plugin_differences as plugin_differences,
+    task_differences as task_differences,
+)
+from .signals import (
+    Interrupted as Interrupted,
+    Terminated as Terminated,
+)
+from .text import (
+    one_line as one_line,
+)
+from .urls import (
+    place_of as place_of,
+)
