@@ -95,7 +95,8 @@ Place = Path | Url
 
 def place_of(text: str) -> Place:
     """Returns the URL that a person wrote, or else the path; `~` is the home directory."""
-    return Url(text) if _URL.match(text) else Path(os.path.expanduser(text))
+    # Path.expanduser raises for `~user` where there is no such user.
+    return Url(text) if _URL.match(text) else Path(os.path.expanduser(text))  # noqa: PTH111
 
 
 def is_url_as_path(path: PurePath) -> bool:

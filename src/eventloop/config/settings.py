@@ -161,7 +161,7 @@ def convert_setting(option: Option, raw: object) -> Any:
         ValueError: it isn't of the setting's type, or out of range.
     """
     if (text := str(raw)) != text.encode("utf-8", "ignore").decode():
-        raise ValueError(f"{ascii(text)} isn't UTF-8, as the run's files are; give another name")
+        raise ValueError(f"{text!a} isn't UTF-8, as the run's files are; give another name")
     value = convert_value(option, raw)
     if reason := _out_of_range(option.name, value):
         raise ValueError(reason)
