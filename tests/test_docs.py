@@ -49,6 +49,16 @@ def test_the_reference_is_made_of_the_docstrings(pages):
     assert written == pages
 
 
+def test_the_drawing_of_a_step_is_that_of_the_design():
+    """It is drawn from the loop's pseudo-code: `python docs/build_step.py`."""
+    module = module_at(DOCS / "build_step.py")
+    drawn = [name for row in module.rows() for name, _ in row.hooks]
+
+    assert module.PICTURE.read_text(encoding="utf-8") == module.picture()
+    assert set(drawn) <= HOOKS.keys()
+    assert len(drawn) > 30
+
+
 def test_the_picture_of_the_architecture_is_current():
     """It is drawn from the imports: `python docs/build_architecture.py`."""
     module = module_at(DOCS / "build_architecture.py")
