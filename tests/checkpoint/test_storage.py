@@ -284,3 +284,40 @@ def test_a_wrong_storage_is_told_what_is_wrong(kind, what, tmp_path):
     """A checker that finds nothing would be worse than none."""
     with pytest.raises(AssertionError, match=what):
         check_storage(Shelves(kind), "mem://run", tmp_path)
+
+
+RAISING = """
+from eventloop.storage import RemoteFolder
+
+def lock(run, local):
+    return local
+
+class Raising(RemoteFolder):
+    def names(self):
+        return []
+    def sizes(self, name):
+        return {}
+    def read(self, name, file, num_bytes):
+        raise FileNotFoundError(name)
+    def upload(self, name, file, source):
+        {}["no-such-key"]
+    def remove(self, name):
+        pass
+
+def folder(url):
+    return Raising()
+"""
+
+
+def test_a_storage_that_raises_is_named_with_its_traceback(add, run, clean):
+    """Its author needs the line, and the user must know that it isn't eventloop's."""
+    add("broken", RAISING, "eventloop-broken")
+    (clean / "tiny.py").write_text(TASK)
+
+    status, _, err = run("fit", "tiny.py", "--no-plugins", "--run-dir", "broken://runs/first")
+
+    assert status == 1
+    assert err.startswith(
+        "KeyError: 'no-such-key'; raised by the storage broken (eventloop-broken 1.0"
+    )
+    assert ", in upload\n" in err

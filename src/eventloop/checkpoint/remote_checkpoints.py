@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,9 +257,6 @@ class RemoteCheckpoints:
             self._whole.discard(name)
             return Found(url, batch_in(name) or 0, {}, 0, str(damage))
 
-    def _verifies(self, name: str) -> bool:
-        return not self._look_at(name, digests=True).damage
-
     def _is_usable(self, name: str) -> bool:
         return not self._look_at(name, digests=True).reason
 
@@ -274,7 +271,8 @@ class RemoteCheckpoints:
         """Leaves, of the checkpoints of one batch, the newest that verifies."""
         if len(several) == 1:
             return
-        safe = next((name for name in several if self._verifies(name)), None)
+        looked = ((name, self._look_at(name, digests=True).damage) for name in several)
+        safe = next((name for name, damage in looked if not damage), None)
         for name in several:
             if safe not in (name, None):
                 self._remove(name)
@@ -328,10 +326,16 @@ class RemoteCheckpoints:
         """
         manifest, data = self._manifest(name)
         batch = manifest.batch or 0
-        with self._local_failures(name):
+        try:
             self._copies.clear()
             self._copies.keep_only(batch)
             self._copies.take_in(batch, lambda folder: self._fill(folder, name, manifest, data))
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder / name} can't be copied to {str(self._copies.folder)!r}: "
+                f"{error.strerror or error}",
+                fix="free space there, or start in another folder",
+            ) from error
         self._whole.add(name)
         return manifest
 
@@ -344,17 +348,6 @@ class RemoteCheckpoints:
         with disk.NewFile(folder / FILE) as target:
             target.write(data)
         return examine(folder)
-
-    @contextmanager
-    def _local_failures(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.folder / name} can't be copied to {str(self._copies.folder)!r}: "
-                f"{error.strerror or error}",
-                fix="free space there, or start in another folder",
-            ) from error
 
 
 def _compare(sizes: Mapping[str, int | None], manifest: Manifest) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
-from eventloop.errors import PluginError, UsageError
+from eventloop.errors import EventloopError, Note, PluginError, UsageError
 from eventloop.files.disk import NewFile
 from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.load import imported
@@ -154,7 +154,31 @@ def imported_storage(found: Found) -> RemoteStorage:
             plugin=found.origin,
             fix="name an object or a module with both functions of eventloop.storage.RemoteStorage",
         )
-    return storage
+    blamed: Any = _Blamed(storage, found.origin)
+    return cast("RemoteStorage", blamed)
+
+
+class _Blamed:
+    """A storage, or a folder in one: what it raises by mistake says so in a note."""
+
+    def __init__(self, storage: RemoteStorage | RemoteFolder, origin: str) -> None:
+        self._storage, self._origin = storage, origin
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._storage, name)
+
+        def called(*args: Any) -> Any:
+            try:
+                given = list(method(*args)) if name == "names" else method(*args)
+            except (EventloopError, OSError):  # as a storage may
+                raise
+            except Exception as error:
+                text = f"raised by the storage {self._origin} in {name}"
+                error.add_note(Note(text, "origin"))
+                raise
+            return _Blamed(given, self._origin) if isinstance(given, RemoteFolder) else given
+
+        return called
 
 
 def _found_for(url: Url, installed: Sequence[Found]) -> Found:
