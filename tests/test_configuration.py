@@ -212,6 +212,7 @@ def test_a_key_that_nobody_knows_is_refused_with_the_closest(tmp_path, flags, en
         ("task.lrr = 1", "'task.lrr'; the closest is 'task.lr'"),
         ("plugins.mixup.alhpa = 1", "the closest is 'plugins.mixup.alpha'"),
         ("plugins.mixpu.alpha = 1", "which isn't installed; the closest is 'mixup'"),
+        ("plugins.label_smoothing.smoothing = 0.1", "`pip install eventloop-label-smoothing`"),
     ],
 )
 def test_an_unknown_entry_in_a_file_is_refused_with_the_file(tmp_path, entry, message):

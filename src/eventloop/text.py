@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -9,6 +10,9 @@ import shlex
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
+
+from eventloop.naming import fold
 
 MOST_CHARS = 2_000
 
@@ -26,7 +30,7 @@ def plain(text: str, most_chars: int = MOST_CHARS) -> str:
 
 
 def one_line(text: str, most_chars: int = MOST_CHARS) -> str:
-    """Returns what `plain` gives, as one line: its ends of lines and tabs are written, too."""
+    """Returns text as one line that is safe to print: ends of lines and tabs are written, too."""
     return plain(text.replace("\n", "\\n").replace("\t", "\\t"), most_chars)
 
 
@@ -126,6 +130,21 @@ def switch_off(name: str) -> str:
 def take_in(name: str, role: str) -> str:
     """Returns how the caller has an installed plugin take part in a run without it."""
     return shell("-p", name) if is_command() else f"`{role}s=[...]`"
+
+
+@functools.cache
+def published() -> frozenset[str]:
+    """Returns the names of the packages of the core's own repository."""
+    return frozenset(
+        resources.files("eventloop").joinpath("published.txt").read_text("utf-8").split()
+    )
+
+
+def install(name: str) -> str:
+    """Returns how a missing plugin is installed, or else how the installed ones are listed."""
+    if (package := fold(name).replace("_", "-")) in published():
+        return f"install it, {pip('install', f'eventloop-{package}')}"
+    return "list what is installed with `eventloop plugins`"
 
 
 def pip(action: str, *requirements: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.plugin.select import PUBLISHED
+from eventloop.text import published
 
 SOURCE = str(Path(eventloop.__file__).parents[1])
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_the_packages_of_the_repository_are_known():
         one.name.removeprefix("eventloop-") for one in (ROOT / "plugins").glob("eventloop-*")
     }
 
-    assert {*PUBLISHED} == folders
+    assert published() == folders
 
 
 def test_its_help_lists_only_what_has_an_effect(run, clean):

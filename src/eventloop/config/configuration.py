@@ -27,7 +27,7 @@ from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
 from eventloop.errors import SettingError, closest
 from eventloop.naming import fold
-from eventloop.text import as_set, is_command, shell
+from eventloop.text import as_set, install, is_command, shell
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _not_installed(kind: Kind, key: str, value: Value, plugins: Collection[str])
         f"{spell(key, kind)!r} is for a plugin {section!r}, which isn't installed"
         f"{closest(section, [*plugins, 'task'])}",
         source=value.source,
-        fix="list what is installed with `eventloop plugins`",
+        fix=install(section),
     )
 
 

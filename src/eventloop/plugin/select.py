@@ -14,47 +14,9 @@ from eventloop.naming import fold
 from eventloop.plugin.metadata import place_of
 from eventloop.plugin.records import Found, Selected
 from eventloop.plugin.static_check import foreign_hooks
-from eventloop.text import pip, shell, switch_off
+from eventloop.text import install, pip, shell, switch_off
 
 RESERVED = ("task", "core")
-# Packages of the core's own repository; two of one name can't be installed side by side.
-PUBLISHED = [
-    "ablate",
-    "agc",
-    "blurpool",
-    "checkpointing",
-    "composer",
-    "csv",
-    "curriculum",
-    "cutmix",
-    "distill",
-    "early-stopping",
-    "ema",
-    "export",
-    "fsdp",
-    "jsonl",
-    "label-smoothing",
-    "lightning",
-    "lr-finder",
-    "mixup",
-    "mlflow",
-    "muon",
-    "orca",
-    "progress",
-    "progressive-resizing",
-    "remote",
-    "report",
-    "runs",
-    "sam",
-    "selective-backprop",
-    "seq-length-warmup",
-    "summary",
-    "swa",
-    "sweep",
-    "tensorboard",
-    "throughput",
-    "wandb",
-]
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
 
 
@@ -101,13 +63,9 @@ def _unknown_choices(
     judged = sorted(choice.insist) + (sorted(choice.off) if given is not None else [])
     for name in judged:
         if fold(name) not in known:
-            package = fold(name).replace("_", "-")
-            is_published = package in PUBLISHED and name in choice.insist
             yield UsageError(
                 f"no plugin is named {name!r}{closest(name, names)}",
-                fix=f"install it, {pip('install', f'eventloop-{package}')}"
-                if is_published
-                else "list what is installed with `eventloop plugins`",
+                fix=install(name if name in choice.insist else ""),
             )
     off = {fold(name): name for name in choice.off}
     for one in selected:

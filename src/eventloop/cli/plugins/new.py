@@ -21,7 +21,8 @@ from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import discover_all, extensions
-from eventloop.plugin.select import PUBLISHED, is_usable_name
+from eventloop.plugin.select import is_usable_name
+from eventloop.text import published
 
 GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}
 # What both roles have, and what one has; words between @ are replaced.
@@ -90,7 +91,7 @@ def _taken(name: str) -> str:
         return "torch or eventloop has this name"
     if key in map(fold, COMMANDS):
         return "a command has this name"
-    if name in PUBLISHED:
+    if name in published():
         return f"the package eventloop-{name} exists"
     known = (*discover_all(())[0], *extensions())
     return next((f"{one.origin} has this name" for one in known if fold(one.name) == key), "")
