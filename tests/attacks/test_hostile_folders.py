@@ -24,16 +24,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from eventloop.cli import main
-from eventloop.diagnostics.profile import Profile
 from eventloop.distributed.exit import details, exit_status, first_line
 from eventloop.files import run_folder
 from eventloop.run.start import Allowed
 from eventloop.testing.case import isolated_trainer
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ("jsonl", "report", "tensorboard")
+PLUGINS = ("jsonl", "profile", "report", "tensorboard")
 IMPORTED = (
-    *("eventloop_jsonl", "eventloop_report.figures", "eventloop_tensorboard"),
+    *("eventloop_jsonl", "eventloop_profile", "eventloop_report.figures", "eventloop_tensorboard"),
     *("eventloop.cli.checkpoints", "eventloop.cli.eval", "eventloop.cli.export"),
 )
 DEADLINE_S = 60
@@ -163,6 +162,7 @@ ALL = "metrics.jsonl report tensorboard profile.json"
 def _fit(folder: Path, max_duration: str = "2ep", about: str = ALL) -> int:
     """Trains from what is there, with the plugins whose files are in a text."""
     from eventloop_jsonl import Jsonl
+    from eventloop_profile import Profile
     from eventloop_report import Report
     from eventloop_tensorboard import Tensorboard
 

@@ -65,6 +65,7 @@ def test_names_may_be_given_one_by_one():
         (["--seed"], "--seed needs a value, but nothing follows"),
         (["--seed", "--device", "cpu"], "--seed needs a value, but '--device' follows"),
         (["-p"], "-p needs a value"),
+        (["--profile"], "or `-p profile` for the plugin; where .* `pip install eventloop-profile`"),
         (["--no-plugins=yes"], "--no-plugins takes no value"),
         (["--no-plugins", "--autoload", "true"], "contradict each other"),
         (["a.py", "b.py"], "'b.py' isn't expected here"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop.diagnostics.profile import Cost, peak_memory_bytes
+from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 
 
 @pytest.mark.parametrize(

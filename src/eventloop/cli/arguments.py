@@ -13,6 +13,7 @@ from eventloop.config.choice import Choice
 from eventloop.config.options import Option, flag
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
+from eventloop.text import install, published, shell
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -195,10 +196,12 @@ def _value(name: str, word: str | None, switches: Iterable[str] = ()) -> str:
     if word is None or (word.startswith("-") and not _NEGATIVE.fullmatch(word)):
         found = "nothing" if word is None else repr(word)
         hint = closest(name, sorted(f"--{one.replace('_', '-')}" for one in switches))
+        plugin = name.lstrip("-")
+        other = f", or {shell('-p', plugin)} for the plugin; where it is missing, {install(plugin)}"
         raise UsageError(
             f"{name} needs a value, but {found} follows"
             f"{hint.replace('the closest is', 'the closest that takes none is')}",
-            fix=f"write `{name}=VALUE`",
+            fix=f"write `{name}=VALUE`{other if plugin in published() else ''}",
         )
     return word
 

@@ -30,7 +30,7 @@ from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.cli.plugins.lock import require_lock
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
-from eventloop.diagnostics.profile import Cost, peak_memory_bytes
+from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError, SettingError, counted
 from eventloop.files import disk
 from eventloop.hooks import hookimpl
@@ -62,7 +62,6 @@ COMMAND = Command(
         CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
         NPROC,
         CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
-        CommandOption("profile", "", "record the operations of ten batches; trace and table"),
         *OPTIONS,
     ),
 )
@@ -78,8 +77,7 @@ def run(arguments: Arguments) -> int:
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     trace_file = output_path(arguments, "trace", ".json")
-    given = arguments.given
-    diagnostics = Diagnostics(trace_file, "check" in given, "profile" in given)
+    diagnostics = Diagnostics(trace_file, "check" in arguments.given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
         require_lock(job.configuration)
@@ -113,7 +111,7 @@ def _train(
         ).build(
             task,
             algorithms=modes.algorithms,
-            callbacks=[*diagnostics.callbacks, *result_file.callbacks],
+            callbacks=result_file.callbacks,
         ) as trainer,
     ):
         active += trainer.plugins

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.output import write_lines, write_table, write_text
+from eventloop.cli.output import write_lines, write_table
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.diagnostics.check import Check
-from eventloop.diagnostics.profile import Profile
 from eventloop.diagnostics.trace import Trace
 from eventloop.errors import UsageError
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
@@ -43,7 +42,6 @@ _CONTRADICTIONS = (
     ("dry_run", "overfit_batches"),
     ("dry_run", "limit_train_batches"),
     ("dry_run", "limit_eval_batches"),
-    ("dry_run", "profile"),
     ("overfit_batches", "limit_train_batches"),
     ("overfit_batches", "limit_eval_batches"),
 )
@@ -159,26 +157,19 @@ class Diagnostics:
     Args:
         trace_file: where the spans go; None for no trace.
         check: whether to check.
-        profile: whether to record operations.
     """
 
-    def __init__(self, trace_file: Path | None, check: bool, profile: bool = False) -> None:
+    def __init__(self, trace_file: Path | None, check: bool) -> None:
         if trace_file is not None and (rank := os.environ.get("RANK", "0")) != "0":
             trace_file = trace_file.with_suffix(f".rank{rank}{trace_file.suffix}")
         self._trace_file = trace_file
         self._trace = Trace() if trace_file is not None else None
         self._check = Check() if check else None
-        self._profile = Profile() if profile else None
 
     @property
     def observers(self) -> list[Observer]:
         """What the trainer puts around the hooks."""
         return [one for one in (self._check, self._trace) if one is not None]
-
-    @property
-    def callbacks(self) -> list[object]:
-        """The plugins that watch the run."""
-        return [FlagPlugin(self._profile, "--profile")] if self._profile is not None else []
 
     @property
     def status(self) -> int:
@@ -193,10 +184,6 @@ class Diagnostics:
             write_table(Trace.columns, self._trace.rows())
             self._trace.write(self._trace_file)
             write_lines(_written(self._trace, self._trace_file))
-        if self._profile is not None:
-            write_text(self._profile.table())
-            if self._profile.path is not None:
-                write_lines([f"profile: {self._profile.path}; open it in https://ui.perfetto.dev"])
         if self._check is not None:
             rows = list(self._check.rows())
             if rows:

@@ -6,6 +6,6 @@ Works without torch.
 from __future__ import annotations
 
 from eventloop.errors import closest, counted
-from eventloop.text import as_option, as_set, switch_off
+from eventloop.text import as_option, as_set, one_line, switch_off
 
-__all__ = ["as_option", "as_set", "closest", "counted", "switch_off"]
+__all__ = ["as_option", "as_set", "closest", "counted", "one_line", "switch_off"]

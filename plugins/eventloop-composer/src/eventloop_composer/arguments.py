@@ -78,7 +78,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "profiler": (
         "Composer's profiler marks events of its own trainer",
-        "leave it out, and run `eventloop fit --profile`, or torch.profiler around trainer.fit()",
+        "leave it out, and install eventloop-profile, or use torch.profiler around trainer.fit()",
     ),
 }
 # Composer's default stands for something else than its name says, or for nothing.

@@ -19,7 +19,7 @@ from eventloop_lightning.hook_calls import is_overridden
 
 # What can't be honoured, and what to do.
 REFUSED = {
-    "profiler": "leave it out; `eventloop fit --profile` profiles, settings={...} of this trainer too",
+    "profiler": "leave it out; eventloop-profile profiles, `eventloop fit -p profile`",
     "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
     "model_registry": "leave it out, and save with ModelCheckpoint",
 }
