@@ -5,6 +5,7 @@
 - Words: docstrings, comments, messages and Markdown avoid phrases that a native speaker wouldn't
   write.
 - Names: no two files of a source folder share a name; `__init__.py` and subcommands may.
+- Budget: `src` has no more lines of Python than `MOST_LINES`.
 
 Prints a line for each finding, with what to write instead; the exit status is 1 if there are any.
 """
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# Of `src`. A commit that removes lines lowers it; what adds some pays for them in the same commit.
+MOST_LINES = 36_869
 # Searched for in strings and comments, each with what to write instead.
 _WORDS = tuple(
     (re.compile(pattern), instead)
@@ -76,6 +79,13 @@ def names(folder: Path) -> Iterator[str]:
             yield f"{folder}: {', '.join(paths)} share the name {name}; rename all but one"
 
 
+def budget(folder: Path, most: int) -> Iterator[str]:
+    """Yields a line if the Python files of a folder have more lines than the budget."""
+    lines = sum(len(path.read_bytes().splitlines()) for path in folder.rglob("*.py"))
+    if lines > most:
+        yield f"{folder}: {lines:,} lines, the budget is {most:,}; remove as many as were added"
+
+
 def main(arguments: list[str]) -> int:
     """Prints the findings; returns the exit status."""
     paths = [Path(one) for one in arguments] or [
@@ -94,6 +104,7 @@ def main(arguments: list[str]) -> int:
         for line, phrase, instead in words(file)
     ]
     found += [line for folder in folders for line in names(folder)]
+    found += budget(ROOT / "src", MOST_LINES)
     sys.stdout.writelines(f"{line}\n" for line in found)
     return int(bool(found))
 

@@ -124,11 +124,9 @@ class SingleProcess:
         self.exchange: Exchange = Alone()
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Returns nothing: the loop alone will do."""
         return ()
 
     def wrap(self, state: State) -> nn.Module:
-        """Returns the model itself."""
         return state.model
 
     def loss_weights(
@@ -145,27 +143,21 @@ class SingleProcess:
         """Leaves the gradients as they are."""
 
     def mean(self, value: Tensor) -> Tensor:
-        """Returns the tensor."""
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the value."""
         return [value]
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the value."""
         return [value]
 
     def from_first(self, value: Any) -> Any:
-        """Returns the value."""
         return value
 
     def count_true(self, answer: bool) -> int:
-        """Returns 1 for yes."""
         return int(answer)
 
     def are_same(self, value: Any) -> bool:
-        """Returns True."""
         return True
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
@@ -176,11 +168,9 @@ class SingleProcess:
         return None
 
     def watched(self) -> AbstractContextManager[None]:
-        """Returns a context that does nothing: there are no other ranks to watch."""
         return nullcontext()
 
     def crew(self) -> Crew:
-        """Returns a crew of one."""
         return ALONE
 
 
@@ -281,22 +271,18 @@ class Alone:
         self._since = 0.0
 
     def request_stop(self, state: State, reason: str) -> None:
-        """Ends the run after the batch under way."""
         state.stop_reason = state.stop_reason or reason
 
     def request_checkpoint(self, state: State) -> None:
-        """Has a checkpoint saved after the batch under way."""
         state.checkpoint_requested = True
 
     def start_fit(self) -> None:
-        """Begins to take the time."""
         self._since = time.perf_counter()
 
     def start(self, state: State) -> None:
         """Does nothing: there are no other ranks."""
 
     def end(self, state: State) -> Agreed:
-        """Returns what the batch counted for."""
         since, self._since = self._since, time.perf_counter()
         return state.count.samples, state.count.tokens, self._since - since
 
