@@ -122,8 +122,11 @@ def allowing(change: str, name: str = "") -> str:
 
 def switch_off(name: str) -> str:
     """Returns how the caller switches an installed plugin off."""
-    if is_command():
-        return shell("-p", f"no:{name}")
+    return shell("-p", f"no:{name}") if is_command() else disable(name)
+
+
+def disable(name: str) -> str:
+    """Returns the configuration that switches an installed plugin off."""
     return f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
 
 

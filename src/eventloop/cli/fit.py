@@ -38,7 +38,7 @@ from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
 from eventloop.run.run_manifest import write_manifest
-from eventloop.text import shell
+from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import TrainerBuilder
 from eventloop.training.metrics import metric_name, named_metrics
@@ -183,7 +183,7 @@ def _writes_other_formats(trainer: Trainer) -> bool:
 
 
 _PACKAGE = "eventloop-progress"
-_PLAIN = f"progress: a line an epoch or evaluation; `python -m pip install {_PACKAGE}` draws a bar"
+_PLAIN = f"progress: a line an epoch or evaluation; {pip('install', _PACKAGE)} draws a bar"
 _NOTHING_KEPT = (
     "no weights were kept: `--run-dir FOLDER` keeps checkpoints, and `--export FILE.safetensors` "
     "writes the weights at the end"

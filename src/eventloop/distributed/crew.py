@@ -36,11 +36,9 @@ class OneRank:
     world_size = 1
 
     def run(self, step: Callable[[], T]) -> list[T]:
-        """Runs a step."""
         return [step()]
 
     def first(self, value: T) -> T:
-        """Returns the value."""
         return value
 
 

@@ -11,7 +11,7 @@ from eventloop.config.layers import find_pyproject
 from eventloop.files import disk
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
-from eventloop.text import is_command, shell
+from eventloop.text import disable, is_command, shell, switch_off
 
 FOLDER, FILE = ".eventloop", "algorithms.json"
 # What has been said already where nothing can be written.
@@ -59,9 +59,8 @@ def _write(path: Path, names: Iterable[str]) -> None:
 
 
 def _line(plugin: Plugin) -> str:
-    once = f"{shell('-p', f'no:{plugin.name}')} leaves it out once, and " if is_command() else ""
+    once = f"{switch_off(plugin.name)} leaves it out once, and " if is_command() else ""
     return (
         f"new: {plugin.origin} is installed, and takes part here for the first time; {once}"
-        f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with "
-        f"`disable = [{json.dumps(plugin.name)}]` in [tool.eventloop] of pyproject.toml"
+        f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with {disable(plugin.name)}"
     )

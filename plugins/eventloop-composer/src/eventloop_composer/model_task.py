@@ -146,7 +146,7 @@ class ModelTask:
             raise PluginError(
                 f"a plugin has made the optimizers {', '.join(map(repr, state.optimizers))}, which the "
                 "schedulers of Composer's trainer wouldn't move",
-                fix="leave schedulers out, or the plugin, with `-p no:NAME`",
+                fix="leave schedulers out, or switch the plugin off",
             )
         self._plugin.show_data(state)
         self.set_schedulers(self.parts.schedulers, self.parts.schedule_ratio)
