@@ -21,6 +21,8 @@ from torch.utils.data import (
 )
 
 from eventloop import State, Task, hookimpl, schedules
+from eventloop.data import cycled, zipped
+from eventloop.data.combine import Zipped
 from eventloop_jsonl import Jsonl
 from eventloop_mixup import Mixup
 
@@ -46,6 +48,9 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, num_samples: int) -> None:
         self.samples = Noisy(num_samples)
+
+    def __len__(self) -> int:
+        return len(self.samples)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(zip(self.samples.inputs, self.samples.targets, strict=True))
@@ -73,7 +78,13 @@ def stream(workers: int) -> DataLoader[Any]:
     return DataLoader(Stream(400), 16)
 
 
-LOADERS = {one.__name__: one for one in (map_style, weighted, in_batches, stream)}
+def side_by_side(workers: int) -> Zipped:
+    """Goes through two loaders at once; the second, smaller one begins again and again."""
+    small = DataLoader(Noisy(72), 8, shuffle=True, num_workers=workers)
+    return zipped(map_style(workers), cycled(small))
+
+
+LOADERS = {one.__name__: one for one in (map_style, weighted, in_batches, stream, side_by_side)}
 # With options, for a model of two layers and a short run; imported where they are drawn.
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "agc.Agc": {},
@@ -82,6 +93,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "muon.Muon": {"hidden": ["0.weight"]},
     "sam.Sam": {},
     "swa.Swa": {"start": "5ep", "interval": "10ba"},
+}
+UNSUITABLE = {
+    ("stream", "swa.Swa"),  # it estimates batch norms by another pass over the data
+    ("side_by_side", "label_smoothing.LabelSmoothing"),  # it asks for one tensor of targets
 }
 
 
@@ -92,14 +107,23 @@ def set_up(number: str) -> tuple[str, list[str]]:
     draw = random.Random(number)
     loader = draw.choice([*LOADERS])
     names = draw.sample([*ALGORITHMS], draw.randint(1, 4))
-    # Batch norms are estimated by another pass over the data, which a stream has none of.
-    return loader, [one for one in names if (loader, one) != ("stream", "swa.Swa")]
+    return loader, [one for one in names if (loader, one) not in UNSUITABLE]
 
 
 def made(name: str) -> object:
     """Returns an algorithm of `ALGORITHMS`."""
     package, _, kind = name.partition(".")
     return getattr(importlib.import_module(f"eventloop_{package}"), kind)(**ALGORITHMS[name])
+
+
+class Joined:
+    """An algorithm that makes one batch of those of two loaders."""
+
+    name = "joined"
+
+    @hookimpl
+    def after_dataloader(self, state: State) -> None:
+        state.batch = tuple(torch.cat(pair) for pair in zip(*state.batch, strict=True))
 
 
 class Walk:
@@ -135,6 +159,7 @@ def task(lr: float = 3e-3) -> Task:
     # No option: it may be another one each time that the run goes on.
     workers = int(os.environ.get("SOAK_WORKERS", "0"))
     loader, algorithms = set_up(os.environ.get("SOAK_SET_UP", ""))
+    first = Joined() if loader == "side_by_side" else Mixup(alpha=0.4)
     clipping = {} if "agc.Agc" in algorithms else {"clip_norm": 1.0}
     return Task(
         model=lambda: nn.Sequential(
@@ -145,7 +170,7 @@ def task(lr: float = 3e-3) -> Task:
         eval_dataloaders={"test": DataLoader(Noisy(64), 32)},
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
         scheduler=schedules.cosine(warmup="0.1dur"),
-        algorithms=[Mixup(alpha=0.4), Walk(), *map(made, algorithms)],
+        algorithms=[first, Walk(), *map(made, algorithms)],
         callbacks=[Jsonl()],
         settings={
             "max_duration": "20ep",
