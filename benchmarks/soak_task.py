@@ -96,6 +96,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 UNSUITABLE = {
     ("stream", "swa.Swa"),  # it estimates batch norms by another pass over the data
+    ("side_by_side", "swa.Swa"),  # likewise, with the batches of the loader
     ("side_by_side", "label_smoothing.LabelSmoothing"),  # it asks for one tensor of targets
 }
 
