@@ -49,9 +49,6 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
     def __init__(self, num_samples: int) -> None:
         self.samples = Noisy(num_samples)
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(zip(self.samples.inputs, self.samples.targets, strict=True))
 
@@ -174,7 +171,7 @@ def task(lr: float = 3e-3) -> Task:
         algorithms=[first, Walk(), *map(made, algorithms)],
         callbacks=[Jsonl()],
         settings={
-            "max_duration": "20ep",
+            "max_duration": "500ba" if loader == "stream" else "20ep",
             "microbatch_size": 8,
             **clipping,
             "device": "cpu",
