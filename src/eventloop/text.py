@@ -41,15 +41,12 @@ def _line(line: str, most_chars: int) -> str:
         line = f"{line[:half]}{left_out}{line[-half:]}"
     if line.isprintable():
         return line
-    return "".join(char if _is_plain(char) else _escaped(char) for char in line)
-
-
-def _is_plain(char: str) -> bool:
-    return char.isprintable() or char == "\t" or unicodedata.category(char) == "Zs"
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+    return "".join(
+        char
+        if char.isprintable() or char == "\t" or unicodedata.category(char) == "Zs"
+        else char.encode("unicode_escape").decode("ascii")
+        for char in line
+    )
 
 
 def shell(*words: str) -> str:

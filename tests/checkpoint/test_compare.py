@@ -135,3 +135,22 @@ def test_seconds_count_only_where_they_are_asked_for():
     assert list(differences(one, other)) == []
     assert len(list(differences(one, other, times=True))) == 3
     assert [each.path for each in differences(*weights)] == ["model/seconds"]
+
+
+def test_what_a_plugin_keeps_of_this_run_counts_only_where_it_is_asked_for():
+    """Ids and wall times differ by nature; a key of that name anywhere else doesn't stand for them."""
+    runs = [{"of_this_run": {"id": one, "times": [one]}, "step": 3} for one in ("x", "y")]
+    one, other = (
+        {"plugins": {"a": {"state": run}}, "rank1": {"plugins": {"b": {"state": run}}}}
+        for run in runs
+    )
+    elsewhere = [{"model": run, "training": {"plugins": {"a": {"state": run}}}} for run in runs]
+
+    told = list(differences(one, other, times=True))
+
+    assert list(differences(one, other)) == []
+    assert {each.of_one_run for each in told} == {
+        "plugins/a/state/of_this_run",
+        "rank1/plugins/b/state/of_this_run",
+    }
+    assert len(list(differences(*elsewhere))) == 4

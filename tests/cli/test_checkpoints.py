@@ -265,6 +265,23 @@ def test_what_training_goes_on_from_can_be_compared_alone(run, saved):
     assert run("checkpoints", "diff", RUN, "b", "--state").status == 0
 
 
+def test_what_is_of_one_run_by_its_nature_is_left_out_and_said(run, clean):
+    """Ids and wall times hide a real difference otherwise; one that is left out is named."""
+    for name, batch in (("a", 3), ("b", 3), ("c", 4)):
+        state = {"of_this_run": {"id": EVIL + name}, "batch": batch}
+        write(Path(name), {"plugins": {"it": {"version": "1", "state": state}}}, {})
+
+    same, other = (run("checkpoints", "diff", "a", name, "--state") for name in "bc")
+    found = as_json(run("checkpoints", "diff", "a", "b", "--json"))
+
+    told = "left out, since no two runs share it: plugins/it/state/of_this_run\n"
+    assert (same.status, other.status) == (0, 1)
+    assert same.out.endswith(f"no difference\n{told}")
+    assert "plugins/it/state/batch" in other.out
+    assert other.out.endswith(told)
+    assert (found["equal"], found["left_out"]) == (True, ["plugins/it/state/of_this_run"])
+
+
 def test_plugins_are_compared_by_name(run, tiny, install):
     """One more of them moves no other."""
     install("bb-test", version="1.0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ class Tame:
 def test_a_tame_plugin_passes(role):
     """Control: what finds something in everybody finds nothing."""
     check_plugin(Tame, role=role)
+
+
+def test_what_differs_from_run_to_run_by_its_nature_is_no_problem():
+    """An id of a run comes back, and counts for nothing between two runs."""
+    check_plugin(HasId, role="callback")
 
 
 class Stops:
@@ -179,6 +185,31 @@ class SavesHalf(Tame):
         self.total, self.last = self.total + self.last, state.loss.clone()
 
 
+class HasId(Tame):
+    """Has an id that is another in each run."""
+
+    def __init__(self):
+        super().__init__()
+        self.id = uuid.uuid4().hex
+
+    def state_dict(self):
+        return {"of_this_run": {"id": self.id}, "total": self.total}
+
+    def load_state_dict(self, state, version):
+        self.id, self.total = state["of_this_run"]["id"], state["total"]
+
+
+class LosesId(HasId):
+    """Takes another id when it goes on."""
+
+    def load_state_dict(self, state, version):
+        self.total = state["total"]
+
+
+class SavesHalfBesideId(HasId, SavesHalf):
+    """Forgets something; that runs have other ids doesn't hide it."""
+
+
 class CanNotLoad(Tame):
     """Understands only what an older version wrote."""
 
@@ -260,6 +291,8 @@ FOUND = [
     (Forgets, "algorithm", "what load_state_dict was given isn't what state_dict gives"),
     (HalfState, "algorithm", "no trainer can be built with it: it has state_dict without"),
     (OddState, "algorithm", "'state_dict().lock' can't be saved: it is a set"),
+    (LosesId, "callback", "isn't what state_dict gives then: of_this_run/id is"),
+    (SavesHalfBesideId, "callback", "ends with another state_dict() than one in one go: total is"),
     (
         HidesItsState,
         "algorithm",

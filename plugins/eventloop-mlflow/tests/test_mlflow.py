@@ -14,7 +14,15 @@ from mlflow.exceptions import MlflowException
 
 from eventloop import PluginError, hookimpl
 from eventloop.checkpoint.format import read, write
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import (
+    differences,
+    edited_checkpoint,
+    isolated_trainer,
+    last_checkpoint,
+    run_ranks,
+    tiny_batches,
+    tiny_task,
+)
 from eventloop_mlflow import Mlflow
 
 
@@ -246,6 +254,32 @@ def test_a_run_is_found_by_its_folder(tmp_path, store, in_one_go):
     del checkpoint.parts["plugins"]["mlflow"]
     shutil.rmtree(folder)
     write(folder, checkpoint.parts, checkpoint.facts, batch=4)
+
+    fit(tmp_path, store)
+
+    _, _, logged = in_one_go
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
+def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path, store):
+    """`checkpoints diff` leaves out the ids of runs, and sees whatever else differs."""
+    for name in "ab":
+        fit(tmp_path / name, store)
+    parts = [last_checkpoint(tmp_path / name).parts for name in "ab"]
+
+    told = {one.path for one in differences(*parts, times=True) if one.of_one_run != "seconds"}
+
+    assert list(differences(*parts)) == []
+    assert told == {"plugins/mlflow/state/of_this_run/run_id"}
+
+
+def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, store, in_one_go):
+    """There the id stands beside the step, and nothing is apart."""
+    fit_and_die(tmp_path, store, 7)
+    with edited_checkpoint(tmp_path) as checkpoint:
+        state = checkpoint.parts["plugins"]["mlflow"]["state"]
+        state.update(state.pop("of_this_run"))
+        assert state.keys() == {"run_id", "step", "told"}
 
     fit(tmp_path, store)
 

@@ -5,7 +5,15 @@ import re
 import pytest
 
 from eventloop import PluginError, Trace, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import (
+    differences,
+    edited_checkpoint,
+    isolated_trainer,
+    last_checkpoint,
+    run_ranks,
+    tiny_batches,
+    tiny_task,
+)
 from eventloop_report import Report
 
 
@@ -46,8 +54,7 @@ def text_of(folder):
 
 def curves(report):
     """Returns the numbers that two runs share."""
-    named = report._numbers.by_name.items()
-    return {name: one.points() for name, one in named if name != "samples a second"}
+    return {name: one.points() for name, one in report._numbers.by_name.items()}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +142,38 @@ def test_the_curves_of_a_resumed_run_come_from_its_checkpoint(tmp_path, finished
     report = fit(tmp_path, Forgets(pngs=False), **given)
 
     assert curves(report) != curves(finished[1])
+
+
+def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path):
+    """`checkpoints diff` leaves out times and throughput, and sees whatever else differs."""
+    for name in "ab":
+        fit(tmp_path / name, checkpoint_interval="2ba")
+    parts = [last_checkpoint(tmp_path / name).parts for name in "ab"]
+
+    told = {one.path for one in differences(*parts, times=True) if one.of_one_run != "seconds"}
+
+    assert list(differences(*parts)) == []
+    assert {path.removeprefix("plugins/report/state/of_this_run/").split("/")[0] for path in told} == {
+        "seconds", "previous", "throughput",
+    }  # fmt: skip
+
+
+def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, finished):
+    """There the throughput is one of the numbers, and nothing is apart."""
+    given = {"checkpoint_interval": "2ba"}
+    with pytest.raises(EOFError):
+        fit(tmp_path, ends=Ends(7), **given)
+    with edited_checkpoint(tmp_path) as checkpoint:
+        state = checkpoint.parts["plugins"]["report"]["state"]
+        of_this_run = state.pop("of_this_run")
+        state["numbers"]["named"].append(["samples a second", of_this_run.pop("throughput")])
+        state.update(of_this_run)
+
+    report = fit(tmp_path, **given)
+
+    assert curves(report) == curves(finished[1])
+    assert report._throughput.num_values == finished[1]._throughput.num_values
+    assert "samples-a-second" in text_of(tmp_path)
 
 
 def test_a_path_may_be_given(tmp_path):

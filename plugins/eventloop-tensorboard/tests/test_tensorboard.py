@@ -3,17 +3,27 @@
 import errno
 import math
 import os
+import time
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 from eventloop import PluginError, RunFolderError, SettingError, hookimpl
 from eventloop.files import disk
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop.testing import (
+    differences,
+    edited_checkpoint,
+    isolated_trainer,
+    last_checkpoint,
+    run_ranks,
+    tiny_batches,
+    tiny_task,
+)
 from eventloop_tensorboard import Tensorboard
 from eventloop_tensorboard.hyperparameters import hyperparameters
 
@@ -272,6 +282,51 @@ def test_points_at_the_checkpoint_itself_are_there_once(tmp_path, in_one_go):
 
     steps = [step for name, step, _ in numbers(tmp_path) if name == "test/accuracy"]
     assert steps == [3, 6, 9]
+
+
+def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path):
+    """`checkpoints diff` leaves out wall times, and sees whatever else differs."""
+    for name in "ab":
+        fit(tmp_path / name)
+    parts = [last_checkpoint(tmp_path / name).parts for name in "ab"]
+
+    told = {one.of_one_run for one in differences(*parts, times=True)}
+
+    assert list(differences(*parts)) == []
+    assert parts[0]["plugins"]["tensorboard"]["state"]["events"]
+    assert told == {"seconds", "plugins/tensorboard/state/of_this_run"}
+
+
+def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, in_one_go):
+    """There the events have their wall times; they keep those of when they were logged."""
+    before = time.time()
+    fit_and_die(tmp_path, Dies(5))
+    between = time.time()
+    with edited_checkpoint(tmp_path) as checkpoint:
+        state = checkpoint.parts["plugins"]["tensorboard"]["state"]
+        times = state.pop("of_this_run")["wall_times"]
+        for idx, (data, at) in enumerate(zip(state["events"], times, strict=True)):
+            event = Event.FromString(data)
+            event.wall_time = at
+            state["events"][idx] = event.SerializeToString()
+
+    fit(tmp_path)
+
+    again = [one.wall_time for one in reader(tmp_path).Scalars("train/loss") if one.step == 4]
+    assert numbers(tmp_path) == [row for row in numbers(in_one_go[0]) if row[0] != "own/value"]
+    assert [before < one < between for one in again] == [True]
+
+
+def test_a_resumed_run_keeps_the_wall_times_of_what_it_writes_again(tmp_path):
+    """A number is drawn at the time that it was logged at."""
+    before = time.time()
+    fit_and_die(tmp_path, Dies(5))
+    between = time.time()
+
+    fit(tmp_path)
+
+    again = [one.wall_time for one in reader(tmp_path).Scalars("train/loss") if one.step == 4]
+    assert [before < one < between for one in again] == [True]
 
 
 def test_a_run_that_begins_anew_hides_the_one_before(tmp_path):

@@ -13,7 +13,13 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
 from eventloop import PluginError, RunFolderError, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop.testing import (
+    differences,
+    edited_checkpoint,
+    isolated_trainer,
+    last_checkpoint,
+    run_ranks,
+)
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_jsonl import Jsonl
 from eventloop_wandb import Wandb, offline_rows
@@ -155,6 +161,39 @@ def test_rows_that_a_kill_loses_are_sent_again(tmp_path, in_one_go):
 
     assert steps_of(folder) == list(range(len(rows_of(folder))))
     assert numbers_of(folder, with_seconds=False) == numbers_of(in_one_go, with_seconds=False)
+
+
+def test_two_equal_runs_differ_in_what_is_of_one_run_alone(tmp_path):
+    """`checkpoints diff` leaves out ids and seconds, and sees whatever else differs."""
+    for name in "ab":
+        fit(tmp_path / name / "run")
+    parts = [last_checkpoint(tmp_path / name).parts for name in "ab"]
+
+    told = {one.of_one_run for one in differences(*parts, times=True)}
+
+    assert list(differences(*parts)) == []
+    assert told == {"seconds", "plugins/wandb/state/of_this_run"}
+
+
+def test_a_run_goes_on_from_an_older_checkpoint(tmp_path, in_one_go):
+    """There the id stands beside the step, and each row has its seconds."""
+    folder = tmp_path / "run"
+    with pytest.raises(EOFError):
+        fit(folder, Dies(6))
+    with edited_checkpoint(tmp_path) as checkpoint:
+        state = checkpoint.parts["plugins"]["wandb"]["state"]
+        of_this_run = state.pop("of_this_run")
+        state["run_id"] = of_this_run["run_id"]
+        state["rows"] = [
+            [step, json.dumps({**json.loads(text), "moment/seconds": seconds})]
+            for (step, text), seconds in zip(state["rows"], of_this_run["seconds"], strict=True)
+        ]
+        assert len(state["rows"]) > 4
+
+    fit(folder)
+
+    assert numbers_of(folder, with_seconds=False) == numbers_of(in_one_go, with_seconds=False)
+    assert {one[5] > 0 for one in numbers_of(folder)} == {True}
 
 
 def test_several_fits_are_one_run(tmp_path, in_one_go):

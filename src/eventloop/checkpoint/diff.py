@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -16,6 +17,7 @@ from eventloop.checkpoint.saved_tensors import SavedTensor
 _MISSING = object()
 _MOST_CHARACTERS = 60
 _CHUNK = 2**22  # entries that are compared at once, as float64
+_OF_ONE_RUN = re.compile(r"(?:(?:rank\d+/)?plugins/[^/]+/)?state/of_this_run(?=/|\Z)")
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,15 @@ class Difference:
         first, second: what stands there, in a few words.
         largest: the largest absolute difference of two tensors of one shape and dtype; NaN where
             only one of them is; 0 for zeros of different signs. Else None.
+        of_one_run: what it is a part of that no two runs share, "seconds" or
+            "plugins/NAME/state/of_this_run"; "" for all else.
     """
 
     path: str
     first: str
     second: str
     largest: float | None = None
+    of_one_run: str = ""
 
 
 def differences(
@@ -44,13 +49,15 @@ def differences(
 
     Args:
         first, second: nests by name.
-        times: whether the seconds that training took count, too, which no two runs share.
+        times: whether what no two runs share counts, too: the seconds that training took, and what
+            plugins keep as `of_this_run`.
     """
     for path, one, other in _pairs("", first, second):
-        if times or not _is_time(path, one, other):
+        of_one_run = _of_one_run(path, one, other)
+        if times or not of_one_run:
             found = _difference(path, one, other)
             if found is not None:
-                yield found
+                yield replace(found, of_one_run=of_one_run)
 
 
 def _pairs(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -70,10 +77,13 @@ def _pairs(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from _pairs(f"{path}/{key}" if path else str(key), *pair)
 
 
-def _is_time(path: str, one: Any, other: Any) -> bool:
+def _of_one_run(path: str, one: Any, other: Any) -> str:
     in_clock = path.startswith("training/clock/") and path.endswith("/4")
     are_numbers = all(type(value) in (int, float) for value in (one, other))
-    return are_numbers and (in_clock or path.endswith("/seconds"))
+    if are_numbers and (in_clock or path.endswith("/seconds")):
+        return "seconds"
+    found = _OF_ONE_RUN.match(path)
+    return found[0] if found else ""
 
 
 def _difference(path: str, one: Any, other: Any) -> Difference | None:

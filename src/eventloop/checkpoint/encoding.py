@@ -150,15 +150,11 @@ def _encode(value: Nest, at: _At) -> Json:
     # Until torch is imported, nothing can be a tensor.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _encode_tensor(value, at)
+        _require_dense(value, at)
+        return at.take(value.detach())
     if torch is not None and kind is torch.Size:
         return {"$size": list(value)}
     return _encode_scalar(value, at)
-
-
-def _encode_tensor(tensor: Tensor, at: _At) -> Json:
-    _require_dense(tensor, at)
-    return at.take(tensor.detach())
 
 
 def _require_dense(tensor: Tensor, at: _At) -> None:

@@ -70,10 +70,9 @@ def _metrics(arguments: Arguments, weights: Path | None) -> dict[str, dict[str, 
         if "json" not in arguments.given:
             write_header(trainer, arguments, job)
         return {
-            dataset: {name: _plain(value) for name, value in values.items()}
+            dataset: {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in values.items()
+            }
             for dataset, values in trainer.eval().items()
         }
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value

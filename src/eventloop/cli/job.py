@@ -270,8 +270,10 @@ def _plugin(plugin: Plugin) -> str:
 def _listed(options: Mapping[str, Any]) -> str:
     if not options:
         return ""
-    return " (" + ", ".join(f"{name}={_spelt(value)}" for name, value in options.items()) + ")"
-
-
-def _spelt(value: object) -> str:
-    return "none" if value is None else str(value)
+    return (
+        " ("
+        + ", ".join(
+            f"{name}={'none' if value is None else value}" for name, value in options.items()
+        )
+        + ")"
+    )

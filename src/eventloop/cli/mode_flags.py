@@ -17,7 +17,7 @@ from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.diagnostics.check import Check
 from eventloop.diagnostics.trace import Trace
-from eventloop.errors import UsageError
+from eventloop.errors import UsageError, counted
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
 from eventloop.plugin.records import FlagPlugin
 
@@ -192,13 +192,10 @@ class Diagnostics:
 
 
 def _checked(check: Check) -> Iterator[str]:
-    yield f"check: {_problems(len(check.findings))}"
+    num = len(check.findings)
+    yield f"check: {counted(num, 'problem') if num else 'no problem'}"
     for finding in check.findings:
         yield from str(finding).splitlines()
-
-
-def _problems(number: int) -> str:
-    return "no problem" if number == 0 else f"{number} problem{'s' * (number > 1)}"
 
 
 def _written(trace: Trace, path: Path) -> list[str]:

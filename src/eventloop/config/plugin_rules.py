@@ -98,7 +98,7 @@ class Rules:
             SettingError: an entry isn't of its form.
         """
         site = site or {}
-        project = {key: _strongest(layers, key) for key in KEYS}
+        project = {key: [one[key] for one in layers if key in one] for key in KEYS}
         levels = [{key: [site[key]] if key in site else [] for key in KEYS}, project]
         lists = {
             key: [_names(key, value) for level in levels for value in level[key][:1]]
@@ -234,10 +234,6 @@ class Rules:
                             source=value.source,
                             fix="remove the name; `eventloop plugins hooks` lists who does",
                         )
-
-
-def _strongest(layers: Sequence[Mapping[str, Value]], key: str) -> list[Value]:
-    return [layer[key] for layer in layers if key in layer]
 
 
 def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:

@@ -268,12 +268,9 @@ class FromCheckpoint:
                     fix=f"{_how_to_get(one)}, or go on without it: "
                     f"{allowing('missing_plugin', one['name'])}",
                 )
-        new = [one["name"] for name, one in now.items() if self._is_new(name, one)]
-        self.changes += [f"{name} takes part" for name in new]
-
-    def _is_new(self, name: str, one: Mapping[str, Any]) -> bool:
-        known = (fold(other["name"]) for other in self._algorithms())
-        return one["role"] == "algorithm" and name not in known
+        known = {fold(one["name"]) for one in self._algorithms()}
+        new = [one for name, one in now.items() if name not in known]
+        self.changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
 
     def _algorithms(self) -> Iterator[Mapping[str, Any]]:
         there = (one for one in self._then["plugins"] if one["role"] == "algorithm")

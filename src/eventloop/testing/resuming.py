@@ -140,7 +140,8 @@ def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
     parts = read(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
     if is_per_rank(case.found):
         parts = parts[f"rank{trainer.state.rank}"]
-    return _difference(parts["plugins"][fold(case.found.name)]["state"], _as_saved(plugin))
+    kept = parts["plugins"][fold(case.found.name)]["state"]
+    return _difference(kept, _as_saved(plugin), times=True)
 
 
 def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _Outcome:
@@ -201,9 +202,11 @@ def _as_saved(plugin: Any) -> Any:
     return restore(skeleton, {name: one.clone() for name, one in held(tensors).items()})
 
 
-def _difference(one: Any, other: Any) -> str:
-    """Returns where two nests differ first; "" where they don't."""
-    for found in differences({"state": one}, {"state": other}):
+def _difference(one: Any, other: Any, *, times: bool = False) -> str:
+    """Returns where two nests differ first; "" where they don't. Seconds don't count."""
+    for found in differences({"state": one}, {"state": other}, times=times):
+        if found.of_one_run == "seconds":
+            continue
         path = found.path.removeprefix("state").lstrip("/")
         return f"{path or 'it'} is {found.second}, not {found.first}"
     return ""

@@ -147,11 +147,13 @@ class Mlflow:
         """Returns the run's id and what of the latest step was told; what was told is sent before."""
         if self._begin is not None:
             self._send()
-        return {"run_id": self._run_id, "step": self._step, "told": dict(self._told)}
+        of_this_run = {"run_id": self._run_id}
+        return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._told)}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes which run it is; it is found again when training goes on."""
-        self._run_id, self._step = state["run_id"], state["step"]
+        # In older checkpoints the id stands beside the step.
+        self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]
         self._told = Counter(state["told"])
 
     def _beginning(self, state: StateView) -> Callable[[], TrackedRun]:

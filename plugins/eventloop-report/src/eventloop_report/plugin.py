@@ -12,7 +12,7 @@ from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.run_files import RunFolder, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
-from eventloop_report.series import Numbers
+from eventloop_report.series import Numbers, Series
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -44,6 +44,7 @@ class Report:
             raise ValueError(f"path={str(path)!r} is not a page; its name ends in .html")
         self.pngs = pngs
         self._numbers = Numbers()
+        self._throughput = Series()
         self._seconds = dict.fromkeys(_PHASES, 0.0)
         self._previous: Moment | None = None
         self._page: Path | None = None
@@ -107,7 +108,7 @@ class Report:
         before, self._previous = self._previous, at
         if before is not None and at.batch > before.batch and at.seconds > before.seconds:
             speed = (at.sample - before.sample) / (at.seconds - before.seconds)
-            self._numbers.add(THROUGHPUT, at.batch, speed)
+            self._throughput.add(at.batch, speed)
 
     @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
@@ -128,16 +129,25 @@ class Report:
     def state_dict(self) -> dict[str, Any]:
         """Returns what was kept so far."""
         return {
+            "of_this_run": {
+                "seconds": dict(self._seconds),
+                "previous": None if self._previous is None else list(self._previous),
+                "throughput": self._throughput.state_dict(),
+            },
             "numbers": self._numbers.state_dict(),
-            "seconds": dict(self._seconds),
-            "previous": None if self._previous is None else list(self._previous),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Goes on from it."""
         self._numbers.load_state_dict(state["numbers"])
-        self._seconds = dict(state["seconds"])
-        self._previous = None if state["previous"] is None else Moment(*state["previous"])
+        # In older checkpoints the throughput is one of the numbers, and nothing is apart.
+        self._throughput = self._numbers.by_name.pop(THROUGHPUT, Series())
+        of_this_run = state.get("of_this_run", state)
+        if "throughput" in of_this_run:
+            self._throughput.load_state_dict(of_this_run["throughput"])
+        self._seconds = dict(of_this_run["seconds"])
+        previous = of_this_run["previous"]
+        self._previous = None if previous is None else Moment(*previous)
 
     def _enter(self, phase: str) -> None:
         """Adds the time since the last phase began to it."""
@@ -151,7 +161,10 @@ class Report:
         from eventloop_report.figures import MAX_PLOTS, file_names, plots_of, png, svg
 
         assert self._page is not None
-        plots = plots_of(self._numbers.by_name, state.eval_dataloaders)
+        series = dict(self._numbers.by_name)
+        if self._throughput.num_values:
+            series[THROUGHPUT] = self._throughput
+        plots = plots_of(series, state.eval_dataloaders)
         note = _left_out(len(plots) - MAX_PLOTS, "plots", self._numbers.num_left_out)
         plots = plots[:MAX_PLOTS]
         names = file_names(plots)
@@ -162,7 +175,7 @@ class Report:
             plots={name: svg(plot) for name, plot in zip(names, plots, strict=True)},
             tables=(
                 Table("Run", list(facts.about(state))),
-                facts.results(self._numbers.by_name),
+                facts.results(series),
                 facts.phases(self._seconds),
                 facts.plugin_costs(state),
             ),

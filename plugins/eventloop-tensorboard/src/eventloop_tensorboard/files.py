@@ -74,8 +74,8 @@ class EventFile:
         return [one for one in names if one.startswith("events.out.tfevents.")]
 
 
-def start_of_process(step: int) -> bytes:
+def start_of_process(step: int) -> Event:
     """Returns the event that hides what earlier files of a folder have from this step on."""
     event = Event(wall_time=time.time(), step=step)
     event.session_log.status = SessionLog.START
-    return event.SerializeToString()  # type: ignore[no-any-return]
+    return event

@@ -50,7 +50,7 @@ class Tensorboard:
         self._on_the_way: deque[OnTheWay] = deque()
         # Of the latest step: a resumed run hides everything from it on, and writes these again.
         self._step = -1
-        self._events: list[bytes] = []
+        self._events: list[Event] = []
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
@@ -118,11 +118,20 @@ class Tensorboard:
     def state_dict(self) -> dict[str, Any]:
         """Returns the events of the latest step; what is written later, a resumed run writes again."""
         self._write_all_histograms()
-        return {"step": self._step, "events": list(self._events)}
+        timeless = [Event(step=one.step, summary=one.summary) for one in self._events]
+        return {
+            "of_this_run": {"wall_times": [one.wall_time for one in self._events]},
+            "step": self._step,
+            "events": [one.SerializeToString(deterministic=True) for one in timeless],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes what the latest step had; it is written again when the run goes on."""
-        self._step, self._events = state["step"], list(state["events"])
+        self._step, self._events = state["step"], [*map(Event.FromString, state["events"])]
+        # In older checkpoints the events have their times.
+        if "of_this_run" in state:
+            for event, at in zip(self._events, state["of_this_run"]["wall_times"], strict=True):
+                event.wall_time = at
 
     def _begin(self, file: EventFile, state: StateView) -> None:
         """Writes hyperparameters into a new folder, and what makes the numbers one curve."""
@@ -131,10 +140,10 @@ class Tensorboard:
             results += named_metrics(state.metrics)
             told = hyperparameters(state.manifest)
             start = hparams(told, dict.fromkeys(("train/loss", *results)))  # type: ignore[no-untyped-call]
-            self._append(*(_event(0, one) for one in start))
+            self._append([_event(0, one) for one in start])
         batch = state.clock.batch
         hidden_from = self._step if self._events else batch + bool(batch)
-        self._append(start_of_process(hidden_from), *self._events)
+        self._append([start_of_process(hidden_from), *self._events])
 
     def _write_all_histograms(self) -> None:
         while self._on_the_way:
@@ -150,12 +159,12 @@ class Tensorboard:
             self._step, self._events = step, []
         if step == self._step:
             self._events += events
-        self._append(*events)
+        self._append(events)
 
-    def _append(self, *events: bytes) -> None:
+    def _append(self, events: Iterable[Event]) -> None:
         assert self._file is not None
         try:
-            self._file.append(*events)
+            self._file.append(*(one.SerializeToString() for one in events))
         except OSError as error:
             raise PluginError(
                 f"events can't be written to {self._file.folder}: {error.strerror or error}",
@@ -164,9 +173,8 @@ class Tensorboard:
             ) from error
 
 
-def _event(step: int, summary: Summary) -> bytes:
-    event = Event(wall_time=time.time(), step=step, summary=summary)
-    return event.SerializeToString()  # type: ignore[no-any-return]
+def _event(step: int, summary: Summary) -> Event:
+    return Event(wall_time=time.time(), step=step, summary=summary)
 
 
 def _number(name: str, value: float) -> Summary:

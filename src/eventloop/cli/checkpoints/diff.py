@@ -8,15 +8,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.checkpoint.diff import Difference, differences
 from eventloop.checkpoint.format import Checkpoint, read, verify_part
-from eventloop.cli.arguments import (
-    Arguments,
-    Command,
-    CommandOption,
-)
+from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.checkpoints.paths import JSON, one_checkpoint, words
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.distributed.exit import FAILURE
@@ -30,8 +26,9 @@ COMMAND = Command(
     "checkpoints diff",
     "Compares two checkpoints: configuration, task, plugins, what else is known of them, and all "
     "that training goes on from, tensors by name with the largest absolute difference. A and B are "
-    "folders or URLs of checkpoints, or of runs, which stand for their newest that verifies. Seconds that "
-    "training took don't count. Exit status 1 if anything differs.",
+    "folders or URLs of checkpoints, or of runs, which stand for their newest that verifies. What no two "
+    "runs share is left out: seconds, and what plugins keep as `of_this_run`. Exit status 1 if anything "
+    "else differs.",
     (
         CommandOption("state", "", "compare only what training goes on from"),
         JSON,
@@ -41,7 +38,6 @@ COMMAND = Command(
 )
 _CONFIGURATION = ("settings", "task", "optimizers", "owners", "device")
 _COLUMNS = ("what", "A", "B", "largest difference")
-Sections = dict[str, list[Difference]]
 
 
 def run(arguments: Arguments) -> int:
@@ -51,26 +47,42 @@ def run(arguments: Arguments) -> int:
             both = [stack.enter_context(one_checkpoint(word)) for word in words(arguments, COMMAND)]
             paths, places = zip(*both, strict=True)
             try:
-                sections, source = _compared(paths, only_state="state" in arguments.given)
+                found = _compared(paths, only_state="state" in arguments.given)
                 break
             except CheckpointError:
                 if all(map(os.path.lexists, paths)):
                     raise  # otherwise a run under way has removed one, and has others
-    is_equal = not source and not any(sections.values())
     if "json" in arguments.given:
-        write_json(_content(places, sections, source))
+        write_json(_content(places, found))
     else:
-        _write(places, sections, source)
-    return 0 if is_equal else FAILURE
+        _write(places, found)
+    return 0 if found.is_equal else FAILURE
 
 
-def _compared(paths: Sequence[Path], *, only_state: bool) -> tuple[Sections, list[str]]:
+class _Compared(NamedTuple):
+    """What differs: by subject, in the task's file, and what counts for nothing."""
+
+    sections: dict[str, list[Difference]]
+    source: list[str]
+    left_out: list[str]
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.source and not any(self.sections.values())
+
+
+def _compared(paths: Sequence[Path], *, only_state: bool) -> _Compared:
     first, second = (read(path, only=()) for path in paths)
     sections, source = ({}, []) if only_state else _told(first.facts, second.facts)
-    return {**sections, "state": list(_state(first, second))}, source
+    found = list(_state(first, second))
+    sections["state"] = [one for one in found if not one.of_one_run]
+    left_out = sorted({one.of_one_run for one in found if one.of_one_run})
+    return _Compared(sections, source, left_out)
 
 
-def _told(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Sections, list[str]]:
+def _told(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> tuple[dict[str, list[Difference]], list[str]]:
     """Compares what is known of two checkpoints; the task's file is returned as the lines of a diff."""
     one, other = _arranged(first), _arranged(second)
     source = _source_difference(one, other)
@@ -128,7 +140,7 @@ def _state(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
         there = [name in one.names for one in (first, second)]
         if all(there):
             one, other = (_left(each, name) for each in (first, second))
-            yield from differences(one, other)
+            yield from differences(one, other, times=True)
         else:
             a, b = ("there" if one else "not there" for one in there)
             yield Difference(name, a, b)
@@ -140,32 +152,34 @@ def _left(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     return read(checkpoint.path, only=[name], leaving=[name]).parts
 
 
-def _content(places: Sequence[Place], sections: Sections, source: list[str]) -> dict[str, Any]:
+def _content(places: Sequence[Place], found: _Compared) -> dict[str, Any]:
     rows = {
         name: [
             {"path": one.path, "a": one.first, "b": one.second, "largest": one.largest}
             for one in section
         ]
-        for name, section in sections.items()
+        for name, section in found.sections.items()
     }
     a, b = map(str, places)
-    is_equal = not source and not any(sections.values())
-    return {"a": a, "b": b, "equal": is_equal, "task": source, **rows}
+    told = {"equal": found.is_equal, "left_out": found.left_out, "task": found.source}
+    return {"a": a, "b": b, **told, **rows}
 
 
-def _write(places: Sequence[Place], sections: Sections, source: list[str]) -> None:
+def _write(places: Sequence[Place], found: _Compared) -> None:
     for name, path in zip("AB", places, strict=True):
         write_text(one_line(f"{name}  {path}"))
-    for name, section in sections.items():
+    for name, section in found.sections.items():
         if section:
             write_text(f"\n{name}:")
             write_table(_COLUMNS, [_cells(one) for one in section])
-        if name == "configuration" and source:
+        if name == "configuration" and found.source:
             write_text("\ntask:")
-            for line in source:
+            for line in found.source:
                 write_text(one_line(line.expandtabs()))
-    if not source and not any(sections.values()):
+    if found.is_equal:
         write_text("no difference")
+    if found.left_out:
+        write_text(one_line(f"left out, since no two runs share it: {', '.join(found.left_out)}"))
 
 
 def _cells(one: Difference) -> list[str]:

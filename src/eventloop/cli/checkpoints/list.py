@@ -11,15 +11,19 @@ from typing import Any
 from eventloop.checkpoint.leftovers import is_replaced
 from eventloop.checkpoint.storage import best_among, checkpoints_at, why_none
 from eventloop.checkpoint.store import Found, look_at
-from eventloop.cli.arguments import (
-    Arguments,
-    Command,
-    CommandOption,
+from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.checkpoints.paths import (
+    JSON,
+    content,
+    saved,
+    shown,
+    size_text,
+    uploaded_at,
+    words,
 )
-from eventloop.cli.checkpoints.paths import JSON, content, saved, shown, size_text, words
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.text import one_line
-from eventloop.urls import Url, place_of
+from eventloop.urls import place_of
 
 COMMAND = Command(
     "checkpoints list",
@@ -46,30 +50,31 @@ _COLUMNS = (
     "reason",
 )
 _SLOW_BYTES = 2 * 10**9  # takes seconds
-Row = tuple[Found[Any], dict[str, Any]]
 
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
     (word,) = words(arguments, COMMAND)
     place, is_quick = place_of(word), "quick" in arguments.given
-    if isinstance(place, Path):
-        rows: list[Row] = list(_rows(checkpoints_at(place), is_quick=is_quick))
-    else:
-        rows = list(_remote_rows(place, is_quick=is_quick))
-    best = best_among([found for found, _ in rows])
-    for found, row in rows:
-        row["best"] = found is best
+    looks: list[Found[Any]] = (
+        list(_found(checkpoints_at(place), is_quick=is_quick))
+        if isinstance(place, Path)
+        else uploaded_at(place, digests=not is_quick)
+    )
+    best, rows = best_among(looks), []
+    for found in looks:
+        verified = False if found.damage else None if is_quick else True
+        rows.append({**content(found, verified=verified), "best": found is best})
     if "json" in arguments.given:
-        write_json([row for _, row in rows])
+        write_json(rows)
     elif rows:
-        write_table(_COLUMNS, [_cells(found, row) for found, row in rows])
+        write_table(_COLUMNS, [_cells(*pair) for pair in zip(looks, rows, strict=True)])
     elif isinstance(place, Path):
         write_text(one_line(why_none(place)))
     return 0
 
 
-def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
+def _found(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Found[Path]]:
     looks = [look_at(path, digests=False) for path in paths]
     if not is_quick:
         _tell_of_wait(looks)
@@ -82,16 +87,7 @@ def _rows(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Row]:
             continue  # removed by a run under way
         if not found.damage:
             whole.add(found.batch)
-        verified = False if found.damage else None if is_quick else True
-        yield found, content(found, verified=verified)
-
-
-def _remote_rows(url: Url, *, is_quick: bool) -> Iterator[Row]:
-    from eventloop.cli.checkpoints.paths import uploaded_at
-
-    for found in uploaded_at(url, digests=not is_quick):
-        verified = False if found.damage else None if is_quick else True
-        yield found, content(found, verified=verified)
+        yield found
 
 
 def _tell_of_wait(looks: Sequence[Found[Path]]) -> None:

@@ -10,7 +10,7 @@ from eventloop.checkpoint.storage import require_checkpoints
 from eventloop.checkpoint.store import look_at
 from eventloop.checkpoint.verifying import damages
 from eventloop.cli.arguments import Arguments, Command
-from eventloop.cli.checkpoints.paths import JSON, words
+from eventloop.cli.checkpoints.paths import JSON, uploaded_at, words
 from eventloop.cli.output import write_json, write_text
 from eventloop.distributed.exit import NO_CHECKPOINT
 from eventloop.errors import counted
@@ -69,8 +69,6 @@ def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
                     is_any = True
                     yield path, problems, passed_over
         return
-    from eventloop.cli.checkpoints.paths import uploaded_at
-
     for one in uploaded_at(place, digests=True):
         yield one.path, [one.damage] if one.damage else [], "" if one.damage else one.reason
 

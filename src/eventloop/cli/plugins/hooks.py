@@ -59,6 +59,7 @@ def implemented_by(hook: Hook, assembly: Assembly) -> list[str]:
 
 
 def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
+    assert hook.spec is not None
     return {
         "name": hook.name,
         "kind": hook.kind,
@@ -67,7 +68,7 @@ def _content(hook: Hook, assembly: Assembly) -> dict[str, Any]:
         "declared_by": declared_by(hook),
         "since": hook.since,
         "implemented_by": implemented_by(hook, assembly),
-        "signature": _signature(hook),
+        "signature": f"def {hook.name}{inspect.signature(hook.spec)}".replace("'", ""),
         "contract": hook.doc,
     }
 
@@ -91,8 +92,3 @@ def _contract(hook: Hook, content: dict[str, Any]) -> str:
         lines.append(f"    implemented by {', '.join(content['implemented_by'])}")
     lines += [f"    deprecated: {warning}" for warning in warnings_of(hook)]
     return "\n".join([*lines, "", hook.doc])
-
-
-def _signature(hook: Hook) -> str:
-    assert hook.spec is not None
-    return f"def {hook.name}{inspect.signature(hook.spec)}".replace("'", "")

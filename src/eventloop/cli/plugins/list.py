@@ -43,7 +43,8 @@ def run(arguments: Arguments) -> int:
     if "json" in arguments.given:
         write_json(rows)
     elif rows:
-        write_table(_COLUMNS, [_cells(row) for row in rows])
+        cells = [[*(row[name] for name in _COLUMNS[:-1]), ", ".join(row["marks"])] for row in rows]
+        write_table(_COLUMNS, cells)
     else:
         write_lines(["no plugins are installed"])
     raise_all(wrong_usage)
@@ -106,7 +107,3 @@ def _row(found: Found, status: str, reason: str) -> dict[str, Any]:
         "reason": reason,
         "marks": list(found.marks),
     }
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [*(row[column] for column in _COLUMNS[:-1]), ", ".join(row["marks"])]
