@@ -172,3 +172,35 @@ def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder, bro
     assert err == "interrupted: 2 runs are left; the same line goes on\n"
     assert list((folder / "endless" / "none" / "seed-0" / "checkpoints").glob("ba*"))
     assert refused.startswith("ResumeError: another process trains in endless")
+
+
+PICKY = """
+from eventloop import hookimpl
+
+
+class Plugin:
+    def unsuitable(self, state):
+        return "it needs images"
+
+    @hookimpl
+    def fit_start(self, state):
+        pass
+"""
+
+
+def test_a_row_whose_algorithm_does_not_suit_the_task_is_refused_before_any_run(
+    tiny, install, start
+):
+    """Else the table would have a row that is the same as another, after hours."""
+    install(tiny, "nudge", NUDGE)
+    install(tiny, "picky", PICKY)
+
+    process = start(tiny, "tiny.py", "-p", "nudge", "-p", "picky", "--run-dir", "here")
+    out, err = process.communicate(timeout=300)
+
+    assert process.returncode
+    assert "nothing was trained" in err
+    for row in ("all", "without nudge"):
+        assert f"{row}: PluginError: picky was asked for" in err
+    assert [*tiny.glob("here/*/seed-*")] == []
+    assert " batches in " not in out

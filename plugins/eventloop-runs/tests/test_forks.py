@@ -105,6 +105,82 @@ def test_a_forked_run_ends_with_the_bits_of_a_new_process(tiny):
     assert weights["a"] == weights["d"] == weights["new"] != weights["c"]
 
 
+ENDING = """
+import atexit
+import ctypes
+import threading
+import time
+
+
+class Last:
+    def __del__(self, write=lambda text, open=open: open("del.txt", "w").write(text)):
+        write("deleted")
+
+
+LAST = Last()
+FILE = open("unflushed.txt", "w")
+FILE.write("flushed")
+KEPT = [open("kept.txt", "w")]
+KEPT[0].write("flushed, too")
+__import__("builtins").KEPT = KEPT
+atexit.register(lambda: open("atexit.txt", "w").write("called"))
+THREAD = threading.Thread(target=lambda: (time.sleep(0.3), open("thread.txt", "w").write("joined")))
+THREAD.start()
+ctypes.CDLL(None).printf(b"printed by a library\\n")
+"""
+
+
+def test_a_fork_leaves_what_a_new_process_leaves(tiny):
+    """Though it doesn't free what it was forked with: files, threads and finalizers are its own."""
+    (tiny / "tiny.py").write_text(TASK + ENDING)
+    with RunProcesses(RunsFolder(tiny / "here", "trial")) as processes:
+        [outcome] = processes.outcomes([trial("a")])
+    left = {one.name: one.read_text() for one in tiny.glob("*.txt")}
+    printed = outcome.log.read_text()
+
+    assert outcome.reason == ""
+    assert left == {
+        "atexit.txt": "called",
+        "del.txt": "deleted",
+        "kept.txt": "flushed, too",
+        "thread.txt": "joined",
+        "unflushed.txt": "flushed",
+    }
+    assert printed.count("printed by a library") == 1
+
+
+def test_a_fork_begins_with_the_modules_that_the_command_adds(tiny):
+    """To import these in each run, Optuna say, would take longer than the rest of its start."""
+    seen = "open('seen.txt', 'w').write(str('colorsys' in sys.modules) + str(gc.get_freeze_count() > 0))"
+    (tiny / "tiny.py").write_text(f"{TASK}\nimport gc, sys\n{seen}\n")
+    folder = RunsFolder(tiny / "here", "trial")
+    with RunProcesses(folder, modules=["colorsys"]) as processes:
+        outcomes = [*processes.outcomes([trial("a")])]
+
+    assert [one.reason for one in outcomes] == [""]
+    assert (tiny / "seen.txt").read_text() == "TrueTrue"
+
+
+def test_what_a_fork_shares_is_left_to_the_system(tiny, monkeypatch):
+    """To free it would copy each of its pages first, which takes a second or more."""
+    (tiny / "libs").mkdir()
+    (tiny / "libs" / "shared.py").write_text(
+        "class Shared:\n"
+        "    def __del__(self, open=open):\n"
+        "        open('freed.txt', 'w').close()\n\n\n"
+        "SHARED = Shared()\n"
+    )
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(tiny / "libs")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    (tiny / "tiny.py").write_text(TASK + "\nimport shared\n")
+    folder = RunsFolder(tiny / "here", "trial")
+    with RunProcesses(folder, modules=["shared"]) as processes:
+        outcomes = [*processes.outcomes([trial("a")])]
+
+    assert [one.reason for one in outcomes] == [""]
+    assert not (tiny / "freed.txt").exists()
+
+
 def test_an_import_that_does_more_than_define_ends_forking():
     """A thread would be missing in a fork, and a number that was drawn would be drawn once only."""
     before = rng_states()

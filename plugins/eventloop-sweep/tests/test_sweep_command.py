@@ -1,6 +1,7 @@
 """`eventloop sweep` in one process; `test_sweep.py` has several, and kills."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import eventloop_sweep
+from eventloop import PluginError
 from eventloop.commands import UsageError
 from eventloop_sweep import run
 
@@ -38,3 +40,46 @@ def test_a_sweep_trains_and_says_what_was_best(tiny, monkeypatch, capsys):
     assert content["task"] == {"lr": study.best_params["task.lr"]}
     with pytest.raises(UsageError, match="is of test/accuracy, not of test/loss"):
         run([*LINE[:7], "--metric", "test/loss", *LINE[9:]])
+
+
+PLUGIN = """
+from eventloop import hookimpl
+
+
+class Plugin:
+    def unsuitable(self, state):
+        return {reason!r}
+
+    @hookimpl
+    def fit_start(self, state):
+        pass
+"""
+
+
+def test_a_choice_of_plugins_that_does_not_suit_the_task_is_refused_before_any_trial(
+    tiny, monkeypatch, capsys
+):
+    """The sampler may come to it after hours; the first choice trains."""
+    source = Path(eventloop_sweep.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{source}{os.pathsep}{tiny}")
+    monkeypatch.setenv("OPTUNA_STORAGE", "")
+    for name, reason in (("easy", None), ("picky", "it needs images")):
+        (tiny / f"{name}_module.py").write_text(PLUGIN.format(reason=reason))
+        info = tiny / f"eventloop_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: eventloop-{name}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[eventloop.algorithms]\n{name} = {name}_module:Plugin\n"
+        )
+
+    with pytest.raises(PluginError) as caught:
+        run(["tiny.py", "-p", "easy,picky", *LINE[1:3], *LINE[5:]])
+
+    message = str(caught.value)
+    assert message.startswith("1 problem in 1 row; nothing was trained")
+    assert "-p picky: PluginError: picky was asked for" in message
+    assert "it needs images" in message
+    assert [*tiny.glob("here/trial-*")] == []
+    assert " batches in " not in capsys.readouterr().out

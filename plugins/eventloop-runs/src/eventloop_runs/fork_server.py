@@ -1,22 +1,27 @@
 """The process that runs are forked from: it has imported what each of them would import first.
 
-`python -m eventloop_runs.fork_server DESCRIPTOR TASK` is started by `ForkServer`, and serves it over a
-socket. It imports, and does nothing else, so that a fork is as a new process is behind its imports: no
-thread has been started, no number drawn, no device opened. What it has seen to be otherwise it reports,
-and forks no more.
+`python -m eventloop_runs.fork_server DESCRIPTOR TASK MODULE...` is started by `ForkServer`, and serves it
+over a socket. It imports, and does nothing else, so that a fork is as a new process is behind its
+imports: no thread has been started, no number drawn, no device opened. What it has seen to be otherwise
+it reports, and forks no more.
 
-Imported are eventloop's `fit`, the libraries that the task's file imports, and what earlier runs have
-imported of torch and the core's other requirements. Plugins, the task's file and modules beside it are
-imported by each run: they may draw numbers, or change torch.
+Imported are eventloop's `fit`, the modules that the command itself adds to each run, the libraries that
+the task's file imports, and what earlier runs have imported of torch, of the core's other requirements
+and of those of these modules. Plugins, the task's file and modules beside it are imported by each run:
+they may draw numbers, or change torch.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
+import functools
+import gc
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import random
@@ -29,7 +34,7 @@ import socket
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +57,20 @@ class Server:
     Args:
         connection: to the process that asks.
         task: TASK of the runs.
+        modules: that each run imports, whatever its options are.
     """
 
-    def __init__(self, connection: socket.socket, task: str) -> None:
+    def __init__(self, connection: socket.socket, task: str, modules: Sequence[str]) -> None:
         self._connection = connection
         self._pid = os.getpid()
         self._end_with_parent = ending_with_parent()
         self._children: dict[int, _Child] = {}
         self._refusal = ""
-        self._of_core: frozenset[str] = frozenset()
+        self._packages: frozenset[str] = frozenset()
         self._num_threads = num_threads()
         self._task = task
+        self._modules = modules
+        self._import(modules)
 
     def serve(self) -> Callable[[], None]:
         """Serves until the other end is closed; in a fork it returns what that is to do."""
@@ -103,6 +111,7 @@ class Server:
 
     def _fork(self, child: _Child, work: Callable[[], None]) -> Callable[[], None] | None:
         """Forks; returns the work in the fork, and None here."""
+        gc.freeze()  # a collection in the fork would copy all that it shares with this process
         # A signal for the fork waits until it has handlers of its own.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         pid = os.fork()
@@ -134,8 +143,8 @@ class Server:
                     self._tell(run=child.run, status=os.waitstatus_to_exitcode(status))
                 names = child.imported()
                 if child.run is not None:
-                    self._of_core = self._of_core or _names_of_core()
-                    names = [one for one in names if one.partition(".")[0] in self._of_core]
+                    self._packages = self._packages or _packages(self._modules)
+                    names = [one for one in names if one.partition(".")[0] in self._packages]
                 self._import(names)
 
     def _import(self, names: Iterable[str]) -> None:
@@ -186,7 +195,38 @@ def _train(argv: list[str], child: _Child) -> None:
     known = frozenset(sys.modules)
     atexit.register(lambda: child.report(one for one in [*sys.modules] if one not in known))
     sys.argv = ["eventloop", *argv]
-    runpy.run_module("eventloop", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module("eventloop", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int):
+            raise
+        status = ended.code
+    else:
+        status = 0
+    _end(status, known)
+
+
+def _end(status: int, shared: Collection[str]) -> None:
+    """Ends a fork as Python ends, but for the modules that it was forked with.
+
+    To free these takes a second or more, since each page of them is copied first.
+
+    Args:
+        shared: the names of these modules.
+    """
+    # Private, and what multiprocessing ends its forks with; checked with Python 3.11 to 3.14.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for name, module in [*sys.modules.items()]:
+        if name not in shared and not _is_library(name):
+            vars(module).clear()
+    gc.collect()  # calls `__del__`, and closes files, of what the run has made
+    for one in gc.get_objects():
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(OSError, ValueError):
+                one.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(status & 0xFF)
 
 
 def _look(task: str, scout: _Child) -> None:
@@ -194,6 +234,7 @@ def _look(task: str, scout: _Child) -> None:
     known = frozenset(sys.modules)
     load_task_file(task)
     scout.report(one for one in [*sys.modules] if one not in known and _is_library(one))
+    _end(0, known)
 
 
 def _is_library(name: str) -> bool:
@@ -203,19 +244,24 @@ def _is_library(name: str) -> bool:
     return any(Path(origin).is_relative_to(one) for one in _library_folders())
 
 
+@functools.cache
 def _library_folders() -> list[str]:
     schemes = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     return [*schemes, *site.getsitepackages(), site.getusersitepackages()]
 
 
-def _names_of_core() -> frozenset[str]:
-    """Returns the packages that belong to the core and to what it requires, and Python's own.
+def _packages(modules: Iterable[str]) -> frozenset[str]:
+    """Returns the packages of the core, of some modules and of what these require, and Python's own.
 
     A plugin that is off in another run is none of them: its import may change torch.
     """
-    required, waiting = set(), [_CORE]
+    distributions_of = importlib.metadata.packages_distributions()
+    required: set[str] = set()
+    waiting = [_CORE]
+    for one in modules:
+        waiting += distributions_of.get(one.partition(".")[0], ())
     while waiting:
-        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        name = _normal(waiting.pop())
         if name in required:
             continue
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -225,11 +271,14 @@ def _names_of_core() -> frozenset[str]:
         required.add(name)
     names = {
         package
-        for package, distributions in importlib.metadata.packages_distributions().items()
-        for one in distributions
-        if re.sub(r"[-_.]+", "-", one).lower() in required
+        for package, distributions in distributions_of.items()
+        if any(_normal(one) in required for one in distributions)
     }
     return frozenset({"eventloop", *names, *sys.stdlib_module_names})
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def rng_states() -> list[object]:
@@ -277,5 +326,5 @@ def _pipe() -> tuple[int, int]:
 if __name__ == "__main__":
     _ = Job  # imported with torch, as any run does
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        work = Server(connection, sys.argv[2]).serve()
+        work = Server(connection, sys.argv[2], sys.argv[3:]).serve()
     work()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,16 +38,20 @@ class ForkServer:
     Args:
         environment: of the runs.
         task: TASK of the runs.
+        modules: that each run imports, whatever its options are.
     """
 
-    def __init__(self, environment: Mapping[str, str], task: str) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], task: str, modules: Iterable[str] = ()
+    ) -> None:
         self._runs: list[_Fork] = []
         self.refusal = ""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
         with theirs:
+            what = [str(theirs.fileno()), task, *modules]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "eventloop_runs.fork_server", str(theirs.fileno()), task],
+                [sys.executable, "-m", "eventloop_runs.fork_server", *what],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -93,6 +98,10 @@ class ForkServer:
             self._connection.send(json.dumps({"run": run, "signal": number}).encode("ascii"))
         except OSError:  # it has ended, and its runs were asked to end with it
             return
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the process tells something, or has ended, but no longer than a time."""
+        select.select([self._connection], [], [], timeout_s)
 
     def receive(self) -> bool:
         """Reads what the process has told; returns whether it goes on telling."""

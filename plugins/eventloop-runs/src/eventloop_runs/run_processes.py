@@ -127,10 +127,20 @@ class RunProcesses(Generic[R]):
         folder: of all runs.
         jobs: how many at once.
         threads: of a run, for OMP_NUM_THREADS; None leaves that as it is.
+        modules: that each run imports, whatever its options are: those of a plugin that the command
+            adds to it.
     """
 
-    def __init__(self, folder: RunsFolder, *, jobs: int = 1, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunsFolder,
+        *,
+        jobs: int = 1,
+        threads: int | None = None,
+        modules: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
+        self._modules = modules
         self._jobs = jobs
         self._environment = _environment(threads)
         self._under_way: list[_Process[R]] = []
@@ -155,7 +165,7 @@ class RunProcesses(Generic[R]):
                 self._start(run)
             if not self._under_way:
                 return
-            time.sleep(_POLL_S)
+            self._wait()
             for one in self._ended():
                 outcome = one.outcome(self._folder)
                 # One that was stopped goes on another time.
@@ -208,10 +218,17 @@ class RunProcesses(Generic[R]):
         if not ForkServer.suits(argv):
             return None
         if self._server is None:
-            self._server = ForkServer(self._environment, run.argv[1])
+            self._server = ForkServer(self._environment, run.argv[1], self._modules)
         if not self._server.is_usable:
             return None
         return self._server.start(argv, log, lambda: self._fresh(run, argv))
+
+    def _wait(self) -> None:
+        """Waits a little, or until a fork ends."""
+        if self._server is not None and self._server.is_usable:
+            self._server.wait(_POLL_S)
+        else:
+            time.sleep(_POLL_S)
 
     def _fresh(self, run: R, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         with os.fdopen(self._folder.open_log(run), "ab") as log:

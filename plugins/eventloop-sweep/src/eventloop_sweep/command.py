@@ -103,7 +103,9 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
     num_left = trials.num_left()
     write_lines(header(sweep, study, num_left))
     progress = RunProgress[TrialRun](sweep.num_trials, sweep.num_trials - num_left)
-    processes = RunProcesses[TrialRun](folder, jobs=sweep.jobs, threads=sweep.threads)
+    processes = RunProcesses[TrialRun](
+        folder, jobs=sweep.jobs, threads=sweep.threads, modules=sweep.modules()
+    )
     with progress, processes:
         is_left = True
         while is_left and not processes.is_stopped:

@@ -48,7 +48,7 @@ class Pruning:
         self._named = find_metric(_WHAT, self.metric, state)
         if state.rank:
             return
-        self._storage = open_storage(os.environ[STORAGE_VARIABLE])
+        self._storage = open_storage(os.environ[STORAGE_VARIABLE], is_new=False)
         study = optuna.load_study(
             study_name=self.study,
             storage=self._storage,

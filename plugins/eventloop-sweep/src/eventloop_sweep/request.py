@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 32
 _OWN = ("run_dir", "resume")
+_PRUNING = "eventloop_sweep.pruning"
 COMMAND = Command(
     "sweep",
     "Searches for the best options: trains with values out of ranges, `--task.lr log:1e-4:1e-1`, "
@@ -138,12 +139,16 @@ class Sweep:
         ]
         return argv
 
+    def modules(self) -> tuple[str, ...]:
+        """Returns the modules that each trial imports for the sweep."""
+        return () if self.pruner == "none" else (_PRUNING,)
+
     def argv(self, values: Mapping[str, str], number: int, metric: str) -> list[str]:
         """Returns the command line of a trial."""
         argv = self.fit_line(values)
         if self.pruner != "none":
             argv += [
-                "-peventloop_sweep.pruning:Pruning",
+                f"-p{_PRUNING}:Pruning",
                 f"--pruning.study={self.study}",
                 f"--pruning.trial={number}",
                 f"--pruning.metric={metric}",
