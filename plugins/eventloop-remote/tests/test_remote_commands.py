@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from eventloop.cli import main
+from eventloop_remote.folder import Folder
 
 SECRET = "memory://me:secret@host/run"
 TASK = """
@@ -153,6 +154,83 @@ def test_where_none_is_it_is_told(argv, run, tiny):
     assert ran.status == 2
     assert "there are no checkpoints at memory://me:***@host/run" in ran.err
     assert "secret" not in ran.out + ran.err
+
+
+@pytest.fixture
+def removing(tiny, monkeypatch):
+    """Removes checkpoints, as a run under way does, when one's manifest or weights are read."""
+
+    def removing(*batches, method="read", num_calls=1):
+        plain, calls = getattr(Folder, method), []
+
+        def watched(folder, name, *arguments):
+            calls.append(name.startswith(f"ba0000000{batches[0]}"))
+            if calls[-1] and sum(calls) == num_calls:
+                for one in batches:
+                    folder.remove(f"ba0000000{one}")
+            return plain(folder, name, *arguments)
+
+        monkeypatch.setattr(Folder, method, watched)
+
+    return removing
+
+
+@pytest.mark.parametrize("command", ["verify", "list"])
+@pytest.mark.parametrize(("method", "gone"), [("read", 6), ("download", 6), ("read", 3)])
+def test_what_a_run_removes_meanwhile_is_not_damaged_at_a_url(
+    command, method, gone, run, url, removing
+):
+    """A cron job that verifies runs under way would report a loss several times a day."""
+    removing(gone, method=method)
+
+    ran = run("checkpoints", command, url, "--json")
+
+    rows = [(row["checkpoint"][-1], row["verified"]) for row in json.loads(ran.out)]
+    assert ran.status == 0
+    assert rows == [(str(one), True) for one in (6, 3, 0) if one != gone]
+
+
+def test_where_all_that_were_listed_are_removed_it_looks_again(run, tiny, url, monkeypatch):
+    """A run under way has others by then."""
+    names, listings = Folder.names, []
+
+    def first(folder):
+        listings.append(names(folder))
+        if len(listings) > 1:
+            return listings[-1]
+        for one in ("ba00000000", "ba00000003"):
+            folder.remove(one)
+        return ["ba00000000", "ba00000003"]
+
+    monkeypatch.setattr(Folder, "names", first)
+
+    ran = run("checkpoints", "verify", url)
+
+    assert (ran.status, ran.out) == (0, f"{url}/checkpoints/ba00000006: verified\n")
+
+
+@pytest.mark.parametrize(("method", "num_calls"), [("read", 1), ("read", 3), ("download", 1)])
+def test_what_is_removed_while_it_is_compared_is_looked_for_again(
+    method, num_calls, run, tiny, url, removing
+):
+    """Before its manifest was read, after it was verified, or while it is downloaded."""
+    removing(6, method=method, num_calls=num_calls)
+
+    ran = run("checkpoints", "diff", url, f"{url}/checkpoints/ba00000000", "--json")
+
+    assert (ran.status, ran.err) == (1, "")
+    assert json.loads(ran.out)["a"] == f"{url}/checkpoints/ba00000003"
+
+
+@pytest.mark.parametrize("command", ["verify", "diff"])
+def test_a_checkpoint_at_a_url_that_is_named_and_removed_is_not_there(command, run, url, removing):
+    """It can't be looked for again, but isn't damaged."""
+    removing(6)
+    named = f"{url}/checkpoints/ba00000006"
+
+    ran = run("checkpoints", command, named, *([url] if command == "diff" else []))
+
+    assert (ran.status, f"no checkpoints at {named}" in ran.err) == (2, True)
 
 
 def test_a_password_is_not_printed(run, tiny, monkeypatch):

@@ -208,7 +208,7 @@ def test_where_none_verifies_the_run_does_not_begin_again(url, machine):
 
     with pytest.raises(CheckpointError, match=r"used\n  reasons\s+ba0") as caught:
         trainer(url)
-    assert f"restore {url}/checkpoints from a copy" in str(caught.value)
+    assert f"none of the 2 checkpoints at {url}/checkpoints can be used" in str(caught.value)
 
 
 def test_two_ranks_go_on_from_a_url(machine, tmp_path):

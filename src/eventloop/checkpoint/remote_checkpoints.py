@@ -90,7 +90,17 @@ class RemoteCheckpoints:
             digests: whether each is downloaded and verified, unless this process has done so or has
                 uploaded it; otherwise the manifests are read, and sizes are compared.
         """
-        return [self._look_at(name, digests=digests) for name in self._names()]
+        while names := self._names():
+            looks = [self._look_at(name, digests=digests) for name in names]
+            # A run under way may have removed some meanwhile; where it was all, it has others.
+            if there := [one for one in looks if not one.damage or self.has(one.path.name)]:
+                return there
+        return []
+
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name, damaged or not: whether it has a manifest."""
+        # Where a write can be seen under way, a file is empty first.
+        return name in self._whole or bool(self._remote.sizes(name).get(FILE))
 
     def latest(
         self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
@@ -105,18 +115,21 @@ class RemoteCheckpoints:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
         """
         refused: list[tuple[Url, str]] = []
-        for name in self._names():
+        names = self._names()
+        for name in names:
             try:
                 why = (damage or {}).get(self.folder / name) or why_passed_over(
                     checked_manifest(self._copied(name)).known
                 )
             except CorruptFileError as unlike:
                 self._whole.discard(name)
+                if not self.has(name):
+                    continue  # removed meanwhile
                 why = str(unlike)
             if not why:
                 return self.folder / name, refused
             refused.append((self.folder / name, why))
-        return None, refused
+        return (None, refused) if refused or not names else self.latest(damage=damage)
 
     def download(self, url: Url) -> Path:
         """Returns the local copy of a checkpoint, verified; it is downloaded unless it is there.
@@ -127,6 +140,7 @@ class RemoteCheckpoints:
         try:
             return self._copied(url.name)
         except CorruptFileError as damage:
+            self._whole.discard(url.name)
             raise CheckpointError(
                 f"the checkpoint {str(url)!r} can't be used: {damage}",
                 fix=damage.fix or "take another checkpoint",
@@ -164,7 +178,7 @@ class RemoteCheckpoints:
         with suppress(CheckpointError):
             whole = []
             for name in self._listed():
-                if self._counts(name):
+                if self.has(name):
                     whole.append(name)
                 else:
                     self._remove(name)
@@ -175,16 +189,14 @@ class RemoteCheckpoints:
 
     def _names(self) -> list[str]:
         """Returns the names of all checkpoints that have a manifest, the newest first."""
-        return [name for name in self._listed() if self._counts(name)]
+        listed = self._listed()
+        names = [name for name in listed if self.has(name)]
+        return names if names or listed == self._listed() else self._names()
 
     def _listed(self) -> list[str]:
         """Returns all that has the name of a checkpoint, the newest first."""
         named = [(key, one) for one in self._remote.names() if (key := key_of(one)) is not None]
         return [name for _, name in sorted(named, reverse=True)]
-
-    def _counts(self, name: str) -> bool:
-        # Where a write can be seen under way, a file is empty first.
-        return name in self._whole or bool(self._remote.sizes(name).get(FILE))
 
     def _upload(self, batch: int, folder: Path, crew: Crew) -> Url:
         """Uploads what the folder of each rank has, then the manifest in that of rank 0."""

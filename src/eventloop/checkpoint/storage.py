@@ -180,11 +180,19 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
                 return one, refused
             if os.path.lexists(one):
                 refused.append(found)
-    listed = "\n    ".join(f"{one.path.name}: {one.reason}" for one in refused)
-    raise CheckpointError(
-        f"none of the {len(refused)} checkpoints in {str(path)!r} can be used",
+    raise none_usable(path, [(one.path, one.reason) for one in refused])
+
+
+def none_usable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointError:
+    """Returns the error for checkpoints of which none can be used, each with the reason."""
+    listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
+    where = f"in {str(place)!r}" if isinstance(place, Path) else f"at {place}"
+    return CheckpointError(
+        f"none of the {len(refused)} checkpoints {where} can be used"
+        if len(refused) > 1
+        else f"the only checkpoint {where} can't be used",
         reasons=f"\n    {listed}",
-        fix="restore one from a copy",
+        fix="restore one from a copy, or begin a new run in another run_dir",
     )
 
 

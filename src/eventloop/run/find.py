@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy
+from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, none_usable
 from eventloop.checkpoint.verifying import (
     damage_in_shards,
     examine,
@@ -109,7 +109,7 @@ def _chosen(
             fix="give another run_dir, or delete this one",
         )
     if place is None and refused:
-        raise _none_verifies(refused)
+        raise none_usable(refused[0][0].parent, refused)
     if wanted in ("auto", "never"):
         return place, refused
     named = wanted if isinstance(wanted, Url) else place_of(wanted)
@@ -157,15 +157,4 @@ def _not_finite(place: Place) -> ResumeError:
         f"the weights of {place} aren't finite, so that nothing can be learned from there",
         fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that is "
         f"finite; {as_set(on_bad_loss='ignore')} with {allowing('config_change')} goes on from this one",
-    )
-
-
-def _none_verifies(refused: Refused) -> CheckpointError:
-    listed = "\n    ".join(f"{path.name}: {why}" for path, why in refused)
-    return CheckpointError(
-        f"none of {len(refused)} checkpoints can be used"
-        if len(refused) > 1
-        else "the only checkpoint can't be used",
-        reasons=f"\n    {listed}",
-        fix=f"restore {refused[0][0].parent} from a copy, or begin a new run in another run_dir",
     )

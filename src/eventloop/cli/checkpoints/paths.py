@@ -11,7 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at
+from eventloop.checkpoint.storage import (
+    FOLDER,
+    best_among,
+    checkpoint_at,
+    checkpoints_at,
+    none_usable,
+)
 from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
@@ -65,19 +71,32 @@ def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Pla
         _tell((one.path, one.reason) for one in refused)
         yield path, path
         return
-    with downloaded(place) as (path, url, passed_over):
+    with _store_of(place) as (store, is_one):
+        while True:
+            url, passed_over = (place, []) if is_one else store.latest()
+            if url is None:
+                raise none_usable(place, passed_over) if passed_over else _none(place)
+            try:
+                copy = store.download(url)
+                break
+            except CheckpointError:
+                if store.has(url.name):
+                    raise
+                if is_one:  # otherwise a run under way has removed it, and has others
+                    raise _none(place) from None
         _tell(passed_over)
-        yield path, url
+        yield copy, url
 
 
 def _best(word: str) -> Place:
     """Returns the checkpoint of the best evaluation of a run."""
     place = place_of(word)
-    if isinstance(place, Url):
-        found: Found[Any] | None = best_among(uploaded_at(place, digests=False))
-    else:
-        found = best_among([look_at(one, digests=False) for one in checkpoints_at(place)])
-    if found is None:
+    looks: Iterable[Found[Any]] = (
+        uploaded_at(place, digests=False)
+        if isinstance(place, Url)
+        else (look_at(one, digests=False) for one in checkpoints_at(place))
+    )
+    if (found := best_among(looks)) is None:
         raise UsageError(
             f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
             fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
@@ -107,31 +126,6 @@ def uploaded_at(url: Url, *, digests: bool) -> list[Found[Url]]:
     if not found:
         raise _none(url)
     return found
-
-
-@contextmanager
-def downloaded(url: Url) -> Iterator[tuple[Path, Url, list[tuple[Url, str]]]]:
-    """Downloads the checkpoint that a URL stands for: of a run the newest that verifies.
-
-    Yields:
-        A local copy, where it is from, and newer ones with why they can't be used.
-
-    Raises:
-        UsageError: there is none, or it can't be the URL of any.
-        CheckpointError: there are some, but none verifies, or the storage fails.
-    """
-    with _store_of(url) as (store, is_one):
-        place, refused = (url, []) if is_one else store.latest()
-        if place is None and not refused:
-            raise _none(url)
-        if place is None:
-            listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
-            raise CheckpointError(
-                f"none of the {len(refused)} checkpoints at {url} can be used",
-                reasons=f"\n    {listed}",
-                fix="restore one from a copy",
-            )
-        yield store.download(place), place, refused
 
 
 @contextmanager

@@ -34,14 +34,8 @@ def run(arguments: Arguments) -> int:
     as_json = "json" in arguments.given
     rows = []
     for path, problems, passed_over in _problems(word):
-        rows.append(
-            {
-                "checkpoint": str(path),
-                "verified": not problems,
-                "problems": problems,
-                "passed_over": passed_over,
-            }
-        )
+        row = {"checkpoint": str(path), "verified": not problems}
+        rows.append({**row, "problems": problems, "passed_over": passed_over})
         if not as_json:
             verdict = "doesn't verify" if problems else "verified"
             but = f", but no run starts from it by itself: {passed_over}" if passed_over else ""
