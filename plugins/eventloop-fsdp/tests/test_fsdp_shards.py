@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import Allowed, Task
+from eventloop import Allowed, CheckpointError, Task
+from eventloop.checkpoint import tensors
 from eventloop.checkpoint.format import read, verify
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.store import Store
@@ -277,6 +279,59 @@ def test_old_shards_make_room_for_new_ones(tmp_path):
 
 
 # What changes the disk; to wait for it doesn't change what the next process finds.
+@pytest.fixture
+def overlapping(monkeypatch):
+    """Lets rank 1 say of its rows of a weight that they begin with the last one of rank 0."""
+    places_of = tensors._places_of
+
+    def wrong(slices):
+        if os.environ.get("RANK") == "1":
+            slices = {
+                name: replace(one, offsets=(one.offsets[0] - 1, *one.offsets[1:]))
+                if one.shape == (33, 5)
+                else one
+                for name, one in slices.items()
+            }
+        return places_of(slices)
+
+    monkeypatch.setattr(tensors, "_places_of", wrong)
+
+
+def resumed(folder):
+    """Goes on with a run on two ranks; returns where each went on from, or its error."""
+
+    def one():
+        try:
+            given = {"algorithms": [Fsdp()], "max_duration": "8ba", "allowed": ALLOWED}
+            with isolated_trainer(folder, task(2), **given) as trainer:
+                return trainer.state.clock.batch
+        except CheckpointError as error:
+            return str(error)
+
+    return run_ranks(one, timeout_s=60)
+
+
+def test_two_ranks_refuse_a_checkpoint_whose_slices_overlap_with_one_message(tmp_path, overlapping):
+    """One alone would go on, with memory that was never written, or wait for the other."""
+    fit(tmp_path, "2ba", num_ranks=2)
+
+    first, second = resumed(tmp_path)
+
+    assert "none of the 2 checkpoints" in first
+    assert "two slices of '0.weight' overlap" in first
+    assert second == first
+
+
+def test_two_ranks_go_on_from_the_checkpoint_before_overlapping_slices(tmp_path, request):
+    """Both from the same one: it is rank 0 that chooses, by what either has found."""
+    fit(tmp_path, "2ba", num_ranks=2)
+    request.getfixturevalue("overlapping")
+    fit(tmp_path, "4ba", num_ranks=2)
+    assert last(tmp_path).name == "ba00000004"
+
+    assert resumed(tmp_path) == [2, 2]
+
+
 CHANGES = ("make_folder", "create", "write", "rename", "remove_file", "remove_empty")
 
 
