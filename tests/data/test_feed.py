@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -263,6 +264,34 @@ def test_a_collate_function_cannot_end_the_data_early(make_trainer, make_task, h
 
     with pytest.raises(TaskError, match="collate_fn end_at_two raised StopIteration"):
         getattr(trainer, how)()
+
+
+def pid_of_worker(samples):
+    return torch.tensor(os.getpid())
+
+
+@pytest.mark.parametrize("how", ["fit", "eval", "predict"])
+def test_nor_can_it_where_workers_stay(make_trainer, make_task, how):
+    """Their loader is no copy that is made for each evaluation."""
+    loader = DataLoader(Stream(), 2, collate_fn=end_at_two, num_workers=1, persistent_workers=True)
+    task = make_task(train_dataloader=loader, eval_dataloaders=loader)
+    trainer = make_trainer(task, eval_interval=None)
+    given = [loader] if how == "predict" else []
+
+    with pytest.raises(TaskError, match="collate_fn end_at_two raised StopIteration"):
+        getattr(trainer, how)(*given)
+
+
+def test_workers_that_stay_are_started_once(make_trainer, make_task):
+    """An evaluation may be due every few batches."""
+    loader = DataLoader(
+        Stream(), 2, collate_fn=pid_of_worker, num_workers=1, persistent_workers=True
+    )
+    trainer = make_trainer(make_task(forward=lambda model, batch: batch))
+
+    first, second = (trainer.predict(loader) for _ in range(2))
+
+    assert first[0].item() == second[0].item() != os.getpid()
 
 
 def test_the_error_of_a_cycled_loader_is_not_its_end(make_trainer, make_task):

@@ -97,6 +97,7 @@ def _train(
     configuration = modes.configured(job.configuration)
     _require_duration(configuration, task)
     result_file = ResultFile(arguments.path("result"))
+    is_compiled = configuration.settings(task_settings(task)).compile is not False
     lines = ProgressLines(write=lambda line: write_lines([line]))
     with (
         diagnostics,
@@ -107,7 +108,7 @@ def _train(
             allowed=allowed(arguments),
             origin=job.origin(),
             candidates=job.candidates,
-            core=[lines, *_compiling(configuration, task)],
+            core=[lines, *[Compiling()] * is_compiled],
         ).build(
             task,
             algorithms=modes.algorithms,
@@ -141,10 +142,6 @@ def _train(
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
-
-
-def _compiling(configuration: Configuration, task: object) -> list[object]:
-    return [Compiling()] * (configuration.settings(task_settings(task)).compile is not False)
 
 
 class Compiling:

@@ -167,17 +167,12 @@ def _text_of(module: ModuleType) -> str:
 
 def _import_file(label: str) -> ModuleType:
     path = Path(label).absolute()
-    if not path.is_file():
+    if not path.is_file() or path.suffix != ".py":
         raise _no_file(label, path)
     _come_first(path.parent)
     name = path.stem.replace(".", "_")
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) != str(path):
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
         name = f"{name}_task"  # what else has this name goes on being itself
-    if path.suffix != ".py":
-        raise TaskFileError(
-            f"{one_line(label)} is not a Python file", fix="name a file that ends in .py"
-        )
     spec = spec_of_file(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes of the task can be pickled for data loader workers
@@ -207,10 +202,12 @@ def _come_first(folder: Path) -> None:
 
 
 def _no_file(label: str, path: Path) -> TaskFileError:
-    if path.is_dir():
+    if Path(label).is_dir():
+        files = [str(one) for one in sorted(Path(label).glob("*.py"))]
         return TaskFileError(
             f"{one_line(label)} is a folder",
-            fix=f"name the file in it: {shell(str(Path(label) / 'task.py'))}",
+            files=one_line(", ".join(files), 200) or "none that ends in .py",
+            fix=f"name the one with the task: {shell('eventloop', 'fit', *files[:1] or ['task.py'])}",
         )
     if Path(label).is_file() and not label.endswith(".py"):
         return TaskFileError(

@@ -65,12 +65,11 @@ class Neighbour:
         member = self._member
         if member is None or not (member.is_inside and member.is_here):
             return
-        if self._still_s < _STILL_S or wait_until(self._has_moved, POLL_S):
+        if self._still_s < _STILL_S or wait_until(
+            lambda: self._board.member(self._rank) != member, POLL_S
+        ):
             return
         kill_rank(member.pid)
-
-    def _has_moved(self) -> bool:
-        return self._board.member(self._rank) != self._member
 
     def _gone(self, seen: Member) -> Failure | None:
         member = self._board.member(self._rank)

@@ -277,7 +277,12 @@ def dry_assemble(
     for problem in problems:
         for subject in found_subjects(problem):
             by_subject.setdefault(subject, []).append(problem)
-    kept = tuple(_with_problems(row, by_subject.get(row.found, ())) for row in rows)
+    kept = tuple(
+        dataclasses.replace(
+            row, problems=tuple(dict.fromkeys([*row.problems, *by_subject.get(row.found, ())]))
+        )
+        for row in rows
+    )
     return DryAssembly(kept, assembly, tuple(dict.fromkeys(problems)))
 
 
@@ -307,11 +312,6 @@ def _stand_in(owners: Mapping[str, str]) -> object:
 
     actions = [action for action, owner in owners.items() if owner == "task"]
     return SimpleNamespace(**{action: hookimpl(answer) for action in actions})
-
-
-def _with_problems(row: Row, problems: Iterable[EventloopError]) -> Row:
-    """Returns the row with further problems of its plugin."""
-    return dataclasses.replace(row, problems=tuple(dict.fromkeys([*row.problems, *problems])))
 
 
 def implemented(assembly: Assembly) -> Iterator[tuple[str, Hook]]:

@@ -164,7 +164,8 @@ class LossWatch:
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
         """Says what is known of a bad loss; waits for the device."""
         at, params = moment_of(counts), list(state.model.named_parameters())
-        before, bad_param = at.batch - 1, _first_bad(params)
+        not_finite = (name for name, one in params if not local_part(one).isfinite().all())
+        before, bad_param = at.batch - 1, next(not_finite, None)
         facts = {
             "found": f"at batch {state.clock.batch}; everything since then is of no use",
             "parameters": "all are finite: the loss or the data is to blame, or the step was skipped"
@@ -239,11 +240,6 @@ class QuietWatch:
     @hookimpl
     def fit_end(self, state: State) -> None:
         self._weights.end_fit(state)
-
-
-def _first_bad(params: Iterable[tuple[str, nn.Parameter]]) -> str | None:
-    """Returns the first parameter that isn't finite now; waits for the device."""
-    return next((name for name, one in params if not local_part(one).isfinite().all()), None)
 
 
 def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from eventloop.data.combine import FirstBatches, known_length, too_few
 from eventloop.data.iterables import to_evaluate
@@ -23,13 +25,17 @@ if TYPE_CHECKING:
     from eventloop.state import State
 
 
+# By the loader that was given: another copy would start its workers, which stay, once more.
+_copies: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 @contextmanager
 def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
     """Puts the model into evaluation mode, without gradients.
 
-    What is logged inside of it is dropped, unless `logs`. Afterwards every module is in the mode in which it was, each by itself (a frozen batch norm
-    stays frozen), the global random generators stand where they stood, and the State holds no
-    batch, also after an exception.
+    What is logged inside of it is dropped, unless `logs`. Afterwards, also after an exception, every
+    module is in the mode in which it was (a frozen batch norm stays frozen), the global random
+    generators stand where they stood, and the State holds no batch.
     """
     training = [module for module in state.wrapped_model.modules() if module.training]
     state.microbatch = None  # a fit that failed may have left one
@@ -52,9 +58,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
         TaskError: there is none, or fewer than its length.
     """
     num_batches = 0
-    # A copy would start workers that stay once more.
-    stays = getattr(dataloader, "persistent_workers", False)
-    batches = iter(dataloader if stays else to_evaluate(dataloader))
+    batches = iter(_read_from(dataloader))
     while True:
         try:
             batch = next(batches)
@@ -73,6 +77,16 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
             fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
             "generator is used up after one turn",
         )
+
+
+def _read_from(dataloader: Any) -> Any:
+    """Returns what to take batches from; of a loader whose workers stay always the same."""
+    copy = _copies.get(dataloader) if isinstance(dataloader, DataLoader) else None
+    if copy is None:
+        copy = to_evaluate(dataloader)
+        if copy is not dataloader and dataloader.persistent_workers:
+            _copies[dataloader] = copy
+    return copy
 
 
 def current_count(state: State, hooks: Plans) -> Count:

@@ -108,7 +108,8 @@ def require_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
                 raise ValueError(f"param_groups[{idx}] has no {name!r}")
             if name != "params" and not is_alike(then[name], value):
                 raise ValueError(f"param_groups[{idx}].{name} is {_shown(then[name])}")
-        if not _are_numbers(then["params"]):
+        params = then["params"]
+        if not (isinstance(params, list | tuple) and all(type(one) is int for one in params)):
             raise ValueError(f"param_groups[{idx}].params aren't numbers")
     if not isinstance(state["state"], Mapping):
         raise TypeError(f"state is {a(type(state['state']).__name__)}")
@@ -178,10 +179,6 @@ def _fits(value: Any, first: Any, param: Tensor, optimizer: Optimizer) -> bool:
     if value is None:
         return first is None
     return isinstance(value, int | float) and isinstance(first, int | float)
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(type(one) is int for one in values)
 
 
 def _shown(value: Any) -> str:
