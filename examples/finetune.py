@@ -1,5 +1,6 @@
 """Fine-tuning: a network that knows digits learns whether they are odd, its new head first.
 
+pip install ./plugins/eventloop-finetune
 eventloop fit examples/finetune.py
 eventloop fit examples/digits.py --export digits.safetensors -p no:mixup
 eventloop fit examples/finetune.py --task.weights digits.safetensors
@@ -17,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, schedules
-from eventloop.toolbox.param_groups import Unfreeze, freeze, param_groups
 from eventloop.toolbox.state_dicts import weights_at
+from eventloop_finetune import Unfreeze, freeze, param_groups
 
 
 class OddOrEven(nn.Module):

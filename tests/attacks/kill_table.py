@@ -14,8 +14,8 @@ from eventloop import hookimpl, schedules
 from eventloop.data import cycled, zipped
 from eventloop.task import Task
 from eventloop.testing.case import tiny_batches, tiny_task
-from eventloop.toolbox.param_groups import Unfreeze
 from eventloop_ema import Ema
+from eventloop_finetune import Unfreeze
 from eventloop_mixup import Mixup
 from eventloop_sam import Sam
 from eventloop_selective_backprop import SelectiveBackprop

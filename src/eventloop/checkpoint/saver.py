@@ -216,13 +216,11 @@ class Saver:
         return place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best evaluation so far."""
         if self._best is None:
             return self._kept_best
         return self._best.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
         self._kept_best = dict(state)
 
     def _require_newest(self, state: State) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from eventloop.errors import CheckpointError
 
 T = TypeVar("T")
 
@@ -43,3 +47,38 @@ class OneRank:
 
 
 ALONE: Crew = OneRank()
+
+
+class CrewOfRanks:
+    """A thread of each rank, which work together beside the training.
+
+    Args:
+        group: a gloo group that nothing else uses.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._group = group
+
+    def run(self, step: Callable[[], T]) -> list[T]:
+        own: BaseException | None = None
+        result: T | None = None
+        try:
+            result = step()
+        except BaseException as error:  # noqa: BLE001  raised below, when all know
+            own = error
+        told = (result, None if own is None else f"rank {self.rank}: {own}")
+        outcomes: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(told, outcomes, dst=0, group=self._group)
+        problem = self.first(next((why for _, why in outcomes or () if why is not None), None))
+        if own is not None:
+            raise own
+        if problem is not None:
+            raise CheckpointError(problem)
+        return [one for one, _ in outcomes or ()]
+
+    def first(self, value: T) -> T:
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]

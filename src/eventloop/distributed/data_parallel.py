@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 from eventloop.distributed.attempt import attempt
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
-from eventloop.distributed.crew_of_ranks import CrewOfRanks
+from eventloop.distributed.crew import Crew, CrewOfRanks
 from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
 from eventloop.distributed.rank_plugin import RankHooks
@@ -46,7 +46,6 @@ from eventloop.training.numbers import Share, mean
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.distributed.crew import Crew
     from eventloop.distributed.processes import Agreed, Exchange
     from eventloop.run.runtime import Feature
     from eventloop.state import State
@@ -81,7 +80,6 @@ class DataParallel:
         return self._groups[1]
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Returns what splits the data and says when gradients are exchanged."""
         return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:
@@ -136,7 +134,6 @@ class DataParallel:
             average_gradients(self, state, optimizers)
 
     def mean(self, value: Tensor) -> Tensor:
-        """Returns the mean of a tensor over the ranks."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self.aside)
         return total / self.world_size
@@ -153,19 +150,16 @@ class DataParallel:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank on rank 0, in order; [] on others."""
         values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
         dist.gather_object(value, values, dst=0, group=self.host)
         return values or []
 
     def from_first(self, value: Any) -> Any:
-        """Returns rank 0's value."""
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.host)
         return values[0]
 
     def count_true(self, answer: bool) -> int:
-        """Returns how many ranks say yes; every rank waits for the others."""
         answers = array("d", [float(answer)])
         dist.all_reduce(torch.frombuffer(answers, dtype=torch.float64), group=self.host)
         return int(answers[0])
@@ -246,7 +240,6 @@ class DataParallel:
         )
 
     def watched(self) -> AbstractContextManager[None]:
-        """Returns what ends this process within 5 s if another one fails meanwhile."""
         return watched()
 
     def crew(self) -> Crew:
@@ -270,21 +263,17 @@ class _Exchange:
         self._work: Any = None
 
     def request_stop(self, state: State, reason: str) -> None:
-        """Asks the other ranks to stop with this one, after the next exchange."""
         self._stop_reason = self._stop_reason or reason
 
     def request_checkpoint(self, state: State) -> None:
-        """Asks the other ranks to save with this one, after the next exchange."""
         self._checkpoint = True
 
     def start_fit(self) -> None:
-        """Begins to take the time; forgets what was asked before."""
         self._since = time.perf_counter()
         self._stop_reason = None
         self._checkpoint = False
 
     def start(self, state: State) -> None:
-        """Sends the other ranks what the batch counts for, and what this rank asks for."""
         since, self._since = self._since, time.perf_counter()
         seconds = self._since - since if self._processes.rank == 0 else 0.0
         asks = (float(self._stop_reason is not None), float(self._checkpoint))
@@ -294,7 +283,6 @@ class _Exchange:
         self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
     def end(self, state: State) -> Agreed:
-        """Returns the sums over the ranks, and grants what one of them asked for."""
         self._work.wait()
         samples, tokens, seconds, stops, checkpoints = self._sums
         if stops:

@@ -164,7 +164,6 @@ class SingleProcess:
         """Finds nothing to compare."""
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Returns None: each number stays what it is."""
         return None
 
     def watched(self) -> AbstractContextManager[None]:
@@ -180,7 +179,6 @@ class Whole:
     each: Sequence[Weight] | None = None
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Returns the loss itself."""
         return loss
 
 

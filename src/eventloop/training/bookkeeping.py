@@ -171,11 +171,9 @@ class Bookkeeping:
             self._add_row(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the history."""
         return {"history": self.history}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
         self.history = list(state["history"])
 
     def _add_row(self, state: State) -> None:

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from eventloop.clock import Time
-from eventloop.errors import TaskError, closest
-from eventloop.hooks import hookimpl
+from eventloop import TaskError, Time, hookimpl
+from eventloop.toolbox.messages import closest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from eventloop.state import State
-
-__all__ = ["Unfreeze", "freeze", "param_groups"]
+    from eventloop import State
 
 
 def param_groups(

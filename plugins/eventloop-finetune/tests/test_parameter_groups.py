@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW
 
 from eventloop import TaskError, hookimpl
 from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
-from eventloop.toolbox.param_groups import Unfreeze, freeze, param_groups
+from eventloop_finetune import Unfreeze, freeze, param_groups
 
 
 def network():
