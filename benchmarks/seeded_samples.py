@@ -1,10 +1,11 @@
 """Seeded samples: what it costs to tie a data set's draws to seed, epoch and index.
 
 The same data loader is gone through with its draws left alone (`seed_samples=False`), seeded, and
-seeded as one would without thinking (`seed_everything` for each sample). The turns take turns in
+seeded as one would without thinking (`seed_everything` for each sample). The three take turns in
 one run, in one thread and without workers, where it costs most; medians are compared. Two data
-sets: one whose samples are three random numbers, and one of images that are cropped and flipped at
-random. A TensorDataset, which is known to draw nothing, shows what those pay who don't need it.
+sets draw: one whose samples are three random numbers, and one of images that are cropped and flipped at
+random. A data set that draws nothing, and a TensorDataset, which is known not to, show what those pay who
+don't need it.
 
     python benchmarks/seeded_samples.py [--turns 30] [--json]
 """
@@ -58,6 +59,19 @@ class Images(Dataset[Tensor]):
         return image.flip(2) if torch.rand(()) < 0.5 else image
 
 
+class Plain(Dataset[Tensor]):
+    """Images that are there as they are trained on."""
+
+    def __init__(self) -> None:
+        self.pixels = torch.rand(NUM_SAMPLES, 3, 32, 32)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, idx: int) -> Tensor:
+        return self.pixels[idx]
+
+
 class Naive(Dataset[Any]):
     """Seeds everything before each sample, and puts it back afterwards."""
 
@@ -76,6 +90,7 @@ class Naive(Dataset[Any]):
 DATASETS = {
     "three numbers": Numbers,
     "images": Images,
+    "plain images": Plain,
     "tensors": lambda: TensorDataset(torch.rand(NUM_SAMPLES, 3, 32, 32)),
 }
 

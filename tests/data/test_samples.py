@@ -23,6 +23,7 @@ from torch.utils.data import (
 from eventloop.data.feed import Feed
 from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, may_draw, seeded
 from eventloop.distributed.processes import SingleProcess
+from eventloop.rng import host_generators
 
 
 def draws():
@@ -164,8 +165,9 @@ def drawn_for(epoch, first):
     """What a collate function draws, by the seeds alone."""
     seeds = SampleSeeds(3, shared=False)
     seeds.start_epoch(epoch)
-    seeds.start_batch([])
-    seeds.seed_collate(first)
+    seeds.start_batch(first, [])
+    for generator in host_generators().values():
+        generator.seed(seeds.of_collate())
     drawn = draws()
     seeds.end_batch()
     return drawn

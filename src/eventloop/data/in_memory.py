@@ -55,17 +55,19 @@ def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
     return GatheredDataset(dataset), collate_gathered
 
 
-class GatheredDataset:
-    """Tensors that are read a batch at a time; in all else the data set that it was given.
+class StandIn:
+    """A data set that reads another one in its own way; in all else the data set that it was given.
 
     Args:
-        dataset: map-style, of tensors in memory.
+        dataset: map-style.
+        own: attributes that aren't the data set's.
     """
 
     __slots__ = ("_dataset",)
 
-    def __init__(self, dataset: Any) -> None:
-        object.__setattr__(self, "_dataset", dataset)
+    def __init__(self, dataset: Any, **own: Any) -> None:
+        for name, value in {"_dataset": dataset, **own}.items():
+            object.__setattr__(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._dataset,)
@@ -81,6 +83,12 @@ class GatheredDataset:
 
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[index]
+
+
+class GatheredDataset(StandIn):
+    """Tensors in memory that are read a batch at a time."""
+
+    __slots__ = ()
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """Returns a batch; the samples, where the indices aren't plain numbers or one is wrong."""
@@ -111,15 +119,15 @@ def _is_gatherable(dataset: Any) -> bool:
         return bool(strided and dataset.ndim and dataset.is_contiguous()) and not (
             dataset.requires_grad or dataset.is_conj() or dataset.is_neg()
         )
-    if kind is Subset:
-        return _is_gatherable(dataset.dataset)
-    return kind in (TensorDataset, StackDataset, ConcatDataset) and all(
-        _is_gatherable(one) for one in _parts(dataset)
-    )
+    parts = dataset.tensors if kind is TensorDataset else parts_of(dataset)
+    return bool(parts) and all(map(_is_gatherable, parts))
 
 
-def _parts(dataset: Any) -> Sequence[Any]:
-    parts = dataset.tensors if type(dataset) is TensorDataset else dataset.datasets
+def parts_of(dataset: Any) -> Sequence[Any]:
+    """Returns the data sets that one of torch's own is made of; [] of any other."""
+    if type(dataset) is Subset:
+        return [dataset.dataset]
+    parts = dataset.datasets if type(dataset) in (ConcatDataset, StackDataset) else []
     return list(parts.values()) if isinstance(parts, Mapping) else parts
 
 
@@ -132,7 +140,8 @@ def _gather(dataset: Any, indices: Sequence[int]) -> Any:
         return _gather(dataset.dataset, [dataset.indices[one] for one in indices])
     if kind is ConcatDataset:
         return _gather_parts(dataset, indices)
-    columns = [_gather(one, indices) for one in _parts(dataset)]
+    parts = dataset.tensors if kind is TensorDataset else parts_of(dataset)
+    columns = [_gather(one, indices) for one in parts]
     if kind is StackDataset and isinstance(dataset.datasets, Mapping):
         return dict(zip(dataset.datasets, columns, strict=True))
     return columns

@@ -57,7 +57,6 @@ class Places:
                 self.iterators.append(path)
 
     def standing(self) -> dict[str, Any]:
-        """Returns where all of them stand now."""
         return {
             "generators": {path: get_rng_state(one) for path, one in self._generators.items()},
             "watched": {
@@ -66,7 +65,6 @@ class Places:
         }
 
     def put(self, standing: Mapping[str, Any]) -> None:
-        """Lets all go on from where `standing` found them, those that are there."""
         for path, one in standing.get("generators", {}).items():
             if path in self._generators:
                 set_rng_state(self._generators[path], one)

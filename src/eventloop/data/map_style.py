@@ -259,7 +259,6 @@ class Turns:
         self._has_begun = self._has_workers = False
 
     def begin(self) -> Iterator[Any]:
-        """Begins an epoch."""
         draws = not (self._workers_stay and self._has_workers)
         should_draw = not (self._seeds_once and self._has_begun)
         self._has_begun = self._has_workers = True
@@ -290,7 +289,6 @@ class Turns:
         return {"seeds_once": self._seeds_once, "has_begun": self._has_begun}
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
-        """Goes on from what `state_dict` gave."""
         self._seeds_once, self._has_begun = state["seeds_once"], state["has_begun"]
 
     def _turn(self) -> Iterator[Any]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -26,10 +24,19 @@ from torch.utils.data import (
 )
 
 from eventloop.data.batches import shapes
+from eventloop.data.draws import Draws, Seed
+from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.errors import TaskError
-from eventloop.rng import KeptGenerators, get_rng_state, is_generator, reseed, set_rng_state
+from eventloop.rng import (
+    KeptGenerators,
+    get_rng_state,
+    is_generator,
+    reseed,
+    set_rng_state,
+)
 
 _BITS = 2**64 - 1
+_KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
 _ODD = 0xD1342543DE82EF95  # far from any index
 
 
@@ -38,30 +45,25 @@ def seeded(
 ) -> tuple[Any, Callable[[Any], Any]]:
     """Returns a data set and a collate function whose draws come from `seeds`.
 
-    Those of torch that are known to draw nothing stay as they are. What a user wrote counts as
-    drawing: that one sample drew nothing says nothing of the next.
+    Those of torch that are known to draw nothing stay as they are.
     """
     draws = may_draw(dataset)
-    if not draws and collate_fn in (default_collate, default_convert):
+    if not draws and collate_fn in _KNOWN_COLLATES:
         return dataset, collate_fn
     return SeededDataset(dataset, seeds, draws), SeededCollate(collate_fn, seeds)
 
 
 def may_draw(dataset: Any) -> bool:
     """Returns whether reading a data set may draw random numbers: no, if it is known not to."""
-    kind = type(dataset)
-    if kind is Subset:
-        return may_draw(dataset.dataset)
-    if kind is ConcatDataset:
-        return any(may_draw(one) for one in dataset.datasets)
-    if kind is StackDataset:
-        return any(may_draw(one) for one in _stacked(dataset))
+    if parts := parts_of(dataset):
+        return any(map(may_draw, parts))
     known = (list, tuple, range, dict, Tensor, TensorDataset)
-    return kind not in known and not _is_array(dataset)
+    numpy = sys.modules.get("numpy")
+    return type(dataset) not in (known if numpy is None else (*known, numpy.ndarray))
 
 
 class SampleSeeds:
-    """Seeds the global generators of the host for each sample, from seed, epoch and index.
+    """Seeds of samples and batches, from seed, epoch and index; where the generators stood before a batch.
 
     Args:
         seed: of the run.
@@ -74,46 +76,43 @@ class SampleSeeds:
         if shared:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._base = (-1, 0)
-        self._kept: KeptGenerators | None = None
         self._own: list[tuple[Any, Any]] = []
+        self.kept: KeptGenerators | None = None
+        self.moved = False
+        self.first: Any = None  # index of the batch
 
     def start_epoch(self, epoch: int) -> None:
         """Ties what is drawn from now on to this epoch."""
         self._epoch.fill_(epoch)
 
-    def start_batch(self, own: Sequence[Any]) -> None:
-        """Begins a batch: in the main process the generators are the training's, and kept.
-
-        Those of the data set are kept, too: the loader may draw its order from one of them.
-        """
+    def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
+        """Begins a batch; the data set's own generators are kept, too: an order may come from one of them."""
         epoch = int(self._epoch)
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
-        if get_worker_info() is None:
-            self._kept = KeptGenerators()
-            self._own = [(one, get_rng_state(one)) for one in own]
+        self.first, self.kept, self.moved = first, KeptGenerators(), True
+        self._own = [(one, get_rng_state(one)) for one in own]
+        return self.kept
 
     def end_batch(self) -> None:
-        """Ends a batch: the generators stand where they stood."""
-        if self._kept is not None:
-            self._kept.put_back()
+        """Ends a batch: in the main process the generators, the training's, stand where they stood."""
+        is_moved = self.moved or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if self.kept is not None and is_moved and get_worker_info() is None:
+            self.kept.put_back()
             for generator, standing in self._own:
                 set_rng_state(generator, standing)
-            self._kept = None
+        self.kept = None
 
-    def seed_sample(self, index: Any, own: Sequence[Any]) -> None:
-        """Seeds for the sample of an index: the global generators, and the data set's own."""
-        seed = _mixed(self._base[1] + _number(index))
-        _seed(seed)
-        for generator in own:
-            reseed(generator, seed)
+    def of_sample(self, index: Any) -> int:
+        """Returns the seed of the sample of an index."""
+        return _mixed(self._base[1] + _number(index))
 
-    def seed_collate(self, first: Any) -> None:
-        """Seeds for what becomes of a batch, from the index of its first sample."""
-        _seed(_mixed(~self._base[1] + _number(first)))
+    def of_collate(self) -> int:
+        """Returns the seed of what becomes of the batch."""
+        return _mixed(~self._base[1] + _number(self.first))
 
 
-class SeededDataset:
+class SeededDataset(StandIn):
     """A data set that seeds before it reads; in all else the data set that it was given.
 
     A data set that reads a whole batch at once is seeded once for it, from its first index.
@@ -121,66 +120,69 @@ class SeededDataset:
     Args:
         dataset: map-style.
         seeds: where the seeds come from.
-        draws: whether it draws; the collate function alone does, if not.
+        draws: whether it may draw; the collate function alone does, if not.
     """
 
-    __slots__ = ("_batched", "_dataset", "_draws", "_own", "_seeds")
+    __slots__ = ("_batched", "_draws", "_own", "_seeds")
 
     def __init__(self, dataset: Any, seeds: SampleSeeds, draws: bool) -> None:
-        values = {
-            "_dataset": dataset,
-            "_seeds": seeds,
-            "_draws": draws,
-            "_batched": _reads_batches(dataset),
-            "_own": _generators_of(dataset) if draws else [],
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        super().__init__(
+            dataset,
+            _seeds=seeds,
+            _draws=Draws(f"the data set {type(dataset).__name__}") if draws else None,
+            _batched=_reads_batches(dataset),
+            _own=_generators_of(dataset) if draws else [],
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._dataset, self._seeds, self._draws)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+        return type(self), (self._dataset, self._seeds, self._draws is not None)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._read(index, lambda: self._sample(index))
+        return self._read(index, lambda seed: self._samples([index], seed)[0])
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """Reads the samples of a batch, as the loader asks for them."""
-        return self._read(indices[0], lambda: self._samples(indices))
+        if not self._batched:
+            return self._read(indices[0], lambda seed: self._samples(indices, seed))
+        plain = _plain(indices)
 
-    def _read(self, first: Any, read: Callable[[], Any]) -> Any:
+        def read(seed: Seed | None) -> Any:
+            self._seed(indices[0], seed)
+            return self._dataset.__getitems__(plain)
+
+        return self._read(indices[0], read)
+
+    def _read(self, first: Any, read: Callable[[Seed | None], Any]) -> Any:
         seeds = self._seeds
-        seeds.start_batch(self._own)
+        kept = seeds.start_batch(first, self._own)
         try:
-            found = read()
-            seeds.seed_collate(first)
+            found = read(None) if self._draws is None else self._draws.run(read, kept)
         except BaseException as error:
             seeds.end_batch()
             if isinstance(error, StopIteration):
                 raise _no_end(f"the data set {type(self._dataset).__name__}") from error
             raise
+        seeds.moved = bool(self._own) or (self._draws is not None and self._draws.moved)
         return found
 
-    def _samples(self, indices: Sequence[Any]) -> Any:
-        if self._batched:
-            if self._draws:
-                self._seeds.seed_sample(indices[0], self._own)
-            plain = [int(one) if type(one) is Again else one for one in indices]
-            return self._dataset.__getitems__(plain)
-        return [self._sample(index) for index in indices]
+    def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
+        dataset = self._dataset
+        if seed is None and not self._own:
+            return [dataset[index] for index in _plain(indices)]
+        found = []
+        for index, plain in zip(indices, _plain(indices), strict=True):
+            self._seed(index, seed)
+            found.append(dataset[plain])
+        return found
 
-    def _sample(self, index: Any) -> Any:
-        if self._draws:
-            self._seeds.seed_sample(index, self._own)
-        return self._dataset[int(index) if type(index) is Again else index]
+    def _seed(self, index: Any, seed: Seed | None) -> None:
+        if seed is None and not self._own:
+            return
+        number = self._seeds.of_sample(index)
+        if seed is not None:
+            seed(number)
+        for generator in self._own:
+            reseed(generator, number)
 
 
 class SeededCollate:
@@ -194,6 +196,8 @@ class SeededCollate:
     def __init__(self, collate_fn: Callable[[Any], Any], seeds: SampleSeeds) -> None:
         self._collate_fn = collate_fn
         self._seeds = seeds
+        name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        self._draws = None if collate_fn in _KNOWN_COLLATES else Draws(f"collate_fn {name}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_collate_fn" not in self.__dict__:
@@ -202,10 +206,21 @@ class SeededCollate:
 
     def __call__(self, samples: Any) -> Any:
         """Makes a batch of samples."""
+        seeds, draws = self._seeds, self._draws
         try:
-            return collated(self._collate_fn, samples)
+            if draws is None:
+                return collated(self._collate_fn, samples)
+            moved, seeds.moved = seeds.moved, True
+            found = draws.run(lambda seed: self._collate(samples, seed), KeptGenerators())
+            seeds.moved = moved or draws.moved
+            return found
         finally:
-            self._seeds.end_batch()
+            seeds.end_batch()
+
+    def _collate(self, samples: Any, seed: Seed | None) -> Any:
+        if seed is not None:
+            seed(self._seeds.of_collate())
+        return collated(self._collate_fn, samples)
 
 
 def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
@@ -233,31 +248,16 @@ def _no_end(who: str) -> TaskError:
 
 def _generators_of(dataset: Any) -> list[Any]:
     """Returns the random generators that a data set, or one that it is made of, has as attributes."""
-    if type(dataset) is Subset:
-        return _generators_of(dataset.dataset)
-    if type(dataset) in (ConcatDataset, StackDataset):
-        parts = dataset.datasets if type(dataset) is ConcatDataset else _stacked(dataset)
+    if parts := parts_of(dataset):
         return [one for part in parts for one in _generators_of(part)]
     return [one for one in getattr(dataset, "__dict__", {}).values() if is_generator(one)]
 
 
 def _reads_batches(dataset: Any) -> bool:
     """Returns whether a data set reads a batch at once; torch's own do what their parts do."""
-    if type(dataset) is Subset:
-        return _reads_batches(dataset.dataset)
-    if type(dataset) is StackDataset:
-        return any(_reads_batches(one) for one in _stacked(dataset))
+    if type(dataset) in (Subset, StackDataset):
+        return any(map(_reads_batches, parts_of(dataset)))
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def _stacked(dataset: Any) -> Sequence[Any]:
-    parts = dataset.datasets
-    return list(parts.values()) if isinstance(parts, Mapping) else parts
-
-
-def _is_array(dataset: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(dataset) is numpy.ndarray
 
 
 def _number(index: Any) -> int:
@@ -285,13 +285,10 @@ def _mixed(number: int) -> int:
     return number ^ number >> 31
 
 
-def _seed(seed: int) -> None:
-    """Seeds the host's generators; some 50 times faster than `seed_everything`."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+def _plain(indices: Sequence[Any]) -> Sequence[Any]:
+    if Again not in set(map(type, indices)):
+        return indices
+    return [int(one) if type(one) is Again else one for one in indices]
 
 
 class Again(int):
