@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,8 +46,10 @@ def fit(
             "settings are keywords here", fix='write fit(..., seed=1) for {"seed": 1}'
         )
     names = inspect.signature(Task).parameters.keys() - {*_OF_TRAINER}
+    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
+    words = {**settings, **TRAINER, **TASK}
     for name in given.keys() - names - {*_OF_TRAINER, *SETTING_NAMES}:
-        if hint := _meant(name, names):
+        if hint := known_as(name, words, [*names, *_OF_TRAINER, *SETTING_NAMES]):
             raise SettingError(
                 f"fit(...) has no argument {name!r}{hint}", fix="rename the keyword or leave it out"
             )
@@ -57,9 +59,3 @@ def fit(
     )
     with Trainer(task, max_duration=max_duration, **given) as trainer:
         return trainer.fit()
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    """Returns what was meant by an argument that `fit` doesn't have; "" where that isn't known."""
-    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
-    return known_as(name, {**settings, **TRAINER, **TASK}, [*names, *_OF_TRAINER, *SETTING_NAMES])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import shutil
@@ -11,8 +12,9 @@ import weakref
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 
-from eventloop import ResumeError, Task, Trainer, TrainerBuilder
+from eventloop import ResumeError, Task, Trainer, TrainerBuilder, schedules
 from eventloop.checkpoint.run_lock import RunLock
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.errors import UsageError
@@ -177,6 +179,68 @@ def test_another_learning_rate_is_refused_with_the_difference(run):
 
     assert "optimizers.sgd.groups.0.lr: 0.1 -> 0.2" in str(caught.value)
     assert "allowed=Allowed(config_change=True)" in str(caught.value)
+
+
+def tiny(lr=0.1, weight_decay=0.0, scheduler=None):
+    """A task with one of SGD's."""
+    return tiny_task(
+        optimizer=lambda model: torch.optim.SGD(
+            model.parameters(), lr=lr, weight_decay=weight_decay
+        ),
+        scheduler=scheduler,
+    )
+
+
+LINEAR = schedules.linear(final_frac=0.5)
+TORCHS = {
+    "LambdaLR": lambda one: LambdaLR(one, lambda step: 0.5**step),
+    "StepLR": lambda one: StepLR(one, 1, 0.5),
+    "CosineAnnealingLR": lambda one: CosineAnnealingLR(one, T_max=8),
+}
+
+
+def rate_and_decay(trainer):
+    """What the optimizer would take the next step with."""
+    (group,) = trainer.state.optimizers["sgd"].param_groups
+    return float(group["lr"]), group["weight_decay"]
+
+
+def test_an_optimizers_numbers_that_may_change_do(run):
+    """Shown as changed and put back by the checkpoint, they would be a lie; not twice as far the second time."""
+    run("2ba")
+
+    trainer, _ = run("3ba", tiny(0.2, 0.01), allowed=Allowed(config_change=True))
+    again, _ = run("4ba", tiny(0.2, 0.01))
+
+    assert rate_and_decay(trainer) == rate_and_decay(again) == (0.2, 0.01)
+
+
+@pytest.mark.parametrize("scheduler", [LINEAR, *TORCHS.values()], ids=["linear", *TORCHS])
+def test_a_changed_rate_keeps_its_place_in_the_schedule(run, clean, scheduler):
+    """The next step is taken at what the schedule makes of the new one, and so are those after it."""
+    trainer, _ = run("4ba", tiny(scheduler=scheduler))
+    expected = [2 * rate_and_decay(trainer)[0]]
+    changed = TrainerBuilder(allowed=Allowed(config_change=True))
+    given = {"device": "cpu", "run_dir": clean / "out", "max_duration": "2ep"}
+    with changed.build(tiny(0.2, scheduler=scheduler), checkpoint_interval="1ba", **given) as other:
+        rates = [rate_and_decay(other)[0]]
+        other.fit("5ba")
+        rates.append(rate_and_decay(other)[0])
+    shutil.rmtree(clean / "out")
+    trainer, _ = run("5ba", tiny(scheduler=scheduler))
+
+    assert rates == pytest.approx([*expected, 2 * rate_and_decay(trainer)[0]])
+
+
+def test_a_schedule_that_may_change_does(run):
+    """A run that fell to 0 couldn't be trained longer: its warning says to give the schedule a longer duration."""
+    fallen = schedules.cosine(duration="4ba")
+    run("4ba", tiny(scheduler=fallen))
+    longer = tiny(scheduler=schedules.cosine(duration="8ba"))
+
+    trainer, _ = run("6ba", longer, allowed=Allowed(config_change=True))
+
+    assert rate_and_decay(trainer)[0] == pytest.approx(0.1 * 0.5 * (1 + math.cos(math.pi * 6 / 8)))
 
 
 def test_another_setting_is_refused_unless_allowed(run):

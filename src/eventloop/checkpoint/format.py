@@ -209,7 +209,9 @@ class Draft:
             )
         # Of all ranks: a digest and a size take a hundred bytes, be the part as large as it may.
         unknown = dict.fromkeys(self._files, FileFacts(2**40, "0" * 64))
-        sizes = [len(self._manifest(unknown)), *map(_size_of, self._files.values())]
+        contents = self._files.values()
+        sizes = [len(one) if isinstance(one, bytes) else one.num_bytes for one in contents]
+        sizes.append(len(self._manifest(unknown)))
         self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
 
     def write(self, folder: Path, made: list[Path]) -> Manifest:
@@ -324,10 +326,6 @@ class Draft:
 
 
 # Writing
-
-
-def _size_of(content: bytes | tensor_file.Draft) -> int:
-    return len(content) if isinstance(content, bytes) else content.num_bytes
 
 
 @contextmanager

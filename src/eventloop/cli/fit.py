@@ -99,6 +99,7 @@ def _train(
     result_file = ResultFile(arguments.path("result"))
     is_compiled = configuration.settings(task_settings(task)).compile is not False
     lines = ProgressLines(write=lambda line: write_lines([line]))
+    is_compiled = configuration.settings(task_settings(task)).compile is not False
     with (
         diagnostics,
         crash_report() as active,
@@ -117,7 +118,9 @@ def _train(
     ):
         active += trainer.plugins
         export = arguments.path("export")
-        if export is not None and not _writes_other_formats(trainer):
+        writers = trainer.assembly.implementations["export"]  # a plugin's may be of another format
+        is_cores = all(one.plugin.role == "core" or one.wrapper for one in writers)
+        if export is not None and is_cores:
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
         write_lines([*trainer.first_runs(), *modes.lines()])
@@ -171,12 +174,6 @@ def _exported(trainer: Trainer, path: Path) -> str:
     place = trainer.state.settings.run_dir or trainer.state.run_dir
     best = shell("eventloop", "export", str(place), str(path.with_stem("best")), "--best")
     return f"exported: {path}, {which}; {best} writes the best"
-
-
-def _writes_other_formats(trainer: Trainer) -> bool:
-    """Whether a plugin, or the task, may write a file that isn't of the core's format."""
-    found = trainer.assembly.implementations["export"]
-    return any(one.plugin.role != "core" and not one.wrapper for one in found)
 
 
 _PACKAGE = "eventloop-progress"

@@ -136,8 +136,10 @@ def _plugins(
     for one in plugins:
         try:
             options[one.found.name] = list(plugin_options(one.target))
-            if not _sleeps(configuration, one):
-                typed_options(one.found, one.target, configuration.section(one.found.name))
+            section = configuration.section(one.found.name)
+            is_dormant = dormant_reason(one.found, one.target, section) is not None
+            if not is_dormant or configuration.insists_on(one.found):
+                typed_options(one.found, one.target, section)
                 awake.append(one)
         except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
             failures.append(unexpected(one.found, error))
@@ -171,12 +173,6 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
     if path is not None:
         require_writable(path, f"{flag(name)} ", suffix)
     return path
-
-
-def _sleeps(configuration: Configuration, plugin: Loaded) -> bool:
-    found = plugin.found
-    reason = dormant_reason(found, plugin.target, configuration.section(found.name))
-    return reason is not None and not configuration.insists_on(found)
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:

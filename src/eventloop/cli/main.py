@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
             error = Interrupted("interrupted")  # a person's doing: no plugin is blamed
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            error = _too_long(error)
+            error = UsageError(
+                f"a path is too long: {one_line(str(error.filename), 100)}",
+                fix="give a shorter one: 255 bytes a name, 4,095 in all on most systems",
+            )
         report(error)
         return _end(exit_status(error))
     return status
@@ -81,13 +84,6 @@ def _open_streams() -> None:
         if getattr(sys, name) is None:
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open to the end
-
-
-def _too_long(error: OSError) -> UsageError:
-    return UsageError(
-        f"a path is too long: {one_line(str(error.filename), 100)}",
-        fix="give a shorter one: 255 bytes a name, 4,095 in all on most systems",
-    )
 
 
 def _end(status: int) -> int:

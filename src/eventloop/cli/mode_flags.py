@@ -183,23 +183,14 @@ class Diagnostics:
         if self._trace is not None and self._trace_file is not None:
             write_table(Trace.columns, self._trace.rows())
             self._trace.write(self._trace_file)
-            write_lines(_written(self._trace, self._trace_file))
+            spans, more = len(self._trace.spans), self._trace.num_left_out
+            opened = f"{self._trace_file}; open it in https://ui.perfetto.dev"
+            left = [f"trace: {more} more are in the table, but not in the file"] if more else []
+            write_lines([f"trace: {spans} spans in {opened}", *left])
         if self._check is not None:
             rows = list(self._check.rows())
             if rows:
                 write_table(Check.columns, rows)
-            write_lines(_checked(self._check))
-
-
-def _checked(check: Check) -> Iterator[str]:
-    num = len(check.findings)
-    yield f"check: {counted(num, 'problem') if num else 'no problem'}"
-    for finding in check.findings:
-        yield from str(finding).splitlines()
-
-
-def _written(trace: Trace, path: Path) -> list[str]:
-    lines = [f"trace: {len(trace.spans)} spans in {path}; open it in https://ui.perfetto.dev"]
-    if trace.num_left_out:
-        lines.append(f"trace: {trace.num_left_out} more are in the table, but not in the file")
-    return lines
+            found = self._check.findings
+            write_lines([f"check: {counted(len(found), 'problem') if found else 'no problem'}"])
+            write_lines([line for one in found for line in str(one).splitlines()])

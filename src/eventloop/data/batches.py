@@ -324,7 +324,9 @@ def _shapes(value: Any, depth: int) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if not depth or not isinstance(value, Mapping | tuple | list):
-        return _plain(value)
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        is_numpys = shape is not None and dtype is not None
+        return type(value).__name__ + (f" {dtype} {tuple(shape)}" if is_numpys else "")
     more = ", ..." if len(value) > _MOST_PARTS else ""
     if isinstance(value, Mapping):
         pairs = [
@@ -337,10 +339,3 @@ def _shapes(value: Any, depth: int) -> str:
     return (
         f"({', '.join(parts)}{more})" if isinstance(value, tuple) else f"[{', '.join(parts)}{more}]"
     )
-
-
-def _plain(value: Any) -> str:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:  # NumPy's
-        return f"{type(value).__name__} {dtype} {tuple(shape)}"
-    return type(value).__name__

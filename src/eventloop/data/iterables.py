@@ -118,7 +118,8 @@ def _parts_of(one: Any) -> list[tuple[str, Any]]:
         return [(f"[{idx}]", part) for idx, part in enumerate(one)] if _is_short(one) else []
     if isinstance(one, Mapping):
         return [(f"[{key!r}]", part) for key, part in one.items()] if _is_short(one) else []
-    if not isinstance(one, (DataLoader, Dataset, Sampler)) and _is_strange(type(one)):
+    root = type(one).__module__.partition(".")[0]
+    if root in {*_STRANGE, "torch"} and not isinstance(one, (DataLoader, Dataset, Sampler)):
         return []
     attributes = getattr(one, "__dict__", {})
     # Workers that stay aren't what a loader is made of.
@@ -127,11 +128,6 @@ def _parts_of(one: Any) -> list[tuple[str, Any]]:
 
 def _is_short(entries: Any) -> bool:
     return len(entries) <= _MOST_ENTRIES
-
-
-def _is_strange(kind: type) -> bool:
-    root = kind.__module__.partition(".")[0]
-    return root in _STRANGE or root == "torch"
 
 
 def to_evaluate(dataloader: Any) -> Any:

@@ -180,7 +180,9 @@ class RankPart(Sampler[Any]):
                 drawn = self._drawn()
         for divisor in self._divisors:
             if self.even:
-                drawn = _evened(drawn, _excess(len(drawn), divisor, self.even))
+                excess = _excess(len(drawn), divisor, self.even)
+                more = itertools.islice(itertools.cycle(drawn), max(excess, 0))
+                drawn = drawn[: excess if excess < 0 else None] + list(more)
         return iter(drawn[self.rank :: self.num_replicas])
 
     def _drawn(self) -> list[Any]:
@@ -191,12 +193,6 @@ class RankPart(Sampler[Any]):
 def _excess(number: int, divisor: int, even: str) -> int:
     """Returns how many are added, or with a minus left out, to be a multiple of `divisor`."""
     return -(number % divisor) if even == "drop" else -number % divisor
-
-
-def _evened(drawn: list[Any], excess: int) -> list[Any]:
-    if excess < 0:
-        return drawn[:excess]
-    return drawn + list(itertools.islice(itertools.cycle(drawn), excess))
 
 
 def shared_order(dataloader: Any) -> dict[str, Any]:

@@ -42,7 +42,9 @@ def pass_beside(
     kept = [
         (one, dict(vars(one)))
         for loader in innermost(dataloader)
-        for one in samplers_of(_batch_sampler(loader))
+        for one in samplers_of(
+            getattr(loader, "batch_sampler", None) or getattr(loader, "sampler", None)
+        )
         if hasattr(one, "__dict__")
     ]
     standing = source.state_dict(None)
@@ -55,7 +57,3 @@ def pass_beside(
             for sampler, attributes in kept:
                 vars(sampler).update(attributes)
             source.load(standing, epoch, None)
-
-
-def _batch_sampler(dataloader: Any) -> Any:
-    return getattr(dataloader, "batch_sampler", None) or getattr(dataloader, "sampler", None)

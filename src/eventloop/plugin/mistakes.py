@@ -204,11 +204,9 @@ def _useless(plugin: Plugin, own: dict[str, Callable[..., Any]]) -> _Misfits:
 def _own(plugin: Plugin) -> dict[str, Callable[..., Any]]:
     """Returns the two methods, as far as they are there and not torch's."""
     found = {name: getattr(plugin.target, name, None) for name in (SAVE, LOAD)}
-    return {name: one for name, one in found.items() if callable(one) and not _is_torchs(one)}
-
-
-def _is_torchs(method: Callable[..., Any]) -> bool:
-    return str(getattr(method, "__module__", "")).partition(".")[0] == "torch"
+    origins = {name: str(getattr(one, "__module__", "")) for name, one in found.items()}
+    is_torchs = {name for name, one in origins.items() if one.partition(".")[0] == "torch"}
+    return {name: one for name, one in found.items() if callable(one) and name not in is_torchs}
 
 
 def _takes(method: Callable[..., Any], number: int) -> bool:

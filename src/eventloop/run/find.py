@@ -41,7 +41,11 @@ def find_start(
     while True:
         place, refused = _agreed(settings, storage, processes, damage)
         if place is None:
-            return FreshStart(_note_on(storage))
+            left = (storage.run_dir / MANIFEST).is_file()  # files, but no checkpoint
+            begun = (
+                f"no checkpoint in {storage.run_dir}, where a run was begun: this one begins anew"
+            )
+            return FreshStart(begun if left else "")
         path = local_copy(place, storage, processes)
         found = _damage_in_shards(path, processes)
         if not found:
@@ -126,13 +130,6 @@ def _chosen(
         with refusing(chosen):  # `latest` hasn't looked at it, and tensors stay in its files
             examine(chosen, shards=shards)
     return chosen, refused
-
-
-def _note_on(storage: Storage) -> str:
-    """Says of a folder that a run has left files there, but no checkpoint to go on from."""
-    if not (storage.run_dir / MANIFEST).is_file():
-        return ""
-    return f"no checkpoint in {storage.run_dir}, where a run was begun: this one begins anew"
 
 
 def _named(wanted: Place, newest: Place | None) -> Place:

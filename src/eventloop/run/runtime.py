@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from eventloop.run.start import Start
     from eventloop.state import State
     from eventloop.training.precision import Precision
-    from eventloop.training.update import Accumulate
     from eventloop.urls import Place
 
 
@@ -91,8 +90,8 @@ class Core:
             run_dir=storage.run_dir,
         )
         self.hooks = new_plans()
-        fits = settings.microbatch_size == "auto"
-        retry = functools.partial(AutoMicrobatch, processes) if fits else _once
+        fits = functools.partial(AutoMicrobatch, processes)
+        retry = fits if settings.microbatch_size == "auto" else lambda accumulate: accumulate
         self.loop = Loop(self.hooks, new_plans(), mover_to(device), processes, retry, self._numbers)
         self.bookkeeping = Bookkeeping(self.hooks, processes, self._numbers, device)
         self._features = tuple(features_of(settings, device, precision))
@@ -266,8 +265,3 @@ def features_of(
         yield TunedConvolutions()
     if precision.name in ("bf16", "fp16"):
         yield ChannelsLast(precision)
-
-
-def _once(accumulate: Accumulate) -> Accumulate:
-    """Returns the function itself, which runs each batch once."""
-    return accumulate

@@ -15,11 +15,8 @@ from eventloop.clock import Time
 from eventloop.config.choice import Reason
 from eventloop.errors import ResumeError
 from eventloop.naming import fold
-from eventloop.run.differences import (
-    config_differences,
-    plugin_differences,
-    task_differences,
-)
+from eventloop.run.differences import config_differences, plugin_differences, task_differences
+from eventloop.run.made_with import MadeWith
 from eventloop.signals import is_interruption
 from eventloop.text import allowing, pip
 from eventloop.training.entry import AfterCheckpoint
@@ -242,10 +239,13 @@ class FromCheckpoint:
         missing = {fold(one["name"]) for one in self._missing}
         kept = {name: one for name, one in parts["plugins"].items() if name in missing}
         capture.plugins.kept = read_all(kept)
+        made = MadeWith(state)
         capture.put(parts)
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(parts)
+        if self._allowed.config_change:
+            made.restore(state, self.changes)
         is_in_epoch = loop.feeds.current.under_way
         loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
 
@@ -262,11 +262,13 @@ class FromCheckpoint:
             elif name in map(fold, self._allowed.missing_plugin):
                 self._missing.append(one)
             else:
+                get = f"bring it as before, by {one['source']}"
+                if one["distribution"]:
+                    get = pip("install", f"{one['distribution']}=={one['version']}")
                 raise ResumeError(
                     f"the run was begun with {one['name']}, which isn't here",
                     checkpoint=self._place,
-                    fix=f"{_how_to_get(one)}, or go on without it: "
-                    f"{allowing('missing_plugin', one['name'])}",
+                    fix=f"{get}, or go on without it: {allowing('missing_plugin', one['name'])}",
                 )
         known = {fold(one["name"]) for one in self._algorithms()}
         new = [one for name, one in now.items() if name not in known]
@@ -292,9 +294,3 @@ class FromCheckpoint:
     def _diff(self, lines: Sequence[str]) -> dict[str, Any]:
         listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
         return {"checkpoint": self._place, "changed": listed}
-
-
-def _how_to_get(plugin: Mapping[str, Any]) -> str:
-    if plugin["distribution"]:
-        return pip("install", f"{plugin['distribution']}=={plugin['version']}")
-    return f"bring it as before, by {plugin['source']}"

@@ -122,6 +122,12 @@ class Schedule:
         """
         self.course = loaded_course(state_dict)
 
+    def follow(self, course: Course) -> None:
+        """Follows another course from the next batch on."""
+        if course != self.course:
+            self.course = course
+            self.step()
+
     def _warn_of_end(self) -> None:
         """Warns once, when a batch has been trained at a rate that has fallen to 0."""
         if self._has_ended and self._warns:

@@ -83,7 +83,10 @@ def _taken(name: str) -> str:
     key = fold(name)
     if key in SETTING_NAMES:
         return "a setting has this name"
-    if any(key in command.all_options() for command in _commands()):
+    commands = (
+        importlib.import_module(f"eventloop.cli.{one}") for one in ("fit", "eval", "predict")
+    )
+    if any(key in one.COMMAND.all_options() for one in commands):  # importing them takes torch
         return "an option of the command has this name"
     if key in sys.stdlib_module_names or keyword.iskeyword(key):
         return "Python has this name"
@@ -95,12 +98,6 @@ def _taken(name: str) -> str:
         return f"the package eventloop-{name} exists"
     known = (*discover_all(())[0], *extensions())
     return next((f"{one.origin} has this name" for one in known if fold(one.name) == key), "")
-
-
-def _commands() -> Iterator[Command]:
-    """Yields the commands that take options of plugins; importing them takes torch."""
-    for name in ("fit", "eval", "predict"):
-        yield importlib.import_module(f"eventloop.cli.{name}").COMMAND
 
 
 def _class_name(name: str) -> str:
