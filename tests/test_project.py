@@ -389,3 +389,33 @@ def test_what_is_private_of_the_state_has_no_reader_outside():
 def test_a_reader_of_what_is_private_would_be_found():
     """Control."""
     assert private_reads("state._again = self.state._plugins['ema']") == ["_again", "_plugins"]
+
+
+# A release
+
+
+def test_a_release_refuses_what_is_still_to_be_filled_in(tmp_path):
+    """The page of a package would tell its readers to clone nothing; templates of a new plugin are no such page."""
+    placeholders = runpy.run_path(str(ROOT / "tools/release.py"))["placeholders"]
+    (tmp_path / "docs/how-to").mkdir(parents=True)
+    (tmp_path / "plugins/eventloop-a/src").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(
+        "# A\n\n$ git clone @REPOSITORY@\nwho@example.org @hookimpl\n"
+    )
+    (tmp_path / "docs/how-to/a.md").write_text("fine\n")
+    (tmp_path / "plugins/eventloop-a/README.md").write_text("see @REPOSITORY@\n")
+    (tmp_path / "plugins/eventloop-a/src/template.py").write_text("@NAME@\n")
+
+    assert placeholders(tmp_path) == [
+        "README.md:3: @REPOSITORY@",
+        "plugins/eventloop-a/README.md:1: @REPOSITORY@",
+    ]
+
+
+def test_what_is_to_be_filled_in_says_where_to_get_it():
+    """Until a release has filled them in there is one placeholder, in the two pages that a reader begins with."""
+    placeholders = runpy.run_path(str(ROOT / "tools/release.py"))["placeholders"]
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/quick-start.md")]
+
+    assert {one.partition(": ")[2] for one in placeholders(ROOT)} <= {"@REPOSITORY@"}
+    assert ["git clone " in page for page in pages] == [True, True]

@@ -6,11 +6,15 @@ Wheels and source distributions of the core and of each plugin come into FOLDER,
 `twine check` reads their metadata. Then two fresh environments, which see the running one's libraries,
 take the wheels and the source distributions; in each every plugin is listed and checked, and a small
 model is trained. `tox -e release` runs it.
+
+Pages that go out have placeholders, `@REPOSITORY@`, which whoever releases fills in: that is where a clone is got from.
+While one is left, everything is built and tried, but FOLDER is removed and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +23,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("*.md", "*.cff", "pyproject.toml", "docs/**/*.md", "plugins/*.md", "plugins/*/*.md")
 TASK = "from eventloop.testing import tiny_task as task\n"
 
 
@@ -35,9 +40,23 @@ def main() -> None:
         run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
         found = [try_out(files, Path(scratch)) for files in (wheels, sources)]
     assert found[0] == found[1], found
+    if left := placeholders(ROOT):
+        shutil.rmtree(dist)
+        sys.exit("\n".join(["what is built works, but pages are to be filled in first:", *left]))
     sys.stdout.write(
         f"{len(packages)} packages in {dist}; installed they list {len(found[0])} rows\n"
     )
+
+
+def placeholders(root: Path) -> list[str]:
+    """Returns what is still to be filled in, as `README.md:3: @REPOSITORY@`."""
+    return [
+        f"{path.relative_to(root).as_posix()}:{number}: {found}"
+        for pattern in PAGES
+        for path in sorted(root.glob(pattern))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for found in re.findall(r"@[A-Z_]+@", line)
+    ]
 
 
 def build(package: Path, dist: Path, scratch: Path) -> None:
