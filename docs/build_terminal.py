@@ -37,7 +37,7 @@ def output() -> str:
 
 def picture(text: str) -> str:
     """Returns the picture as SVG."""
-    console = Console(record=True, width=118, file=io.StringIO())
+    console = Console(record=True, width=126, file=io.StringIO())
     console.print(Text(f"$ eventloop {' '.join(COMMAND)}", style="bold"))
     console.print(Text.from_ansi(text.strip()))
     return console.export_svg(title="eventloop", unique_id="terminal")
