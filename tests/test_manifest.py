@@ -155,6 +155,36 @@ def test_a_resumed_run_tells_of_every_start(tmp_path, make_plugin):
     assert second["changes"] == ["settings.max_duration: 1ep -> 2ep"]
     assert found["changes"] == ["settings.max_duration: 2ep -> 3ep"]
     assert found["settings"]["max_duration"] == "3ep"
+    ends = [one["end"] and (one["end"]["status"], one["end"]["epoch"])
+            for one in (begun, second, found)]  # fmt: skip
+    assert ends == [None, ("finished", 2), ("finished", 3)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("early-stopping: no better", "stopped"),
+        ("pruned by sweep at evaluation 2", "pruned"),
+        ("rank 0 received SIGTERM", "interrupted"),
+    ],
+)
+def test_how_a_run_ended_is_in_it(reason, status, tmp_path, make_plugin):
+    """A trial that was pruned isn't one that was trained to its end."""
+    fit_in(tmp_path, make_plugin(batch_end=lambda state: state.request_stop(reason)))
+
+    end = read_in(tmp_path)["end"]
+    assert (end["status"], end["reason"], end["batch"]) == (status, reason, 1)
+
+
+def test_a_part_of_a_run_is_no_end(tmp_path):
+    """More is to come."""
+    with isolated_trainer(tmp_path) as trainer:
+        trainer.fit(until="1ba")
+        first = read_in(tmp_path)["end"]
+        trainer.fit()
+
+    assert first is None
+    assert read_in(tmp_path)["end"]["status"] == "finished"
 
 
 def test_one_trainer_is_one_start(tmp_path):

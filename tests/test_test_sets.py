@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,22 @@ def test_killed_before_its_end_a_run_evaluates_it_then(task, make_trainer):
     assert result.metrics["test"]["loss"].item() == result.history[0]["valid/loss"]
 
 
+def test_a_run_that_is_over_still_knows_the_weights(task, make_trainer):
+    """Started again it does nothing, and gives the same result."""
+    for settings, name in ((BEST, "ba00000003"), (BEST | {"checkpoint_best": None}, None)):
+        given = settings | {"run_dir": f"run-{name}"}
+        with make_trainer(task(), **given) as trainer:
+            trainer.fit()
+        with make_trainer(task(), **given) as trainer:
+            with pytest.warns(UserWarning, match="is done"):
+                result = trainer.fit()
+            tested = trainer.state.manifest["tested"]
+
+        assert result.tested_with == (name and Path(f"run-{name}/checkpoints/{name}"))
+        assert (tested["checkpoint"], tested["batch"]) == (name, 9)
+        assert tested["metrics"] == {"test/loss": result.metrics["test"]["loss"].item()}
+
+
 def test_a_part_of_a_run_does_not_evaluate_it(task, make_trainer):
     """It isn't over: more is to come."""
     trainer = make_trainer(task(), max_duration="2ep")
@@ -114,6 +132,9 @@ def test_two_ranks_evaluate_it_as_one_process_does(make_task, make_batches, make
         with make_trainer(make_task(**given), **values) as trainer:
             result = trainer.fit()
             weights = {name: one.clone() for name, one in result.model.state_dict().items()}
+            told = json.loads(Path(folder, "manifest.json").read_text())
+            assert told["tested"] == trainer.state.manifest["tested"]
+            assert told["tested"]["metrics"] == {"test/loss": result.history[-1]["test/loss"]}
             return result.metrics, result.history, weights
 
     one = train("one", 4)

@@ -6,9 +6,11 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
+
+T = TypeVar("T")
 
 
 class Subject(Protocol):
@@ -173,6 +175,18 @@ def keep(error: BaseException, other: BaseException) -> None:
     details = "".join(traceback.format_exception(other, chain=False))
     text = f"then also: {type(other).__name__}: {text_of(other)}\n{details}".rstrip()
     error.add_note(Note(text, "later"))
+
+
+def as_first(share: Callable[[Any], Any], act: Callable[[], T]) -> T:
+    """Calls a function; returns, or raises, what it did on rank 0, of which all ranks get a value."""
+    try:
+        mine: T | EventloopError = act()
+    except EventloopError as error:
+        mine = error
+    first: T | EventloopError = share(mine)
+    if isinstance(first, EventloopError):
+        raise first
+    return first
 
 
 def failures_of(function: Callable[[], None]) -> list[BaseException]:

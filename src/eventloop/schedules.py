@@ -220,9 +220,7 @@ class Factory:
         warmup: how long the rate rises from 0; None: it starts at the optimizer's own.
         end: when the fall ends; None: it never begins.
         cooldown: how long the fall takes; None: from the warm-up to the end.
-        final_frac: share of the optimizer's rate at the end.
-        start_frac: share of it at the start of the warm-up.
-        rise: how it rises, a name in `CURVES`.
+        final_frac, start_frac, rise: as `Course` has them.
         fall_name: what `cooldown` is called in messages.
 
     Raises:

@@ -134,6 +134,15 @@ def is_interruption(stop_reason: str | None) -> bool:
     return stop_reason is not None and _REASON.fullmatch(stop_reason) is not None
 
 
+def status_of(stop_reason: str | None) -> str:
+    """Returns what became of a run: finished; interrupted, by a signal; pruned, by its reason; or stopped."""
+    if stop_reason is None:
+        return "finished"
+    if is_interruption(stop_reason):
+        return "interrupted"
+    return "pruned" if stop_reason.startswith("pruned ") else "stopped"
+
+
 @contextmanager
 def told_from_a_key() -> Iterator[None]:
     """Has Ctrl-C raise `Interrupted`, to tell it from a plugin that raises KeyboardInterrupt."""

@@ -350,6 +350,7 @@ class State:
     def request_stop(self, reason: str) -> None:
         """Asks the run to stop after the batch under way; the first reason is kept.
 
+        A run with a reason that begins with "pruned ", a trial of a sweep say, is listed as pruned.
         Any rank may ask; with several, the run stops a batch later, on all of them.
         """
         self._processes.exchange.request_stop(self, reason)

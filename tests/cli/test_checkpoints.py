@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,120 @@ def test_json_has_all_of_it(run, saved):
         "valid/loss",
     }
     assert newest["saved"].startswith("20")
+
+
+@pytest.fixture
+def chosen(run, tiny):
+    """A task with a set to choose by and a test set, and how it is trained."""
+    text = Path("tiny.py").read_text()
+    sets = 'eval_dataloaders={"valid": loader}, test_dataloaders={"test": loader}'
+    text = text.replace('eval_dataloaders={"test": loader, "valid": loader}', sets)
+    Path("chosen.py").write_text(text)
+    # The loss falls, so that the highest is that of the first evaluation.
+    return (
+        "fit",
+        "chosen.py",
+        "--no-plugins",
+        "--run-dir",
+        RUN,
+        "--checkpoint-best",
+        "max valid/loss",
+    )
+
+
+def test_what_test_sets_gave_stands_with_the_weights_that_they_had(run, chosen):
+    """Beside the last checkpoint it would be taken for what its weights give."""
+    run(*chosen)
+
+    newest, older = as_json(run("checkpoints", RUN, "--json"))
+    again = as_json(run("eval", "chosen.py", "--no-plugins", "--weights", str(OLDER), "--json"))
+    lines = run("checkpoints", RUN).out.splitlines()
+
+    assert newest["metrics"].keys() == older["metrics"].keys() == {"valid/accuracy", "valid/loss"}
+    assert newest["tested"] == {}
+    assert older["tested"] == {f"test/{name}": one for name, one in again["test"].items()}
+    assert ["test/loss" in line for line in lines] == [False, False, True]
+    assert as_json(run("checkpoints", RUN, "--json")) == [newest, older]
+
+
+def test_without_a_best_one_the_test_sets_had_the_last_weights(run, chosen):
+    """Then it is the newest that they belong to."""
+    run(*chosen[:-2])
+
+    newest, older = as_json(run("checkpoints", RUN, "--json"))
+
+    assert newest["tested"].keys() == {"test/accuracy", "test/loss"}
+    assert older["tested"] == {}
+
+
+@pytest.mark.parametrize("given", [[], ["--checkpoint-interval", "none"]])
+def test_test_sets_are_known_by_the_run_or_its_last_checkpoint(given, run, chosen):
+    """Evaluated after the last was saved, or of a run that came without its manifest."""
+    run(*chosen, *given)
+    told = as_json(run("checkpoints", RUN, "--json"))
+    Path(RUN, "manifest.json").unlink()
+
+    without = as_json(run("checkpoints", RUN, "--json"))
+
+    assert [bool(one["tested"]) for one in told if one["batch"] == 3] == [True]
+    assert (without == told) == (not given)
+
+
+def test_weights_that_were_tested_and_are_gone_are_named(run, chosen):
+    """The numbers stay what they were."""
+    run(*chosen)
+    shutil.rmtree(OLDER)
+
+    out = run("checkpoints", RUN).out
+
+    assert re.search(
+        r"\ntest sets: test/accuracy \S+, test/loss \S+, with the weights of ba00000003, which isn't there\n$",
+        out,
+    )
+
+
+@pytest.mark.parametrize(
+    "tested",
+    [EVIL, [EVIL], {"metrics": EVIL}, {"metrics": {EVIL: 1.0}, "checkpoint": EVIL, "batch": EVIL},
+     {"metrics": {"a": 10**5000, "test/loss": None}, "checkpoint": ["x"], "batch": 10**5000}],
+)  # fmt: skip
+def test_a_strangers_manifest_of_a_run_leaves_the_terminal_alone(tested, run, saved):
+    """It came with the folder."""
+    sys.set_int_max_str_digits(0)
+    Path(RUN, "manifest.json").write_text(json.dumps({"tested": tested}))
+    sys.set_int_max_str_digits(4300)
+
+    ran = run("checkpoints", RUN)
+
+    assert (ran.status, ran.err) == (0, "")
+    assert all(one.isprintable() or one == "\n" for one in ran.out)
+    assert len(as_json(run("checkpoints", RUN, "--json"))) == 2
+
+
+STOPS = """
+from eventloop import hookimpl
+
+
+class Plugin:
+    @hookimpl
+    def batch_end(self, state):
+        if state.clock.batch == 4:
+            state.request_stop("pruned by it at evaluation 1")
+"""
+
+
+def test_why_a_run_was_stopped_is_listed(run, tiny, install):
+    """A trial that was pruned isn't one that was trained to its end."""
+    install("aa-test", STOPS)
+    run("fit", "tiny.py", "--no-plugins", "-p", "aa-test", "--run-dir", RUN)
+
+    newest, older = as_json(run("checkpoints", RUN, "--json"))
+    lines = run("checkpoints", RUN).out.splitlines()
+
+    assert (newest["batch"], newest["status"]) == (4, "pruned")
+    assert newest["stop_reason"] == "pruned by it at evaluation 1"
+    assert (older["status"], older["stop_reason"]) == (None, None)
+    assert ["pruned by it at evaluation 1" in line for line in lines] == [False, True, False]
 
 
 def test_plugins_that_took_part_are_listed(run, tiny, install):

@@ -28,13 +28,14 @@ class Ends:
 
     def __init__(self, batch=-1, *, by_stop=False):
         self.batch, self.by_stop = batch, by_stop
+        self.reason = "enough <b>now</b>"
 
     @hookimpl
     def batch_end(self, state):
         if state.clock.batch == self.batch:
             if not self.by_stop:
                 raise EOFError("<no more>")
-            state.request_stop("enough <b>now</b>")
+            state.request_stop(self.reason)
 
 
 def fit(folder, report=None, ends=None, **given):
@@ -112,6 +113,33 @@ def test_a_run_that_was_stopped_has_a_page(tmp_path):
     fit(tmp_path, ends=Ends(4, by_stop=True))
 
     assert '<p class="status">stopped: enough &lt;b&gt;now&lt;/b&gt;</p>' in text_of(tmp_path)
+
+
+def test_a_trial_that_was_pruned_says_so(tmp_path):
+    """It isn't a run that a person stopped."""
+    pruned = Ends(4, by_stop=True)
+    pruned.reason = "pruned by sweep at evaluation 2"
+    fit(tmp_path, ends=pruned)
+
+    assert '<p class="status">pruned by sweep at evaluation 2</p>' in text_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("best", "weights"),
+    [("max valid/loss", "the weights of ba00000006, the best"), (None, "the last weights")],
+)
+def test_what_test_sets_gave_stands_with_the_weights_that_they_had(best, weights, tmp_path):
+    """A number without its weights is taken for the last ones'."""
+    batches = tiny_batches(6)
+    sets = {"eval_dataloaders": {"valid": batches}, "test_dataloaders": batches}
+    task = tiny_task(train_dataloader=batches, **sets)
+    settings = {"max_duration": "2ep", "checkpoint_interval": "1ep", "checkpoint_best": best}
+    with isolated_trainer(tmp_path, task, callbacks=[Report(pngs=False)], **settings) as trainer:
+        trainer.fit()
+
+    assert re.search(
+        rf"<td>test sets</td><td>[^<]*test/loss [0-9.]+, with {weights}<", text_of(tmp_path)
+    )
 
 
 @pytest.mark.parametrize("batches", [[7], [3, 11]])

@@ -126,7 +126,7 @@ def test_values_are_those_of_the_runs(swept, study):
     for one in study.trials:
         result = json.loads((folder / "here" / f"{one.user_attrs['place']}.json").read_text())
         assert one.value == result["metrics"]["test/accuracy"]
-        is_pruned = (result["stop_reason"] or "").startswith("sweep: pruned")
+        is_pruned = (result["stop_reason"] or "").startswith("pruned by sweep")
         assert is_pruned == (one.state == TrialState.PRUNED)
 
 

@@ -1,5 +1,7 @@
 """The plugin that takes part in a trial."""
 
+import json
+
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -72,8 +74,10 @@ def test_a_trial_that_is_worse_than_others_is_stopped(tmp_path, study):
 
     batch, reason, _ = fit(tmp_path, trial.number)
 
-    assert (batch, reason) == (2, "sweep: pruned at evaluation 2")
+    assert (batch, reason) == (2, "pruned by sweep at evaluation 2")
     assert study.trials[1].user_attrs == {"pruned_at": 2}
+    end = json.loads((tmp_path / "run" / "manifest.json").read_text())["end"]
+    assert (end["status"], end["reason"], end["batch"]) == ("pruned", reason, 2)
     study.tell(trial.number, state=TrialState.PRUNED)
     assert study.trials[1].value == study.trials[1].intermediate_values[2]
 
@@ -102,7 +106,7 @@ def test_a_trial_that_was_pruned_and_killed_stops_at_once(tmp_path, study):
 
     batch, reason, _ = fit(tmp_path, trial.number)
 
-    assert reason == "sweep: pruned at evaluation 5"
+    assert reason == "pruned by sweep at evaluation 5"
     assert batch <= 6
 
 

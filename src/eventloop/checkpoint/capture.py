@@ -19,7 +19,7 @@ from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.checkpoint.unread import read_states, unread
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
-from eventloop.training.metrics import metric_name
+from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
 from eventloop.training.slices import holds_slices
 
@@ -112,7 +112,12 @@ class Capture:
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {
                 **{name: dict(one.state_dict()) for name, one in self._training.items()},
-                "schedulers": _schedulers_of(state),
+                "schedulers": {
+                    interval: [
+                        {"optimizer": name, "state": one.state_dict()} for name, one in pairs
+                    ]
+                    for interval, pairs in state.schedulers.items()
+                },
                 "results": {"eval": state.eval_metrics, "train": state.train_metrics},
                 "microbatch_size": state.microbatch_size,
             },
@@ -219,13 +224,6 @@ def _require_own_memory(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _schedulers_of(state: State) -> dict[str, list[dict[str, Any]]]:
-    return {
-        interval: [{"optimizer": name, "state": one.state_dict()} for name, one in pairs]
-        for interval, pairs in state.schedulers.items()
-    }
-
-
 def _put_schedulers(state: State, kept: Mapping[str, Any]) -> None:
     now = {key: [name for name, _ in pairs] for key, pairs in state.schedulers.items()}
     then = {key: [one["optimizer"] for one in pairs] for key, pairs in kept.items()}
@@ -270,12 +268,8 @@ def facts_of(state: State) -> dict[str, Any]:
         "world_size": state.world_size,
         "duration": None if state.duration is None else str(state.duration),
         "stop_reason": state.stop_reason,
-        "metrics": {
-            metric_name(eval_set, name): float(value)
-            for eval_set, results in state.eval_metrics.items()
-            for name, value in results.items()
-            if value.numel() == 1
-        },
+        # What test sets gave is in the manifest, with whose weights they had.
+        "metrics": scalars_of(state.eval_metrics, only=state.eval_metrics.keys() - state.test_sets),
         "manifest": dict(state.manifest),
     }
 

@@ -92,24 +92,15 @@ def _difference(path: str, one: Any, other: Any) -> Difference | None:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return Difference(path, _described(one), _described(other))
-        if _same_bits(one, other):
+        raw = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+        if torch.equal(*raw):
             return None
         return Difference(path, _described(one), _described(other), _largest(one, other))
-    if type(one) is type(other) and _same(one, other):
-        return None
+    if type(one) is type(other):
+        is_float = isinstance(one, float)  # of which the sign of a zero counts
+        if one.hex() == float(other).hex() if is_float else bool(one == other):
+            return None
     return Difference(path, _described(one), _described(other))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compares two values of one type, which are no tensors; the sign of a zero counts."""
-    if isinstance(one, float):
-        return one.hex() == float(other).hex()
-    return bool(one == other)
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    raw = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*raw)
 
 
 def _largest(one: Tensor, other: Tensor) -> float:

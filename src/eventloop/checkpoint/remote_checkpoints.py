@@ -105,11 +105,7 @@ class RemoteCheckpoints:
     def latest(
         self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
     ) -> tuple[Url | None, list[tuple[Url, str]]]:
-        """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
-
-        Args:
-            shards: for `Store.latest`; what is downloaded is read as a whole.
-            damage: what else was found, by checkpoint.
+        """Returns what `Store.latest` returns; what is downloaded is read as a whole, `shards` or not.
 
         Raises:
             CheckpointError: the storage fails: to begin earlier would be wrong then.
@@ -151,15 +147,7 @@ class RemoteCheckpoints:
         return newest_after(batch, self.found(), lambda url: self._is_usable(url.name))
 
     def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
-        """Removes all checkpoints but some and returns those removed; a usable one always stays.
-
-        Args:
-            keep: their batches.
-            safe: one that is known to be usable, and needn't be downloaded for that.
-
-        Raises:
-            CheckpointError: one can't be removed.
-        """
+        """Does what `Store.prune` does, which may download checkpoints to know that they are usable."""
         names = self._names()
         kept = [name for name in names if batch_in(name) in keep]
         others = [name for name in names if name not in kept]
@@ -171,10 +159,7 @@ class RemoteCheckpoints:
         return [self.folder / name for name in removed]
 
     def clear(self, *, alone: bool = False) -> None:
-        """Removes what killed saves and removals left behind, and settles what was being replaced.
-
-        What can't be removed stays: it takes space, and does no harm.
-        """
+        """Does what `Store.clear` does."""
         with suppress(CheckpointError):
             whole = []
             for name in self._listed():

@@ -114,11 +114,7 @@ class RemoteStorage(Protocol):
 
 
 def checkpoints_at_url(folder: Url, copies: Path) -> RemoteCheckpoints:
-    """Returns the checkpoints under a URL.
-
-    Args:
-        folder: `RUN/checkpoints`.
-        copies: the local folder for what was saved or downloaded last.
+    """Returns the checkpoints under a URL, as `RemoteCheckpoints` takes it.
 
     Raises:
         UsageError: no storage that is installed knows the URL.

@@ -15,7 +15,7 @@ from eventloop.checkpoint.shares import require_shared
 from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
-from eventloop.errors import CheckpointError, EventloopError, ResumeError, SettingError, failures_of
+from eventloop.errors import CheckpointError, ResumeError, SettingError, as_first, failures_of
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.slices import held, holds_slices
@@ -114,17 +114,13 @@ class Saver:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        problem = None
-        if self._lock is not None and state.rank == 0:
-            try:
+        def begin() -> None:
+            if self._lock is not None and state.rank == 0:
                 self._lock.acquire()
                 self._store.clear(alone=True)
                 self._require_newest(state)
-            except EventloopError as error:
-                problem = error
-        (problem, *_) = state.all_gather(problem)
-        if problem is not None:
-            raise problem
+
+        as_first(self._processes.from_first, begin)
         folder, saves = self._store.folder, self._interval is not None and state.world_size > 1
         if not saves or isinstance(folder, Url):  # to a URL each rank uploads what it has
             return
@@ -197,19 +193,16 @@ class Saver:
         best = self._best
         if best is None or best.batch is None:
             return None
-        found: Place | EventloopError | None = None
-        if state.rank == 0:
-            try:
-                usable = (one for one in self._store.found() if not one.reason)
-                found = next((one.path for one in usable if one.batch == best.batch), None)
-            except EventloopError as error:
-                found = error
-        place: Place | EventloopError | None = state.all_gather(found)[0]
-        if isinstance(place, EventloopError):
-            raise place
+        batch = best.batch
+
+        def find() -> Place | None:
+            found = [] if state.rank else self._store.found()
+            return next((one.path for one in found if one.batch == batch and not one.reason), None)
+
+        place = as_first(self._processes.from_first, find)
         if place is None and state.rank == 0:
             warnings.warn(
-                f"the last weights are used: {name_of(best.batch)}, the checkpoint of the best "
+                f"the last weights are used: {name_of(batch)}, the checkpoint of the best "
                 f"evaluation, isn't among those in {self._store.folder}",
                 stacklevel=2,
             )

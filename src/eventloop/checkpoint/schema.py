@@ -258,7 +258,7 @@ FACTS = keys(
     duration=optional(STR),
     stop_reason=optional(STR),
     manifest=keys(
-        {"absent": each(_PLUGIN_FACT)},
+        {"absent": each(_PLUGIN_FACT), "tested": keys(checkpoint=optional(STR))},
         plugins=each(_PLUGIN_FACT),
         off=each(keys({"kind": STR}, name=STR, reason=STR)),
         settings=NAMED,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
-from torch import Tensor
 
 from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.storage import FOLDER
@@ -41,7 +40,7 @@ from eventloop.run.run_manifest import write_manifest
 from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import TrainerBuilder
-from eventloop.training.metrics import metric_name, named_metrics
+from eventloop.training.metrics import named_metrics, scalars_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
@@ -200,12 +199,7 @@ def _require_duration(configuration: Configuration, task: object) -> None:
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     """Sums up a run: `10 epochs, 230 batches in 9.1 s; test/accuracy 0.987`."""
     done = f"{counted(clock.epoch, 'epoch')}, {counted(clock.batch, 'batch', 'batches')}"
-    numbers = [
-        f"{metric_name(eval_set, name)} {float(value):.4g}"
-        for eval_set, values in metrics.items()
-        for name, value in values.items()
-        if not isinstance(value, Tensor) or value.numel() == 1
-    ]
+    numbers = [f"{name} {value:.4g}" for name, value in scalars_of(metrics).items()]
     line = f"{done} in {clock.seconds:.1f} s"
     return f"{line}; {', '.join(numbers)}" if numbers else line
 

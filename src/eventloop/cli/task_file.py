@@ -109,7 +109,8 @@ class TaskFile:
         """
         task = self.target
         if _is_function(task):
-            task = self._call(self.typed_options(values))
+            options = self.typed_options(values)
+            task = _guarded(self.label, lambda: self.target(**options))
             if lack := _lacks(task):
                 raise TaskFileError(
                     f"{self.label}: {self.target.__name__}() returns {task!r}, which is no task: "
@@ -119,9 +120,6 @@ class TaskFile:
         if isinstance(task, Task) and not task.name:
             task.name = self.name
         return task
-
-    def _call(self, options: Mapping[str, Any]) -> object:
-        return _guarded(self.label, lambda: self.target(**options))
 
 
 def load_task_file(label: str) -> TaskFile:

@@ -207,7 +207,11 @@ class Configuration:
             elif options[section] is not None:
                 yield section, _unknown(kind, key, value, known)
             elif kind == "flag":
-                yield section, _switched_off(key, section)
+                problem = SettingError(
+                    f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
+                    fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
+                )
+                yield section, problem
 
     def _keys(self) -> Iterator[tuple[Kind, str, Value]]:
         for layer in self.layers:
@@ -298,13 +302,6 @@ def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
         source=value.source,
         fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
         "the task file",
-    )
-
-
-def _switched_off(key: str, section: str) -> SettingError:
-    return SettingError(
-        f"{spell(key, 'flag')!r} would have no effect: {section} is switched off",
-        fix=f"leave it out, or switch the plugin on with {shell('-p', section)}",
     )
 
 

@@ -8,16 +8,19 @@ that a run opens by name in its folder is opened here, and plugins open theirs h
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.errors import EventloopError, RunFolderError
 from eventloop.files import disk
+from eventloop.files.bounded_json import MAX_BYTES, from_bytes
+from eventloop.files.disk import CorruptFileError
 from eventloop.text import as_set
 
 if TYPE_CHECKING:
@@ -244,6 +247,16 @@ class _Inside(NamedTuple):
             fix=f"move it away, `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}`, or give "
             f"another folder, {as_set(run_dir='FOLDER')}",
         )
+
+
+def read_json(run_dir: Path, name: str) -> dict[str, Any]:
+    """Returns the values by name that a file in a run's folder holds; {} where none can be read."""
+    try:
+        found = from_bytes(RunFolder(run_dir).read(name, MAX_BYTES + 1))
+        json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
+    except (OSError, CorruptFileError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_folder(path: Path) -> None:

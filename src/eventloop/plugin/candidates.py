@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from eventloop.errors import EventloopError, PluginError, SettingError, text_of
+from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.hooks import Hook, hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
@@ -141,7 +141,9 @@ def load_all(
         row.found.name: _option_names(_judged(row, configuration, candidates)) for row in rows
     }
     unknown = list(configuration.problems(options, given=given))
-    rows = [_with_options(row, unknown) for row in rows]
+    for idx, row in enumerate(rows):  # what is wrong with options that were set for its plugin
+        own = [problem for section, problem in unknown if section == fold(row.found.name)]
+        rows[idx] = dataclasses.replace(row, problems=(*row.problems, *own))
     # What is wrong with names, `choose` has told already.
     problems = [one for row in rows if row.found not in unusable for one in row.problems]
     return rows, list(dict.fromkeys([*problems, *(problem for _, problem in unknown)]))
@@ -211,12 +213,6 @@ def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
     return Row(one, loaded.target, dataclasses.replace(plugin, found=one.found))
 
 
-def _with_options(row: Row, unknown: Iterable[tuple[str, SettingError]]) -> Row:
-    """Returns the row with what is wrong with options that were set for its plugin."""
-    own = [problem for section, problem in unknown if section == fold(row.found.name)]
-    return dataclasses.replace(row, problems=(*row.problems, *own))
-
-
 def _option_names(target: object) -> list[str] | None:
     if target is None:
         return None
@@ -253,9 +249,7 @@ def dry_assemble(
 ) -> DryAssembly:
     """Loads, builds and orders everything that is installed, and goes on where a run would stop.
 
-    Args:
-        given: names of what is handed over in Python; None where that isn't known yet.
-        candidates: what was discovered already.
+    Its arguments are those of `select_all`.
     """
     rules = configuration.rules
     candidates = candidates or Candidates(configuration)

@@ -14,7 +14,7 @@ from eventloop.checkpoint.verifying import (
     refusing,
     why_passed_over,
 )
-from eventloop.errors import CheckpointError, EventloopError, ResumeError
+from eventloop.errors import CheckpointError, ResumeError, as_first
 from eventloop.run.run_manifest import FILE as MANIFEST
 from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
 from eventloop.text import allowing, as_set
@@ -38,8 +38,14 @@ def find_start(
         CheckpointError: there are checkpoints, but none verifies and is finite.
     """
     damage: dict[Place, str] = {}
+
+    def choose() -> tuple[Place | None, Refused]:
+        if processes.rank:
+            return None, []
+        return _chosen(settings, storage, shards=processes.world_size == 1, damage=damage)
+
     while True:
-        place, refused = _agreed(settings, storage, processes, damage)
+        place, refused = as_first(processes.from_first, choose)
         if place is None:
             left = (storage.run_dir / MANIFEST).is_file()  # files, but no checkpoint
             begun = (
@@ -60,23 +66,6 @@ def find_start(
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
         raise _not_finite(place)
     return FromCheckpoint(checkpoint, allowed, refused, place)
-
-
-def _agreed(
-    settings: Settings, storage: Storage, processes: Processes, damage: Mapping[Place, str]
-) -> tuple[Place | None, Refused]:
-    """Returns what rank 0 has chosen, on all ranks."""
-    mine: tuple[Place | None, Refused, EventloopError | None] = (None, [], None)
-    if processes.rank == 0:
-        is_alone = processes.world_size == 1
-        try:
-            mine = (*_chosen(settings, storage, shards=is_alone, damage=damage), None)
-        except EventloopError as error:
-            mine = (None, [], error)
-    place, refused, problem = processes.from_first(mine)
-    if problem is not None:
-        raise problem
-    return place, refused
 
 
 def _damage_in_shards(path: Path, processes: Processes) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from eventloop.errors import counted
+from eventloop.training.metrics import scalars_of
 from eventloop.urls import Place
 
 # What a row of the history has beside numbers.
@@ -38,12 +39,7 @@ class Result:
     tested_with: Place | None = None
 
     def __repr__(self) -> str:
-        numbers = {
-            f"{dataset}/{name}": round(value.item(), 4)
-            for dataset, found in self.metrics.items()
-            for name, value in found.items()
-            if value.numel() == 1
-        }
+        numbers = {name: round(value, 4) for name, value in scalars_of(self.metrics).items()}
         rows = counted(len(self.history), "row")
         return f"Result({numbers}, {rows} of history, run_dir={str(self.run_dir)!r})"
 

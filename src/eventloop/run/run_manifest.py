@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,13 +21,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import eventloop
-from eventloop.errors import EventloopError
-from eventloop.files.bounded_json import MAX_BYTES, from_bytes
-from eventloop.files.disk import CorruptFileError
-from eventloop.files.run_folder import RunFolder
+from eventloop.errors import EventloopError, as_first
+from eventloop.files.run_folder import RunFolder, read_json
 from eventloop.hooks import hookimpl
 from eventloop.naming import has_function, plain
 from eventloop.plugin.lock import order_digest
+from eventloop.signals import status_of
+from eventloop.training.metrics import scalars_of
 from eventloop.urls import hidden
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 FILE = "manifest.json"
 _MOST_OF_A_SCRIPT = 100_000
-_OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device")
+_OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git", "device", "end")
 
 
 def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) -> dict[str, Any]:
@@ -106,16 +108,21 @@ def write_manifest(
     Raises:
         EventloopError: it can't be written.
     """
-    path, files = run_dir / FILE, RunFolder(run_dir)
     now = {
         **manifest,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed": resumed,
         "changes": list(changes),
-        "earlier_starts": _earlier_starts(files),
+        "end": None,
+        "earlier_starts": _earlier_starts(read_json(run_dir, FILE)),
     }
+    return _put(now, run_dir)
+
+
+def _put(manifest: Mapping[str, Any], run_dir: Path) -> Path:
+    path = run_dir / FILE
     try:
-        files.write(FILE, json.dumps(now, indent=2).encode("ascii") + b"\n")
+        RunFolder(run_dir).write(FILE, json.dumps(manifest, indent=2).encode("ascii") + b"\n")
     except OSError as error:
         raise EventloopError(
             f"the manifest of the run can't be written to {path}: {error.strerror or error}",
@@ -124,14 +131,16 @@ def write_manifest(
     return path
 
 
-def _earlier_starts(files: RunFolder) -> list[Any]:
-    """Returns what a manifest tells of its start and of those before; [] where it can't be read."""
-    try:
-        found = from_bytes(files.read(FILE, MAX_BYTES + 1))
-        json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
-    except (OSError, CorruptFileError, RecursionError):
-        return []
-    if not isinstance(found, dict) or "started" not in found:
+def tested(state: State, checkpoint: str | None) -> dict[str, Any]:
+    """Returns what test sets gave with the weights of a checkpoint, None for the last ones, for JSON."""
+    numbers = scalars_of(state.eval_metrics, only=state.eval_sets)
+    metrics = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
+    return {"checkpoint": checkpoint, "batch": state.clock.batch, "metrics": metrics}
+
+
+def _earlier_starts(found: Mapping[str, Any]) -> list[Any]:
+    """Returns what a manifest tells of its start and of those before."""
+    if "started" not in found:
         return []
     before = found.get("earlier_starts")
     known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
@@ -210,14 +219,7 @@ class RunFile:
         if self._has_begun:  # rank 0 alone knows whether it is written
             return
         self._has_begun = True
-        problem = None
-        try:
-            self._write(state)
-        except EventloopError as error:
-            problem = error
-        (problem, *_) = state.all_gather(problem)
-        if problem is not None:
-            raise problem
+        as_first(lambda one: state.all_gather(one)[0], lambda: self._write(state))
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
@@ -228,6 +230,19 @@ class RunFile:
     def fit_end(self, state: State) -> None:
         """Likewise."""
         self._write(state)
+
+    @hookimpl
+    def training_end(self, state: State) -> None:
+        """Adds how the run has ended, and what its test sets gave with which weights."""
+        if state.rank == 0 and (found := read_json(state.run_dir, FILE)):
+            reason, now = state.stop_reason, {"tested": state.manifest.get("tested")}
+            end = {"status": status_of(reason), "reason": reason, **state.clock.moment()._asdict()}
+            try:
+                _put({**found, **now, "end": end}, state.run_dir)
+            except EventloopError as error:
+                if state.settings.on_save_error == "raise":
+                    raise
+                warnings.warn(f"how the run ended isn't noted: {error}", stacklevel=2)
 
     @hookimpl
     def exception(self, state: State) -> None:

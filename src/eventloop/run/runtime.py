@@ -25,7 +25,7 @@ from eventloop.plugin.declared import HOOKS, checked
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
-from eventloop.run.run_manifest import RunFile, manifest_of
+from eventloop.run.run_manifest import RunFile, manifest_of, tested
 from eventloop.state import CALLABLE, State, connect
 from eventloop.training.auto_microbatch import AutoMicrobatch
 from eventloop.training.bad_loss import watches_of
@@ -157,15 +157,16 @@ class Core:
     def best_weights(self, state: State) -> Iterator[None]:
         """Lends the model the weights of the best evaluation, and averages those of that moment.
 
-        Collective: every rank must call it. Where none was kept, the model stays as it is.
+        Collective: every rank must call it. Where none was kept, the model stays as it is. What the
+        test sets give with them gets into the manifest of the run.
         """
-        place = self._saver.best_place(state)
+        self.tested_with = place = self._saver.best_place(state)
         if place is None:
             yield
+            state.manifest = {**state.manifest, "tested": tested(state, None)}
             return
         plugins, names = self.capture.plugins, self.assembly.exporting
         path = local_copy(place, self._storage, self._processes)
-        self.tested_with = place
         weights, states = weights_and_states(path, names)
         # As this rank has them: of shards, those that are its own.
         now = copy.deepcopy(dict(state.model.state_dict()))
@@ -175,6 +176,7 @@ class Core:
             plugins.put(states)
             self.capture.restore_model(weights, strict=True)
             yield
+            state.manifest = {**state.manifest, "tested": tested(state, place.name)}
         finally:
             plugins.put(states_now)
             self.hooks.restore_model(state, now, True)

@@ -247,6 +247,11 @@ class FromCheckpoint:
         if self._allowed.config_change:
             made.restore(state, self.changes)
         is_in_epoch = loop.feeds.current.under_way
+        # Of a run that is over, until it is extended to another end.
+        if found := self._then.get("tested"):
+            state.manifest = {**state.manifest, "tested": found}
+            name = found["checkpoint"]
+            core.tested_with = None if name is None else self._place.parent / name
         loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:

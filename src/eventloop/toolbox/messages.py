@@ -6,6 +6,7 @@ Works without torch.
 from __future__ import annotations
 
 from eventloop.errors import closest, counted
+from eventloop.signals import status_of
 from eventloop.text import as_option, as_set, one_line, switch_off
 
-__all__ = ["as_option", "as_set", "closest", "counted", "one_line", "switch_off"]
+__all__ = ["as_option", "as_set", "closest", "counted", "one_line", "status_of", "switch_off"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from eventloop.errors import SettingError, TaskError
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
-from eventloop.training.metrics import EVAL, compute, loss_in, metric_name
+from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -181,9 +181,9 @@ class Bookkeeping:
         row: dict[str, float] = state.clock.moment()._asdict()
         if self._in_fit:
             log_train_metrics(state)
-        row |= _scalars((f"train/{name}", value) for name, value in state.train_metrics.items())
-        for eval_set, results in state.eval_metrics.items():
-            row |= _scalars((metric_name(eval_set, name), one) for name, one in results.items())
+        of_training = ((name, one) for name, one in state.train_metrics.items() if one.numel() == 1)
+        row |= {f"train/{name}": value.item() for name, value in of_training}
+        row |= scalars_of(state.eval_metrics)
         self.history.append(row)
 
     def _mean_loss(self, state: State) -> Metric:
@@ -218,11 +218,6 @@ def log_train_metrics(state: State) -> None:
             state.log(f"train/{name}", value)
     for metric in counted.values():
         metric.reset()
-
-
-def _scalars(named: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
-    """Reads those that are one number each; waits for the device."""
-    return {name: value.item() for name, value in named if value.numel() == 1}
 
 
 def _resolved(name: str, interval: Time, state: State) -> Time:

@@ -120,16 +120,12 @@ class ChannelsLast:
             one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # in no stub
         wrapped = yield
         # Who shards them may need another layout.
-        num = sum(map(_is_channels_last, convolutions))
+        weights = [one.weight for one in convolutions if isinstance(one.weight, Tensor)]
+        num = sum(one.is_contiguous(memory_format=torch.channels_last) for one in weights)
         if num:
             layers = f"{num} convolution{'s' * (num > 1)}"
             self.note = f"channels_last: {layers}, because of {self._precision}"
         return wrapped
-
-
-def _is_channels_last(convolution: nn.Module) -> bool:
-    weight = convolution.weight
-    return isinstance(weight, Tensor) and weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class GarbageCollection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
@@ -40,6 +40,19 @@ def metric_name(eval_set: str, metric: str) -> str:
     """
     name = f"{eval_set}/{metric}"
     return f"{EVAL}{name}" if eval_set in _OF_TRAINING else name
+
+
+def scalars_of(
+    results: Mapping[str, Mapping[str, Tensor]], only: Collection[str] | None = None
+) -> dict[str, float]:
+    """Returns what is one number of the results of eval sets, of these `only`; waits for the device."""
+    return {
+        metric_name(eval_set, name): value.item() if isinstance(value, Tensor) else value
+        for eval_set, values in results.items()
+        if only is None or eval_set in only
+        for name, value in values.items()
+        if not isinstance(value, Tensor) or value.numel() == 1
+    }
 
 
 def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:

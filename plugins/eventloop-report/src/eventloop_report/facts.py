@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Settings, Trace
-from eventloop_report.page import Table
+from eventloop_report.page import Table, number
 from eventloop_report.series import Series
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
             + f" in {clock.seconds:,.1f} s"
         ),
     )
+    if tested := manifest.get("tested"):
+        finite = ((name, one) for name, one in tested["metrics"].items() if one is not None)
+        numbers = ", ".join(f"{name} {number(one)}" for name, one in finite)
+        yield "test sets", f"{numbers or 'nothing'}, with {_weights(tested['checkpoint'])}"
     yield "folder", str(state.run_dir)
     yield "device", f"{manifest['device']}{ranks}, precision {state.precision.name}"
     yield "versions", versions
@@ -82,6 +86,10 @@ def plugin_costs(state: StateView) -> Table:
     ]
     note = "Of the host, since this process began; without what their calls enclose."
     return Table(title, rows, columns, note)
+
+
+def _weights(checkpoint: str | None) -> str:
+    return "the last weights" if checkpoint is None else f"the weights of {checkpoint}, the best"
 
 
 def _changed_settings(settings: Mapping[str, Any]) -> Iterator[str]:

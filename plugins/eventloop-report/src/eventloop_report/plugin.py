@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop import Moment, PluginError, hookimpl
-from eventloop.toolbox.messages import as_option, switch_off
+from eventloop.toolbox.messages import as_option, status_of, switch_off
 from eventloop.toolbox.run_files import RunFolder, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
@@ -116,7 +116,9 @@ class Report:
         self._enter("everything else")
         self._since = None
         reason = state.stop_reason
-        self._write(state, "finished" if reason is None else f"stopped: {reason}")
+        told = reason or "finished"
+        is_pruned = status_of(reason) == "pruned"
+        self._write(state, told if is_pruned or reason is None else f"stopped: {told}")
 
     @hookimpl(rank_zero=True)
     def exception(self, state: StateView, error: BaseException) -> None:

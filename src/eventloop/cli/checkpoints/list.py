@@ -18,6 +18,7 @@ from eventloop.cli.checkpoints.paths import (
     saved,
     shown,
     size_text,
+    tested_at,
     uploaded_at,
     words,
 )
@@ -28,7 +29,8 @@ from eventloop.urls import place_of
 COMMAND = Command(
     "checkpoints list",
     "Lists the checkpoints of a run, the newest first: when each was saved, how large it is, whether "
-    "it verifies, whether it is of the best evaluation, its metrics and plugins. RUN is a run's folder or URL, or the "
+    "it verifies, whether it is of the best evaluation, its metrics and plugins, what the test sets gave with its "
+    "weights, and why the run was stopped there. RUN is a run's folder or URL, or the "
     "`checkpoints` in it.",
     (
         CommandOption("quick", "", "compare sizes alone; otherwise all files are read"),
@@ -36,18 +38,6 @@ COMMAND = Command(
     ),
     argument="RUN",
     takes_plugins=False,
-)
-_COLUMNS = (
-    "checkpoint",
-    "batch",
-    "epoch",
-    "saved",
-    "size",
-    "verified",
-    "best",
-    "metrics",
-    "plugins",
-    "reason",
 )
 _SLOW_BYTES = 2 * 10**9  # takes seconds
 
@@ -61,14 +51,20 @@ def run(arguments: Arguments) -> int:
         if isinstance(place, Path)
         else uploaded_at(place, digests=not is_quick)
     )
-    best, rows = best_among(looks), []
+    best, rows, tested = best_among(looks), [], tested_at(looks)
     for found in looks:
         verified = False if found.damage else None if is_quick else True
-        rows.append({**content(found, verified=verified), "best": found is best})
+        row = content(found, verified=verified, tested=tested)
+        rows.append({**row, "best": found is best})
     if "json" in arguments.given:
         write_json(rows)
     elif rows:
-        write_table(_COLUMNS, [_cells(*pair) for pair in zip(looks, rows, strict=True)])
+        cells = [_cells(*pair) for pair in zip(looks, rows, strict=True)]
+        write_table([*cells[0]], [[one_line(text) for text in one.values()] for one in cells])
+        name, metrics = tested
+        if metrics and not any(row["tested"] for row in rows):
+            told = f"{_numbers(metrics)}, with the weights of {name}, which isn't there"
+            write_text(one_line(f"test sets: {told}"))
     elif isinstance(place, Path):
         write_text(one_line(why_none(place)))
     return 0
@@ -76,8 +72,10 @@ def run(arguments: Arguments) -> int:
 
 def _found(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Found[Path]]:
     looks = [look_at(path, digests=False) for path in paths]
-    if not is_quick:
-        _tell_of_wait(looks)
+    num_bytes = 0 if is_quick else sum(one.num_bytes for one in looks)
+    if num_bytes > _SLOW_BYTES:
+        sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares sizes alone\n")
+        sys.stderr.flush()
     whole: set[int] = set()
     for look in looks:
         found = look if is_quick or look.damage else look_at(look.path, digests=True)
@@ -90,29 +88,26 @@ def _found(paths: Sequence[Path], *, is_quick: bool) -> Iterator[Found[Path]]:
         yield found
 
 
-def _tell_of_wait(looks: Sequence[Found[Path]]) -> None:
-    num_bytes = sum(one.num_bytes for one in looks)
-    if num_bytes > _SLOW_BYTES:
-        sys.stderr.write(f"reading {size_text(num_bytes)}; `--quick` compares sizes alone\n")
-        sys.stderr.flush()
-
-
-def _cells(found: Found[Any], row: dict[str, Any]) -> list[str]:
+def _cells(found: Found[Any], row: dict[str, Any]) -> dict[str, str]:
     saved_at = saved(found.path)
-    metrics = ", ".join(f"{shown(name)} {shown(value)}" for name, value in row["metrics"].items())
     plugins = ", ".join(
         f"{shown(one['name'])} {shown(one['version'])}".strip() for one in row["plugins"]
     )
-    cells = (
-        found.path.name,
-        str(row["batch"]),
-        "" if row["epoch"] is None else str(row["epoch"]),
-        saved_at.strftime("%Y-%m-%d %H:%M:%S") if saved_at else "",
-        size_text(row["bytes"]) if row["bytes"] else "",
-        {True: "yes", False: "no", None: "not read"}[row["verified"]],
-        "best" if row["best"] else "",
-        metrics,
-        plugins,
-        row["reason"],
-    )
-    return [one_line(cell) for cell in cells]
+    return {
+        "checkpoint": found.path.name,
+        "batch": str(row["batch"]),
+        "epoch": "" if row["epoch"] is None else str(row["epoch"]),
+        "saved": saved_at.strftime("%Y-%m-%d %H:%M:%S") if saved_at else "",
+        "size": size_text(row["bytes"]) if row["bytes"] else "",
+        "verified": {True: "yes", False: "no", None: "not read"}[row["verified"]],
+        "best": "best" if row["best"] else "",
+        "metrics": _numbers(row["metrics"]),
+        "tested": _numbers(row["tested"]),
+        "plugins": plugins,
+        "stopped": shown(row["stop_reason"] or ""),
+        "reason": row["reason"],
+    }
+
+
+def _numbers(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{shown(name)} {shown(value)}" for name, value in metrics.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,8 @@ from eventloop.checkpoint.storage import (
 from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
+from eventloop.files.run_folder import read_json
+from eventloop.signals import status_of
 from eventloop.text import one_line
 from eventloop.urls import Place, Url, place_of
 
@@ -150,12 +152,25 @@ def _none(url: Url) -> UsageError:
     )
 
 
-def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
-    """Returns what is known of a checkpoint, as JSON can hold it.
+def tested_at(looks: Sequence[Found[Any]]) -> tuple[str, dict[str, int | float]]:
+    """Returns the checkpoint whose weights the test sets of a run had, by its name, and what they gave."""
+    told = [_mapping(one.facts.get("manifest")) for one in looks]
+    if looks and isinstance(looks[0].path, Path) and looks[0].path.parent.name == FOLDER:
+        told.insert(0, read_json(looks[0].path.absolute().parents[1], FILE))
+    found: Mapping[Any, Any] = next(
+        (one["tested"] for one in told if _mapping(one.get("tested"))), {}
+    )
+    batch, name = _number(found.get("batch")), found.get("checkpoint")
+    named = (one.path.name for one in looks if one.batch == batch)
+    name = name if isinstance(name, str) else next(named, f"batch {batch}")
+    return name, dict(_metrics(found))
 
-    Args:
-        verified: None where it wasn't read.
-    """
+
+def content(
+    found: Found[Any], *, verified: bool | None, tested: tuple[str, Mapping[str, int | float]]
+) -> dict[str, Any]:
+    """Returns what is known of a checkpoint, as JSON can hold it; `verified`: None, not read."""
+    reason, (name, of_tests) = found.facts.get("stop_reason"), tested
     saved_at = saved(found.path)
     moment = _mapping(found.facts.get("moment"))
     return {
@@ -167,7 +182,11 @@ def content(found: Found[Any], *, verified: bool | None) -> dict[str, Any]:
         "verified": verified,
         "finite": finite if isinstance(finite := found.facts.get("finite"), bool) else None,
         "reason": found.reason,
-        "metrics": dict(_metrics(found.facts)),
+        # Older checkpoints have what the test sets gave with the weights of another.
+        "metrics": {key: one for key, one in _metrics(found.facts) if key not in of_tests},
+        "tested": of_tests if found.path.name == name else {},
+        "stop_reason": reason if isinstance(reason, str) else None,
+        "status": status_of(reason) if isinstance(reason, str) else None,
         "plugins": list(_plugins(found.facts)),
     }
 

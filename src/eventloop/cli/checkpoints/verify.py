@@ -57,7 +57,9 @@ def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
         is_any = False
         while not is_any:  # a run under way may have removed all that were there
             for path in require_checkpoints(place):
-                problems = _problems_in(path)
+                problems = ["it is a link to somewhere else, or no folder"]
+                if path.is_dir() and not path.is_symlink():
+                    problems = [str(damage) for damage in damages(path)]
                 passed_over = "" if problems else look_at(path, digests=False).reason
                 if os.path.lexists(path):
                     is_any = True
@@ -65,9 +67,3 @@ def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
         return
     for one in uploaded_at(place, digests=True):
         yield one.path, [one.damage] if one.damage else [], "" if one.damage else one.reason
-
-
-def _problems_in(path: Path) -> list[str]:
-    if path.is_symlink() or not path.is_dir():
-        return ["it is a link to somewhere else, or no folder"]
-    return [str(damage) for damage in damages(path)]
