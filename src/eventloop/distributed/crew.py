@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-import torch.distributed as dist
-
 from eventloop.errors import CheckpointError
 
 T = TypeVar("T")
@@ -56,10 +54,11 @@ class CrewOfRanks:
         group: a gloo group that nothing else uses.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
-        self._group = group
+    def __init__(self, group: Any) -> None:
+        import torch.distributed as dist  # takes seconds, which listing checkpoints does without
+
+        self._dist, self._group = dist, group
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def run(self, step: Callable[[], T]) -> list[T]:
         own: BaseException | None = None
@@ -70,7 +69,7 @@ class CrewOfRanks:
             own = error
         told = (result, None if own is None else f"rank {self.rank}: {own}")
         outcomes: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object(told, outcomes, dst=0, group=self._group)
+        self._dist.gather_object(told, outcomes, dst=0, group=self._group)
         problem = self.first(next((why for _, why in outcomes or () if why is not None), None))
         if own is not None:
             raise own
@@ -80,5 +79,5 @@ class CrewOfRanks:
 
     def first(self, value: T) -> T:
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self._group)
+        self._dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
