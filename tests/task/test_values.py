@@ -131,7 +131,21 @@ def test_a_key_that_the_model_does_not_take_is_explained(make_trainer, make_task
     with pytest.raises(TypeError, match="unexpected keyword") as caught:
         trainer.fit()
 
-    assert "passed as model(**batch), here with input, idx" in caught.value.__notes__[0]
+    assert (
+        "model(**batch), here with input, idx; forward takes input\n" in caught.value.__notes__[0]
+    )
+    assert "forward=lambda model, batch: model(batch['input'])" in caught.value.__notes__[0]
+
+
+def test_the_key_that_the_model_takes_is_the_one_to_forward(make_trainer, make_task):
+    """The first of the batch may be its targets."""
+    batch = {"y": torch.zeros(4), "input": torch.zeros(4, 3)}
+    trainer = make_trainer(make_task(train_dataloader=[batch]))
+
+    with pytest.raises(TypeError, match="unexpected keyword") as caught:
+        trainer.fit()
+
+    assert "the targets as 'labels'" in caught.value.__notes__[0]
     assert "forward=lambda model, batch: model(batch['input'])" in caught.value.__notes__[0]
 
 

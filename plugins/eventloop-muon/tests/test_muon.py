@@ -192,7 +192,11 @@ class Updates:
     [
         ([], {"model": lambda: nn.Linear(4, 3)}, "no matrix between the first and the last layer"),
         ([], {"model": frozen}, "no matrix between the first and the last layer is trained"),
-        ([Updates()], {}, "train_batch is updates's, which may ask for the task's optimizers"),
+        (
+            [Updates()],
+            {},
+            "train_batch is updates's, which may ask for the task's optimizers by name; make torch.optim.Muon in its optimizers",
+        ),
     ],
     ids=["shallow", "frozen", "updates"],
 )

@@ -180,10 +180,10 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
                 return one, refused
             if os.path.lexists(one):
                 refused.append(found)
-    raise none_usable(path, [(one.path, one.reason) for one in refused])
+    raise unusable(path, [(one.path, one.reason) for one in refused])
 
 
-def none_usable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointError:
+def unusable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointError:
     """Returns the error for checkpoints of which none can be used, each with the reason."""
     listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
     where = f"in {str(place)!r}" if isinstance(place, Path) else f"at {place}"

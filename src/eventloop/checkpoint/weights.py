@@ -234,13 +234,11 @@ def _places_in(index: Path) -> dict[str, str]:
         with disk.OldFile(index.resolve()) as file:
             value = bounded_json.from_bytes(file.read(file.num_left), MAX_ITEMS)
         places = value.get("weight_map") if isinstance(value, dict) else None
-        if isinstance(places, dict) and all(map(_is_file_name, places.values())):
+        if isinstance(places, dict) and all(
+            isinstance(one, str) and one == Path(one).name for one in places.values()
+        ):
             return places
         raise CorruptFileError("its weight_map isn't one of names of files beside it")
-
-
-def _is_file_name(value: object) -> bool:
-    return isinstance(value, str) and value == Path(value).name
 
 
 def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,8 +51,9 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
             enter(one)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
-    if not wrappers and len(plain) == 1 and _is_direct(plain[0]):
-        return plain[0].function
+    takes_all = all(one.argnames == hook.argnames for one in plain)
+    if not wrappers and len(plain) == 1 and takes_all and plain[0].plugin.role == "core":
+        return plain[0].function  # which the loop may call itself
     if hook.kind == "action":
         plan = enclose(_act(order_of_owners(plain), state), wrappers, state)
         has_owner = any(not one.conditional for one in plain)
@@ -86,11 +87,6 @@ def _silence(hook: Hook) -> Plan:
         return lambda *_args: []
     silent = unanswered if hook.kind == "question" else nothing
     return silent if hook.argnames == STATE_ALONE else lambda state, *_rest: silent(state)
-
-
-def _is_direct(one: Implementation) -> bool:
-    """Returns whether the loop may call the function itself: the core's, which takes everything."""
-    return one.plugin.role == "core" and one.argnames == one.hook.argnames
 
 
 def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.format import read
-from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, none_usable
+from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, unusable
 from eventloop.checkpoint.verifying import (
     damage_in_shards,
     examine,
@@ -102,7 +102,7 @@ def _chosen(
             fix="give another run_dir, or delete this one",
         )
     if place is None and refused:
-        raise none_usable(refused[0][0].parent, refused)
+        raise unusable(refused[0][0].parent, refused)
     if wanted in ("auto", "never"):
         return place, refused
     named = wanted if isinstance(wanted, Url) else place_of(wanted)

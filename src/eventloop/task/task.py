@@ -19,6 +19,7 @@ from eventloop.hooks import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import argument_meant, check_values, named_optimizers
+from eventloop.training.defaults import keys_of
 from eventloop.training.shapes import watched_once
 from eventloop.vocabulary import names_unknown
 
@@ -250,10 +251,12 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
         nonlocal call
         targets = state.targets
         if targets is None:
+            taken, left = keys_of(state.model, state.batch)
             raise TaskError(
                 f"the task's loss takes targets, but a batch of {batches.describe(state.batch)} "
-                "has none",
-                fix="let the data loader give pairs (inputs, targets) or mappings with 'labels', "
+                f"has none" + (f"; forward takes {', '.join(map(repr, taken))}" if taken else ""),
+                fix=(f"call {left[-1]!r} 'labels' in the data set or collate_fn, " if left else "")
+                + "let the data loader give pairs (inputs, targets) or mappings with 'labels', "
                 "implement the action loss, or evaluate without the loss: "
                 "Task(metrics={'loss': None})",
             )

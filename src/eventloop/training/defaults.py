@@ -384,15 +384,24 @@ def _no_scalar(loss: object) -> TaskError:
 
 def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, Any]) -> None:
     """Notes on an error how a mapping becomes arguments, where they don't fit the model."""
+    signature = inspect.signature(model.forward)
     try:
-        inspect.signature(model.forward).bind(**batch)
+        signature.bind(**batch)
     except TypeError:
-        first = next((key for key in batch if key != batches.LABELS), batches.LABELS)
+        taken, left = keys_of(model, batch)
         error.add_note(
-            f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}\n"
-            "  fix  take the other keys out of the batch, or give "
-            f"Task(forward=lambda model, batch: model(batch[{first!r}]))"
+            f"a batch that is a mapping is passed as model(**batch), here with {', '.join(batch)}; "
+            f"forward takes {', '.join(signature.parameters)}\n"
+            "  fix  take the other keys out of the batch, the targets as 'labels', or give "
+            f"Task(forward=lambda model, batch: model(batch[{[*taken, *left, 'labels'][0]!r}]))"
         )
+
+
+def keys_of(model: nn.Module, batch: Any) -> tuple[list[str], list[str]]:
+    """Returns the keys of a mapping that a model's `forward` takes, and the others but "labels"."""
+    keys = [key for key in batch if key != batches.LABELS] if isinstance(batch, Mapping) else []
+    taken = [key for key in keys if _may_take(model, key)]
+    return taken, [key for key in keys if key not in taken]
 
 
 def _may_take(model: nn.Module, keyword: str) -> bool:

@@ -74,7 +74,11 @@ class Muon:
         """Stands off where there is nothing for Muon, or the optimizers' names are the task's."""
         if state.owner("train_batch") != "core":
             owner = state.owner("train_batch")
-            return f"train_batch is {owner}'s, which may ask for the task's optimizers by name"
+            return (
+                f"train_batch is {owner}'s, which may ask for the task's optimizers by name; make "
+                "torch.optim.Muon in its optimizers, configure_optimizers() under the bridges, of "
+                "the matrices, and AdamW of all else"
+            )
         if not any(param.requires_grad for param in self._weights(state).hidden):
             if self.hidden is not None or self.not_hidden:
                 return f"of hidden={self.hidden}, not_hidden={self.not_hidden} no matrix is trained"

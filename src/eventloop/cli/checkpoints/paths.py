@@ -11,13 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.manifest import FILE
-from eventloop.checkpoint.storage import (
-    FOLDER,
-    best_among,
-    checkpoint_at,
-    checkpoints_at,
-    none_usable,
-)
+from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at, unusable
 from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
@@ -77,7 +71,7 @@ def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Pla
         while True:
             url, passed_over = (place, []) if is_one else store.latest()
             if url is None:
-                raise none_usable(place, passed_over) if passed_over else _none(place)
+                raise unusable(place, passed_over) if passed_over else _none(place)
             try:
                 copy = store.download(url)
                 break
