@@ -1,6 +1,19 @@
 """FSDP2 for eventloop: shards parameters, gradients and optimizer states over the ranks."""
 
-from eventloop_fsdp.parts import parts_of, shard
+from typing import TYPE_CHECKING, Any
+
 from eventloop_fsdp.plugin import Fsdp
 
+if TYPE_CHECKING:
+    from eventloop_fsdp.parts import parts_of, shard
+
 __all__ = ["Fsdp", "parts_of", "shard"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs FSDP2, which takes a second or more, when it is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from eventloop_fsdp import parts
+
+    return getattr(parts, name)

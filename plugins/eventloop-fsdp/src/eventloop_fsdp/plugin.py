@@ -5,24 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.shards import slice_of
 from eventloop.toolbox.state_dicts import take_from_first
-from eventloop_fsdp.deferred import DeferredModel, give_memory, give_memory_whole
-from eventloop_fsdp.parts import mesh_of, parts_of, shard
-from eventloop_fsdp.pretrained import load_pretrained
-from eventloop_fsdp.slices import load_states, shards_like, sliced_states, whole
 
-# Zeros for parameters that a rank hasn't used; of torch 2.13.
-_CAN_FILL_IN = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+    from eventloop_fsdp.deferred import DeferredModel
+
+# FSDP2 takes a second or more to import, which one process doesn't need: each function that does
+# imports what it uses.
 # Their steps flatten DTensors, or write into them what has another placement (torch 2.13).
 _CANT_STEP = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -99,6 +99,8 @@ class Fsdp:
         """Has parameters take no memory before they are sharded, where that is asked for."""
         if not self.meta or (state.world_size == 1 and self.weights is None):
             return (yield)
+        from eventloop_fsdp.deferred import DeferredModel
+
         self._deferred = DeferredModel(records=self.weights is None)
         with self._deferred:
             return (yield)
@@ -106,9 +108,13 @@ class Fsdp:
     @hookimpl(conditional=True)
     def wrap_model(self, state: State) -> nn.Module | None:
         """Shards the model, in place; names and calls stay."""
+        if state.world_size == 1 and self._deferred is None:
+            return None
+        from eventloop_fsdp.deferred import give_memory, give_memory_whole
+        from eventloop_fsdp.parts import mesh_of, parts_of, shard
+
         if state.world_size == 1:
-            if self._deferred is not None:
-                give_memory_whole(state.model, state.device)
+            give_memory_whole(state.model, state.device)
             return None
         self._require_usable(state)
         take_from_first(state.model, buffers_alone=self._deferred is not None)
@@ -158,6 +164,8 @@ class Fsdp:
         if self._goes_on:
             return
         if self.weights is not None:
+            from eventloop_fsdp.pretrained import load_pretrained
+
             done = load_pretrained(state.model, Path(self.weights), warns=state.rank == 0)
             self.note = f"weights of {self.weights}" + f", {done}" * bool(done)
         elif deferred is not None:
@@ -179,6 +187,10 @@ class Fsdp:
     def clip_gradients(self, state: State) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
         """Makes plain tensors of norms over shards, without reading them."""
         numbers = yield
+        if self._root is None:
+            return numbers
+        from eventloop_fsdp.slices import whole
+
         return {name: whole(value) for name, value in numbers.items()}
 
     @hookimpl(wrapper=True)
@@ -211,6 +223,8 @@ class Fsdp:
         """Loads this rank's shards, of which nothing else is read where the weights are in files."""
         if self._root is None:
             return None
+        from eventloop_fsdp.slices import shards_like
+
         # torch's set_model_state_dict lets missing names pass, strict or not (torch 2.13).
         own = state.model.state_dict()
         shards = {
@@ -225,6 +239,8 @@ class Fsdp:
         """Returns this rank's slices of the optimizers' states."""
         if self._root is None:
             return None
+        from eventloop_fsdp.slices import sliced_states
+
         return {name: sliced_states(one) for name, one in state.optimizers.items()}
 
     @hookimpl(conditional=True)
@@ -232,12 +248,18 @@ class Fsdp:
         """Loads this rank's shards of the states, likewise."""
         if self._root is None:
             return None
+        from eventloop_fsdp.slices import load_states
+
         for name, optimizer in state.optimizers.items():
             load_states(optimizer, states[name])
         return True
 
     def _require_usable(self, state: State) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
         settings = state.settings
+        # Zeros for parameters that a rank hasn't used; of torch 2.13.
+        can_fill_in = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
         if settings.microbatch_size == "auto":
             raise SettingError(
                 "microbatch_size='auto' isn't possible with fsdp: a rank that runs out of memory "
@@ -245,7 +267,7 @@ class Fsdp:
                 fix=f"give a number, {as_set(microbatch_size=16)}, or train with DDP: fsdp is off with "
                 f"{switch_off('fsdp')}",
             )
-        if settings.find_unused_parameters and not _CAN_FILL_IN:
+        if settings.find_unused_parameters and not can_fill_in:
             raise SettingError(
                 f"find_unused_parameters isn't possible with fsdp and torch {torch.__version__}",
                 fix="install torch 2.13 or later, or train with DDP: fsdp is off with "
@@ -260,6 +282,8 @@ class Fsdp:
 
     def _policy(self) -> MixedPrecisionPolicy:
         """Returns the types of what is sent; what computes in which type is left to autocast."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
         # None is the parameters' own type.
         is_mixed = self.param_dtype != "fp32" or self.reduce_dtype != "fp32"
         return MixedPrecisionPolicy(
