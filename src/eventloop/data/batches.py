@@ -325,8 +325,8 @@ def _shapes(value: Any, depth: int) -> str:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if not depth or not isinstance(value, Mapping | tuple | list):
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        is_numpys = shape is not None and dtype is not None
-        return type(value).__name__ + (f" {dtype} {tuple(shape)}" if is_numpys else "")
+        known = "" if shape is None or dtype is None else f" {dtype} {tuple(shape)}"
+        return type(value).__name__ + known
     more = ", ..." if len(value) > _MOST_PARTS else ""
     if isinstance(value, Mapping):
         pairs = [
