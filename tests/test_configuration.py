@@ -188,6 +188,7 @@ def test_a_task_cannot_choose_plugins(tmp_path):
         ({"task.lrr": "1"}, {}, "'--task.lrr'; the closest is '--task.lr'"),
         ({"lr": "1"}, {}, "'--lr'; did you mean --task.lr?"),
         ({"alpha": "1"}, {}, "did you mean --mixup.alpha?"),
+        ({"batch_size": "8"}, {}, "'--batch-size'; here it is Task(train_dataloader=DataLoader("),
         ({"mixup.alhpa": "1"}, {}, "the closest is '--mixup.alpha'"),
         ({"mixpu.alpha": "1"}, {}, "which isn't installed; the closest is 'mixup'"),
         ({"cutmix.alpha": "1"}, {}, "would have no effect: cutmix is switched off"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 from eventloop import errors
+from eventloop.distributed.exit import summary
 from eventloop.errors import (
     EventloopError,
     Note,
@@ -114,3 +116,26 @@ def test_a_note_keeps_its_kind_on_its_way_to_another_rank():
     received = pickle.loads(pickle.dumps(error))
 
     assert notes_of(received, "origin") == ["raised by plugin ema in batch_end"]
+
+
+class Corrupt(Dataset):
+    """A data set that can't be read."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, idx):
+        raise ValueError("image 33 is corrupt")
+
+
+def test_the_first_line_has_what_a_worker_of_a_data_loader_raised():
+    """Torch's own first line says no more than that a worker raised; the reason is at the end of a traceback."""
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker") as caught:
+        next(iter(DataLoader(Corrupt(), num_workers=1)))
+
+    said = summary(caught.value)
+
+    assert said.startswith(
+        "ValueError: image 33 is corrupt (Caught ValueError in DataLoader worker"
+    )
+    assert summary(ValueError("a: b\nValueError: c")) == "ValueError: a: b"

@@ -9,6 +9,7 @@ import torch
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from eventloop.data.batches import Count
 from eventloop.errors import TaskError
 from eventloop.task.metric_copies import fresh_metrics
 from eventloop.training.metrics import compute, predictions
@@ -61,6 +62,15 @@ def test_each_data_set_has_a_copy_with_nothing_counted():
 
     assert fresh is not used
     assert (fresh.count.item(), used.count.item()) == (0, 3)
+
+
+def test_a_metric_that_returns_nothing_is_refused():
+    """A `return` that was forgotten left the metric out of every table, in silence."""
+    state = SimpleNamespace(device=torch.device("cpu"), current_count=lambda: Count(3, 0, 3.0))
+    metric = fresh_metrics({"error": lambda outputs, targets: None}, state)["error"]
+
+    with pytest.raises(TaskError, match="metric 'error' returned None, not a tensor"):
+        metric.update(torch.zeros(3), torch.zeros(3))
 
 
 @pytest.mark.parametrize("outputs", [SimpleNamespace(logits="l"), {"logits": "l", "loss": 1}, "l"])

@@ -143,7 +143,8 @@ def published() -> frozenset[str]:
 def install(name: str) -> str:
     """Returns how a missing plugin is installed, or else how the installed ones are listed."""
     if (package := fold(name).replace("_", "-")) in published():
-        return f"install it, {pip('install', f'eventloop-{package}')}"
+        clone = pip("install", f"./plugins/eventloop-{package}")
+        return f"install it, {pip('install', f'eventloop-{package}')}, or from a clone {clone}"
     return "list what is installed with `eventloop plugins`"
 
 

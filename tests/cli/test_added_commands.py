@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+PLUGINS = Path(__file__).parents[2] / "plugins"
 RUN = "def run(argv):\n    print(argv)\n    return 3\n"
 
 
@@ -133,6 +136,24 @@ def test_a_name_that_cannot_be_typed_is_a_problem(run, add, name):
     add(name, distribution="eventloop-hi")
 
     assert f"a command can't be named {name!r}" in run(name).err
+
+
+def test_every_command_of_the_repository_says_where_it_is(run):
+    """The pages name it like those of the core, and a clone is where a package is until there is a release."""
+    projects = [
+        tomllib.loads(one.read_text())["project"] for one in PLUGINS.glob("*/pyproject.toml")
+    ]
+    groups = [(one["name"], one.get("entry-points", {})) for one in projects]
+    commands = {
+        name: package for package, group in groups for name in group.get("eventloop.commands", {})
+    }
+
+    said = {name: run(name).err for name in commands}
+
+    assert len(said) >= 3
+    for name, package in commands.items():
+        assert f"a command of {package}, which isn't installed" in said[name]
+        assert f"from a clone `pip install ./plugins/{package}`" in said[name]
 
 
 def test_an_unknown_command_is_compared_with_those_of_packages(run, add):

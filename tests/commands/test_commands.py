@@ -45,7 +45,8 @@ def test_a_command_without_its_package_says_which_to_install(name, clean, monkey
 
     assert capsys.readouterr().err == (
         f"UsageError: eventloop {name} is a command of {PACKAGES[name]}, which isn't installed\n"
-        f"  fix  python -m pip install {PACKAGES[name]}\n"
+        f"  fix  install it, `pip install {PACKAGES[name]}`, or from a clone "
+        f"`pip install ./plugins/{PACKAGES[name]}`\n"
     )
 
 

@@ -193,7 +193,7 @@ def read_header(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
     """
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
-        raise CorruptFileError(f"its header claims {length:,} bytes")
+        raise CorruptFileError(f"it isn't a safetensors file: its header claims {length:,} bytes")
     value = bounded_json.from_bytes(file.read(length), MAX_ITEMS, "utf-8")  # of other writers
     if not isinstance(value, dict):
         raise CorruptFileError("its header isn't a JSON object")

@@ -79,7 +79,7 @@ GROUPS = {
     ),
 }
 # Commands that a message can say how to get, with the distributions that have them.
-PACKAGES = {"ablate": "eventloop-ablate"}
+PACKAGES = {name: f"eventloop-{name}" for name in ("ablate", "lr-finder", "sweep")}
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
@@ -201,7 +201,7 @@ def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
 
 def _find(name: str) -> Found:
     from eventloop.naming import fold
-    from eventloop.text import shell
+    from eventloop.text import install, shell
 
     found, problems = _added()
     for one in found:
@@ -209,11 +209,10 @@ def _find(name: str) -> Found:
             if one in problems:
                 raise problems[one]
             return one
-    if fold(name) in PACKAGES:
-        distribution = PACKAGES[fold(name)]
+    if distribution := PACKAGES.get(name.replace("_", "-")):
         raise UsageError(
             f"eventloop {name} is a command of {distribution}, which isn't installed",
-            fix=f"python -m pip install {distribution}",
+            fix=install(name),
         )
     if name.endswith(".py"):
         raise UsageError(

@@ -274,7 +274,7 @@ def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> Sett
         hint = f"; here it is {example(*SETTINGS[key], kind)}"
     elif kind == "keyword" and key in TRAINER:
         hint = f"; here it is {TRAINER[key]}"
-    elif kind == "keyword" and key in TASK:
+    elif key in TASK:
         hint = f"; here it is Task({TASK[key]})"
     else:
         hint = closest(written, [spell(one, kind) for one in known])

@@ -145,7 +145,10 @@ def first_line(error: BaseException) -> str:
 
 def summary(error: BaseException) -> str:
     """Returns what happened, and which plugin did it if a note says so."""
-    text, *_ = text_of(error).split("\n")
+    text, *more = text_of(error).split("\n")
+    raised = [one for one in more if one.startswith(f"{type(error).__name__}: ")]
+    if raised and text.startswith("Caught "):  # by a worker of a data loader
+        text = f"{raised[-1].partition(': ')[2]} ({text.rstrip('.')})"
     if isinstance(error, (Interrupted, Terminated)):
         return text
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -73,7 +73,8 @@ class AutoMicrobatch:
         try:
             return self._accumulate(state, hooks, optimizers, passes), None
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            is_known = isinstance(error, torch.OutOfMemoryError)
+            if not (is_known or any(words in text_of(error) for words in _NO_MEMORY)):
                 raise
             state.microbatch = state.outputs = state.loss = None
             return None, error.with_traceback(None)
@@ -113,8 +114,3 @@ def _warn(state: State, first_size: int | None) -> None:
             f"they have {state.microbatch_size}",
             stacklevel=2,
         )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError)
-    return known or any(words in text_of(error) for words in _NO_MEMORY)

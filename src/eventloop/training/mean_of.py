@@ -25,7 +25,7 @@ class MeanOf(Metric):
     Args:
         what: it is, for messages: "metric 'error'".
         function: takes outputs and targets; returns a tensor of shape (), the mean over the batch,
-            or (samples,), a value for each sample; None for a batch that has no such number.
+            or (samples,), a value for each sample; None for a batch without a loss.
         count: returns what the batch under way counts for.
         weighs: the field of it that is its weight in the mean.
         device: where to add up.
@@ -64,7 +64,7 @@ class MeanOf(Metric):
     def update(self, outputs: Any, targets: Any) -> None:
         """Adds the batch under way."""
         value = self._function(outputs, targets)
-        if value is None:
+        if value is None and self._weighs == "weight":  # a model without a loss
             return
         if not isinstance(value, Tensor | float | int):
             raise TaskError(
