@@ -214,7 +214,7 @@ def _end(status: int, shared: Collection[str]) -> None:
     Args:
         shared: the names of these modules.
     """
-    # Private, and what multiprocessing ends its forks with; checked with Python 3.11 to 3.14.
+    # Private, and what multiprocessing ends its forks with; checked with Python 3.11 to 3.13.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for name, module in [*sys.modules.items()]:
