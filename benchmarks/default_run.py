@@ -1,0 +1,154 @@
+"""What users run by default, beside the loop that they would write by hand with the same data loader.
+
+    python benchmarks/default_run.py [--epochs 15] [--json]
+
+Rows are kinds of data: a data set of one's own that draws nothing, one that draws, with 0 and 2 workers,
+and a TensorDataset. A perceptron is trained on batches of 64 samples, in one thread. An epoch by hand and
+one by `Trainer.fit` take turns; a row has the median of the ratios of neighbours, which a busy machine
+disturbs less than the times. `unseeded` is `fit` with `seed_samples=False`. Every `fit` begins anew where
+it stopped, as in a notebook, so that what it does at its start is a part of each epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from eventloop import Task, Trainer
+
+NUM_BATCHES, BATCH_SIZE, WIDTH = 200, 64, 64
+READ_S = 100e-6
+
+
+class Own(Dataset[tuple[Tensor, Tensor]]):
+    """Samples in memory, read one by one."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.randn(NUM_BATCHES * BATCH_SIZE, WIDTH)
+        self.targets = torch.randint(10, (len(self.inputs),))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[idx], self.targets[idx]
+
+
+class Noisy(Own):
+    """Samples that take as long as the decoding of a small image, with noise."""
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        end = time.perf_counter() + READ_S
+        inputs = self.inputs[idx] + 0.1 * torch.randn(WIDTH)
+        while time.perf_counter() < end:
+            pass
+        return inputs, self.targets[idx]
+
+
+def in_memory() -> TensorDataset:
+    """Makes the same samples, known to torch."""
+    own = Own()
+    return TensorDataset(own.inputs, own.targets)
+
+
+ROWS: dict[str, tuple[Callable[[], Any], int]] = {
+    "own data set, draws nothing": (Own, 0),
+    "the same, 2 workers": (Own, 2),
+    "draws, 100 us a sample": (Noisy, 0),
+    "the same, with 2 workers": (Noisy, 2),
+    "TensorDataset": (in_memory, 0),
+}
+
+
+def network() -> nn.Module:
+    """Makes the perceptron."""
+    return nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Makes its optimizer."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def by_hand(loader: DataLoader[Any]) -> Callable[[int], None]:
+    """Returns what trains for an epoch, as the beginning of torch's tutorial does."""
+    model = network()
+    optimizer = optimizer_of(model)
+
+    def train(_: int) -> None:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+
+    return train
+
+
+def fitted(loader: DataLoader[Any], *, seeded: bool) -> Callable[[int], None]:
+    """Returns what has a trainer, with all that is on by default, train for an epoch."""
+    task = Task(model=network, loss=cross_entropy, train_dataloader=loader, optimizer=optimizer_of)
+    trainer = Trainer(task, max_duration="1000ep", seed_samples=seeded, autoload=False)
+    return lambda epoch: trainer.fit(until=f"{epoch + 1}ep")
+
+
+def measure(name: str, num_epochs: int) -> dict[str, Any]:
+    """Lets the loops of a row take turns.
+
+    Returns:
+        Its name, the median time of a step by hand in us, and the samples per second of the others
+        relative to it.
+    """
+    make, num_workers = ROWS[name]
+    loader = DataLoader(make(), BATCH_SIZE, shuffle=True, num_workers=num_workers)
+    loops = {
+        "hand": by_hand(loader),
+        "eventloop": fitted(loader, seeded=True),
+        "unseeded": fitted(loader, seeded=False),
+    }
+    times: dict[str, list[float]] = {one: [] for one in loops}
+    for epoch in range(num_epochs + 1):
+        for one, train in loops.items():
+            begin = time.perf_counter()
+            train(epoch)
+            times[one].append(time.perf_counter() - begin)
+    hand = times["hand"][1:]  # the first epoch imports and compiles what is left
+    rates = {
+        one: statistics.median(a / b for a, b in zip(hand, times[one][1:], strict=True))
+        for one in ("eventloop", "unseeded")
+    }
+    return {"data": name, "hand_us": statistics.median(hand) / NUM_BATCHES * 1e6, **rates}
+
+
+def main() -> None:
+    """Prints a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--only", choices=ROWS, help="one row")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [measure(name, given.epochs) for name in ROWS if given.only in (None, name)]
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("data", "by hand, us a step", "eventloop", "unseeded")
+    for row in rows:
+        rates = (f"{row[one]:.2f}" for one in ("eventloop", "unseeded"))
+        table.add_row(row["data"], f"{row['hand_us']:.0f}", *rates)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
