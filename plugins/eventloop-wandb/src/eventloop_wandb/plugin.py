@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 Row = dict[str, float]
 # What each row says of when it was logged.
 MOMENT = "moment/"
-_BATCH, _SECONDS = f"{MOMENT}batch", f"{MOMENT}seconds"
+_BATCH = f"{MOMENT}batch"
 # What W&B adds.
 OF_WANDB = frozenset({"_step", "_runtime", "_timestamp"})
 # More than a killed process can have told W&B without its reaching the disk.
@@ -75,9 +75,9 @@ class Wandb:
         self.run: Run | None = None
         self._folder: RunFolder | None = None
         self._run_id: str | None = None
-        # Of the next row; and the last rows: the step of each, and the seconds that it was logged at.
+        # Of the next row; and the last rows, each with its step.
         self._step = 0
-        self._kept: deque[tuple[int, str, float]] = deque()
+        self._kept: deque[tuple[int, str]] = deque()
         self._num_chars = 0
         # Logged before the fit begins.
         self._waiting: list[Row] = []
@@ -129,24 +129,16 @@ class Wandb:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id, the next step, and the last rows, which a kill may lose."""
-        return {
-            "of_this_run": {"run_id": self._run_id, "seconds": [one for *_, one in self._kept]},
-            "step": self._step,
-            "rows": [[step, text] for step, text, _ in self._kept],
-        }
+        # Which rows are sent again, and as which steps, depends on what a killed process has sent.
+        kept = {"run_id": self._run_id, "step": self._step, "rows": [*map(list, self._kept)]}
+        return {"of_this_run": kept}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes which run it is; it is found again when training goes on."""
-        of_this_run = state.get("of_this_run")
-        if of_this_run is None:  # in older checkpoints the rows have their seconds
-            rows = [(step, json.loads(text)) for step, text in state["rows"]]
-            seconds = [row.pop(_SECONDS) for _, row in rows]
-            state = {**state, "rows": [(step, json.dumps(row)) for step, row in rows]}
-            of_this_run = {"run_id": state["run_id"], "seconds": seconds}
-        self._run_id, self._step = of_this_run["run_id"], state["step"]
-        rows_and_seconds = zip(state["rows"], of_this_run["seconds"], strict=True)
-        self._kept = deque((step, text, one) for (step, text), one in rows_and_seconds)
-        self._num_chars = sum(len(text) for _, text, _ in self._kept)
+        state = state.get("of_this_run", state)  # older checkpoints have no such key
+        self._run_id, self._step = state["run_id"], state["step"]
+        self._kept = deque((step, text) for step, text in state["rows"])
+        self._num_chars = sum(len(text) for _, text in self._kept)
         self._waiting = []
 
     def _begin(self, manifest: Mapping[str, Any]) -> None:
@@ -204,8 +196,8 @@ class Wandb:
             for name in row
             if name not in OF_WANDB and not name.startswith(MOMENT)
         )
-        for _, text, seconds in kept:
-            self._add({**json.loads(text), _SECONDS: seconds})
+        for _, text in kept:
+            self._add(json.loads(text))
 
     def _add(self, row: Row) -> None:
         """Sends a row, without what is there; nothing where all of it is."""
@@ -215,8 +207,7 @@ class Wandb:
         if all(name.startswith(MOMENT) for name in new):
             return
         self.run.log(dict(new), step=self._step, commit=True)
-        seconds = new.pop(_SECONDS)
-        self._kept.append((self._step, text := json.dumps(new), seconds))
+        self._kept.append((self._step, text := json.dumps(new)))
         self._step += 1
         self._num_chars += len(text)
         while self._num_chars - len(self._kept[0][1]) > _KEPT_CHARS:
