@@ -27,15 +27,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from eventloop import Task, Trainer
 
-NUM_BATCHES, BATCH_SIZE, WIDTH = 200, 64, 64
+BATCH_SIZE, WIDTH = 64, 64
 READ_S = 100e-6
 
 
 class Own(Dataset[tuple[Tensor, Tensor]]):
     """Samples in memory, read one by one."""
 
-    def __init__(self) -> None:
-        self.inputs = torch.randn(NUM_BATCHES * BATCH_SIZE, WIDTH)
+    def __init__(self, num_batches: int) -> None:
+        self.inputs = torch.randn(num_batches * BATCH_SIZE, WIDTH)
         self.targets = torch.randint(10, (len(self.inputs),))
 
     def __len__(self) -> int:
@@ -56,18 +56,19 @@ class Noisy(Own):
         return inputs, self.targets[idx]
 
 
-def in_memory() -> TensorDataset:
+def in_memory(num_batches: int) -> TensorDataset:
     """Makes the same samples, known to torch."""
-    own = Own()
+    own = Own(num_batches)
     return TensorDataset(own.inputs, own.targets)
 
 
-ROWS: dict[str, tuple[Callable[[], Any], int]] = {
-    "own data set, draws nothing": (Own, 0),
-    "the same, 2 workers": (Own, 2),
-    "draws, 100 us a sample": (Noisy, 0),
-    "the same, with 2 workers": (Noisy, 2),
-    "TensorDataset": (in_memory, 0),
+# The data set, its batches in an epoch, and the workers.
+ROWS: dict[str, tuple[Callable[[int], Any], int, int]] = {
+    "own data set, draws nothing": (Own, 1000, 0),
+    "the same, 2 workers": (Own, 1000, 2),
+    "draws, 100 us a sample": (Noisy, 150, 0),
+    "the same, with 2 workers": (Noisy, 150, 2),
+    "TensorDataset": (in_memory, 1000, 0),
 }
 
 
@@ -110,8 +111,8 @@ def measure(name: str, num_epochs: int) -> dict[str, Any]:
         Its name, the median time of a step by hand in us, and the samples per second of the others
         relative to it.
     """
-    make, num_workers = ROWS[name]
-    loader = DataLoader(make(), BATCH_SIZE, shuffle=True, num_workers=num_workers)
+    make, num_batches, num_workers = ROWS[name]
+    loader = DataLoader(make(num_batches), BATCH_SIZE, shuffle=True, num_workers=num_workers)
     loops = {
         "hand": by_hand(loader),
         "eventloop": fitted(loader, seeded=True),
@@ -128,7 +129,7 @@ def measure(name: str, num_epochs: int) -> dict[str, Any]:
         one: statistics.median(a / b for a, b in zip(hand, times[one][1:], strict=True))
         for one in ("eventloop", "unseeded")
     }
-    return {"data": name, "hand_us": statistics.median(hand) / NUM_BATCHES * 1e6, **rates}
+    return {"data": name, "hand_us": statistics.median(hand) / num_batches * 1e6, **rates}
 
 
 def main() -> None:

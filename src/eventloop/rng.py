@@ -166,20 +166,16 @@ class _Numpys:
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self.get_state: Callable[[], Any] = lambda: module.get_state(legacy=False)
         self._last: tuple[Any, Any] = (None, None)  # memory and that number, if there is one
 
     def words(self) -> Any:
-        bits = self._module.get_bit_generator()
-        if type(bits).__name__ != "MT19937":
+        if (memory := self._memory()) is None:
             return repr(self.get_state())
-        memory = ctypes.string_at(bits.ctypes.state_address, 625 * 4)
         if memory != self._last[0] or self._last[1] is not None:
             state = self.get_state()
             self._last = memory, state["gauss"] if state["has_gauss"] else None
         return self._last
-
-    def get_state(self) -> Any:
-        return self._module.get_state(legacy=False)
 
     def set_state(self, state: Any) -> None:
         self._module.set_state(state)
@@ -187,6 +183,13 @@ class _Numpys:
 
     def seed(self, number: int) -> None:
         self._module.seed(number & 0xFFFFFFFF)
+        self._last = (self._memory(), None)
+
+    def _memory(self) -> bytes | None:
+        bits = self._module.get_bit_generator()
+        if type(bits).__name__ != "MT19937":
+            return None
+        return ctypes.string_at(bits.ctypes.state_address, 625 * 4)
 
 
 def _words_of_torch() -> bytes:

@@ -31,7 +31,6 @@ class Draws:
         """Returns what `read` returns, which calls what it is given, if anything, before it draws.
 
         Args:
-            read: the function.
             kept: where the generators stand before it.
         """
         self.moved = True
