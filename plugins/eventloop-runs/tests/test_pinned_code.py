@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from eventloop import ResumeError
 from eventloop.commands import Command, prepare, read_arguments
-from eventloop_runs import PinnedCode
+from eventloop_runs import Outcome, PinnedCode, RunsFolder
 
 COMMAND = Command("sweep", "Searches.")
 PLUGIN = """
@@ -102,3 +103,51 @@ def test_a_start_with_other_code_is_refused(job, change, line):
         code_of(job).begin(then, is_allowed=False)
     now = code_of(job).begin(then, is_allowed=True)
     assert code_of(job).begin(now, is_allowed=False) == now
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run of a folder."""
+
+    name: str
+    argv: tuple[str, ...] = ()
+
+    @property
+    def place(self):
+        return Path(self.name)
+
+
+def left_by(folder, name, plugins):
+    """What a run leaves that found these plugins; None for one that failed before."""
+    run = Row(name)
+    folder.run_dir(run).mkdir(parents=True)
+    if plugins is not None:
+        listed = [
+            {"name": one, "distribution": dist, "version": "1.0", "source": source}
+            for one, dist, source in plugins
+        ]
+        content = json.dumps({"plugins": listed})
+        (folder.run_dir(run) / "manifest.json").write_text(content)
+        folder.result(run).write_text("{}")
+    return Outcome(run, None if plugins is None else {}, "", folder.log(run))
+
+
+def test_a_run_that_was_begun_during_an_installation_does_not_count(job):
+    """It is compared before it starts, and looks for plugins a moment later."""
+    code, folder = code_of(job), RunsFolder(Path("here"), "sweep")
+    code.begin(None, is_allowed=False)
+    shout = ("shout", "eventloop-shout", "entry point")
+    own = ("own", "", "Task(algorithms=...)")
+
+    before = [*code.checked([left_by(folder, "first", [own])], folder)]
+    install(Path("site"), "1.0")
+    ended = [left_by(folder, "early", [own]), left_by(folder, "late", [own, shout])]
+    ended.append(left_by(folder, "failed", None))
+    early, late, failed = code.checked(ended, folder)
+
+    assert [one.was_killed for one in (*before, early, late, failed)] == [False] * 2 + [True] * 2
+    assert late.content is None
+    assert not folder.run_dir(late.run).exists()
+    assert not folder.result(late.run).exists()
+    assert folder.result(early.run).exists()
+    assert "plugin shout: not there" in str(code.problem)

@@ -99,7 +99,8 @@ def _trained(
     outcomes = []
     processes = RunProcesses[Run](folder, jobs=ablation.jobs, threads=ablation.threads)
     with progress, processes:
-        for outcome in processes.outcomes(progress.started(code.guarded(waiting))):
+        begun = progress.started(code.guarded(waiting))
+        for outcome in code.checked(processes.outcomes(begun), folder):
             outcomes.append(outcome)
             progress.ended(outcome)
     if code.problem is not None and not processes.is_stopped:

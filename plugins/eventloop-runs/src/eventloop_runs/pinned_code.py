@@ -7,13 +7,14 @@ import importlib.metadata
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop import EventloopError, ResumeError
 from eventloop.commands import Candidates, CommandOption, counted, file_digests
-from eventloop_runs.runs_folder import R
+from eventloop_runs.runs_folder import Outcome, R, RunsFolder
 
 if TYPE_CHECKING:
     from eventloop.commands import Job
@@ -63,6 +64,31 @@ class PinnedCode:
         while not self._refused() and (run := next(waiting, None)) is not None:
             self._num_begun += 1
             yield run
+
+    def checked(self, outcomes: Iterable[Outcome[R]], folder: RunsFolder) -> Iterator[Outcome[R]]:
+        """Hands outcomes on; a run that found other plugins than the first is removed, as if killed.
+
+        One that was begun while something was installed finds it, or not.
+        """
+        for outcome in outcomes:
+            if self._refused() and self._found_others(outcome, folder):
+                folder.remove(outcome.run)
+                yield replace(
+                    outcome, content=None, reason="it found other plugins", was_killed=True
+                )
+            else:
+                yield outcome
+
+    def _found_others(self, outcome: Outcome[R], folder: RunsFolder) -> bool:
+        manifest = folder.manifest(outcome.run)
+        if manifest is None:  # it failed before it had one
+            return outcome.content is None
+        pinned = self._then["plugins"]
+        return any(
+            f"{one['distribution']} {one['version']}" != pinned.get(one["name"], {}).get("version")
+            for one in manifest["plugins"]
+            if one["source"] == "entry point"
+        )
 
     def _refused(self) -> bool:
         lines = [*_differences(self._then, self._now())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,16 @@ class RunsFolder:
     def content(self, run: Run) -> dict[str, Any] | None:
         """Returns the result of a run; None where it isn't done."""
         return read_json(self._files, self.result(run).relative_to(self.path).as_posix())
+
+    def manifest(self, run: Run) -> dict[str, Any] | None:
+        """Returns the manifest of a run; None where it has none."""
+        return read_json(self._files, f"{run.place.as_posix()}/manifest.json")
+
+    def remove(self, run: Run) -> None:
+        """Removes what a run has left, so that it is trained anew; its log stays."""
+        self._files.names(run.place.as_posix())  # refuses a link
+        shutil.rmtree(self.run_dir(run), ignore_errors=True)
+        self.result(run).unlink(missing_ok=True)
 
     def outcome(self, run: R) -> Outcome[R] | None:
         """Returns what came of a run that is done; None where it isn't."""

@@ -110,7 +110,8 @@ def _swept(sweep: Sweep, arguments: Arguments) -> optuna.Study:
         is_left = True
         while is_left and not processes.is_stopped:
             is_left = False
-            for outcome in processes.outcomes(progress.started(code.guarded(trials.runs()))):
+            begun = progress.started(code.guarded(trials.runs()))
+            for outcome in code.checked(processes.outcomes(begun), folder):
                 mark = trials.end(outcome)
                 progress.ended(outcome, sweep.num_trials - trials.num_left(), mark)
                 is_left |= outcome.was_killed
