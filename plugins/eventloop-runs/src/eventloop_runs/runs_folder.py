@@ -158,9 +158,10 @@ class RunsFolder:
         return read_json(self._files, f"{run.place.as_posix()}/manifest.json")
 
     def remove(self, run: Run) -> None:
-        """Removes what a run has left, so that it is trained anew; its log stays."""
+        """Removes what a run has left, so that it is trained anew; its folder and its log stay."""
         self._files.names(run.place.as_posix())  # refuses a link
         shutil.rmtree(self.run_dir(run), ignore_errors=True)
+        self.run_dir(run).mkdir(exist_ok=True)
         self.result(run).unlink(missing_ok=True)
 
     def outcome(self, run: R) -> Outcome[R] | None:
