@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -148,12 +149,11 @@ def test_every_command_of_the_repository_says_where_it_is(run):
         name: package for package, group in groups for name in group.get("eventloop.commands", {})
     }
 
-    said = {name: run(name).err for name in commands}
-
-    assert len(said) >= 3
-    for name, package in commands.items():
-        assert f"a command of {package}, which isn't installed" in said[name]
-        assert f"from a clone `pip install ./plugins/{package}`" in said[name]
+    assert len(commands) >= 3
+    for name in commands.keys() - entry_points(group="eventloop.commands").names:
+        said, package = run(name).err, commands[name]
+        assert f"a command of {package}, which isn't installed" in said
+        assert f"from a clone `pip install ./plugins/{package}`" in said
 
 
 def test_an_unknown_command_is_compared_with_those_of_packages(run, add):
