@@ -247,7 +247,7 @@ def test_the_quick_start_prints_the_number_that_it_promises(documented, capsys, 
     page = "docs/quick-start.md"
     promised = re.search(r"accuracy on the test set, ([\d.]+)", (ROOT / page).read_text())[1]
 
-    Session(page, capsys).run(next(blocks(page)))
+    Session(page, capsys).run(next(one for one in blocks(page) if not one.reason))
 
     printed = capsys.readouterr().out.split()[-1]
     assert abs(float(printed) - float(promised)) < 0.015
