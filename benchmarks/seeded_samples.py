@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.rng import kept_generators, seed_everything
 
 NUM_SAMPLES, BATCH_SIZE = 2048, 64
@@ -97,7 +97,7 @@ DATASETS = {
 
 def turn(dataset: Any, sample_seed: int | None) -> float:
     """Goes through the data once; gives the seconds of processor time that it took."""
-    feed = Feed(DataLoader(dataset, BATCH_SIZE), SingleProcess(), sample_seed=sample_seed)
+    feed = Feed(DataLoader(dataset, BATCH_SIZE), Processes(), sample_seed=sample_seed)
     feed.start_epoch(0)
     start = time.process_time()
     while feed.has_next():

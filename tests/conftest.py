@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import subprocess
@@ -181,6 +182,7 @@ def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         errors, port = tmp_path / f"stderr-{store.port}", store.port
         pids = []
+        gc.freeze()  # what libraries do after a fork may collect, and abort: see `run_ranks`
         for rank in range(world_size):
             pids.append(os.fork())
             if not pids[-1]:
@@ -188,6 +190,7 @@ def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
                 sys.stderr = os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w")
                 os.dup2(sys.stderr.fileno(), 2)
                 _call_and_exit(function, args)
+        gc.unfreeze()
         if store_until is not None:
             assert wait_until(store_until, 60)
             del store

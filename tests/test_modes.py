@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from eventloop import TaskError, hookimpl
 from eventloop.data.combine import FirstBatches, known_length
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.modes import LimitBatches, Overfit, dry_run
 
 
@@ -67,7 +67,7 @@ def test_a_limited_loader_tells_its_sampler_the_epoch():
     sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
 
     first = FirstBatches(DataLoader(data, 2, sampler=sampler), 2, 4)
-    Feed(first, SingleProcess()).start_epoch(3)
+    Feed(first, Processes()).start_epoch(3)
 
     assert sampler.epoch == 3
 

@@ -21,7 +21,7 @@ from eventloop.plugin.plans import Plans
 from eventloop.signals import is_interruption
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
-from eventloop.training.entry import Entry, FromStart
+from eventloop.training.entry import Entry
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
 from eventloop.training.update import (
     Accumulate,
@@ -95,7 +95,7 @@ class Loop:
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
-        self.entry: Entry = FromStart()
+        self.entry = Entry()
         self.best_weights: Callable[[State], AbstractContextManager[None]]
         self.is_finished = True
         self._in_training = False
@@ -124,7 +124,7 @@ class Loop:
         while not over:
             over = self._epoch(state)
 
-        self.processes.exchange.end_fit(state)
+        self.processes.exchange.settle(state)
         if not state.clock.reached(state.until):
             state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
         log_train_metrics(state)
@@ -151,6 +151,7 @@ class Loop:
         if not state.resumed:
             feed.start_epoch(state.clock.epoch)
             state.num_batches = feed.num_batches
+        state.even_batches = feed.is_even
 
         end_epoch: bool | None
         over: bool | None

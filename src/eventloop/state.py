@@ -65,6 +65,8 @@ class State:
         microbatch_size: how many samples it has at most; None for the whole batch.
         num_microbatches: how many the batch has on this rank.
         num_batches: how many an epoch has; None where the train data loader doesn't know.
+        even_batches: whether each batch of the epoch is known to have as many samples on all ranks,
+            which then need to tell each other nothing about it.
         count: what the batch counts for: samples and tokens, on the host.
         outputs: what `forward` gave for the microbatch; None afterwards.
         loss: the microbatch's, shape (), with its graph; from `after_train_batch` to `batch_end`
@@ -121,6 +123,7 @@ class State:
         "eval_metrics",
         "eval_name",
         "eval_sets",
+        "even_batches",
         "is_logging",
         "loss",
         "manifest",
@@ -189,6 +192,7 @@ class State:
         size = settings.microbatch_size
         self.microbatch_size = None if size == "auto" else size
         self.num_batches: int | None = None
+        self.even_batches = False
         self.count = Count(0, 0, 0)
         self.outputs: Any = None
         self.loss: Tensor | None = None
@@ -351,14 +355,14 @@ class State:
         """Asks the run to stop after the batch under way; the first reason is kept.
 
         A run with a reason that begins with "pruned ", a trial of a sweep say, is listed as pruned.
-        Any rank may ask; with several, the run stops a batch later, on all of them.
+        Any rank may ask; with several, all stop at the same batch, at most 16 batches later.
         """
         self._processes.exchange.request_stop(self, reason)
 
     def request_checkpoint(self) -> None:
         """Asks for a checkpoint as soon as the batch under way is done.
 
-        Any rank may ask; with several, it is saved a batch later.
+        Any rank may ask; with several, it is saved within a quarter of a second or a batch.
         """
         self._processes.exchange.request_checkpoint(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
 
 
@@ -30,11 +30,11 @@ def test_a_mean_that_was_saved_is_that_of_all_batches(saved_at):
         (3 if idx % 5 else 2, torch.rand((), generator=draw).item())
         for idx in range(2 * AT_ONCE + 10)
     ]
-    whole = loss_of(values).mean(SingleProcess())
+    whole = loss_of(values).mean(Processes())
 
     resumed = EpochLoss(torch.device("cpu"))
     resumed.load_state_dict(loss_of(values[:saved_at]).state_dict() | {"value": None})
-    mean = added(resumed, values[saved_at:]).mean(SingleProcess())
+    mean = added(resumed, values[saved_at:]).mean(Processes())
 
     expected = sum(samples * value for samples, value in values) / sum(one for one, _ in values)
     assert torch.equal(mean, whole)

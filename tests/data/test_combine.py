@@ -13,7 +13,7 @@ from eventloop.checkpoint.schema import POSITION
 from eventloop.data import cycled, zipped
 from eventloop.data.combine import known_length
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
 pytestmark = [
@@ -139,7 +139,7 @@ LOADERS = {
 
 
 def feed_of(dataloader):
-    return Feed(dataloader, SingleProcess(), sample_seed=0)
+    return Feed(dataloader, Processes(), sample_seed=0)
 
 
 def train(feed, epoch=0, stop=None, leave_at=None):

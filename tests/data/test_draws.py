@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from eventloop.data.draws import Draws
 from eventloop.data.feed import Feed
 from eventloop.data.sample_seeds import SampleSeeds
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.rng import KeptGenerators, host_generators
 
 
@@ -50,7 +50,7 @@ def epoch(dataset, collate_fn=torch.tensor, *, epoch=1, num_workers=0, seed=3):
     """Returns an epoch's batches, in an order of its own."""
     torch.manual_seed(1)
     loader = DataLoader(dataset, 6, shuffle=True, num_workers=num_workers, collate_fn=collate_fn)
-    feed = Feed(loader, SingleProcess(), sample_seed=seed)
+    feed = Feed(loader, Processes(), sample_seed=seed)
     feed.start_epoch(epoch)
     found = []
     while feed.has_next():
@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_eventloop_0_1():
         def __getitem__(self, idx):
             return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
-    feed = Feed(DataLoader(Three(), 2, collate_fn=list), SingleProcess(), sample_seed=3)
+    feed = Feed(DataLoader(Three(), 2, collate_fn=list), Processes(), sample_seed=3)
     feed.start_epoch(1)
 
     assert feed.next() == [
@@ -121,7 +121,7 @@ def test_a_collate_function_that_draws_late_is_called_again_seeded(kind):
 def test_the_training_draws_as_if_samples_did_not(kind, first):
     def draws_between(dataset):
         torch.manual_seed(5), random.seed(5), np.random.seed(5)
-        feed = Feed(DataLoader(dataset, 6), SingleProcess(), sample_seed=3)
+        feed = Feed(DataLoader(dataset, 6), Processes(), sample_seed=3)
         feed.start_epoch(0)
         found = []
         while feed.has_next():

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from eventloop.data import cycled
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
 
 def feed_of(dataloader):
-    return Feed(dataloader, SingleProcess())
+    return Feed(dataloader, Processes())
 
 
 class Stream(IterableDataset):

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from eventloop.checkpoint.diff import differences
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 26, 4, 3
@@ -43,7 +43,7 @@ class Run:
     """What a training does with its data and with the generators, in small."""
 
     def __init__(self, dataloader: Any, saved: Saved | None = None, seed: int | None = 3) -> None:
-        self.feed = Feed(dataloader, SingleProcess(), sample_seed=seed)
+        self.feed = Feed(dataloader, Processes(), sample_seed=seed)
         self.epoch = 0
         if saved is None:
             random.seed(1), np.random.seed(1), torch.manual_seed(1)

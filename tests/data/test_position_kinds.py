@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop.data.combine import FirstBatches
 from eventloop.data.feed import Feed
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.errors import TaskError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
@@ -131,7 +131,7 @@ AGAIN = ("stream", "stream, workers", "iterable", "limited stream")
 
 
 def feed_of(dataloader):
-    return Feed(dataloader, SingleProcess(), sample_seed=0)
+    return Feed(dataloader, Processes(), sample_seed=0)
 
 
 def epochs(feed, epoch=0, stop=None, leave_at=None):

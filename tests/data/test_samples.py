@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from eventloop.data.feed import Feed
 from eventloop.data.sample_seeds import SampleSeeds, SeededDataset, may_draw, seeded
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.rng import host_generators
 
 
@@ -58,7 +58,7 @@ class Failing(Drawing):
 
 def rows(dataloader, epoch=0, seed=3):
     """Returns an epoch's samples, index first, in the order of the index."""
-    feed = Feed(dataloader, SingleProcess(), sample_seed=seed)
+    feed = Feed(dataloader, Processes(), sample_seed=seed)
     feed.start_epoch(epoch)
     found = []
     while feed.has_next():
@@ -90,7 +90,7 @@ def test_workers_that_stay_see_the_epoch():
     """They have the data set that they were started with."""
     feed = Feed(
         DataLoader(Drawing(), 4, num_workers=2, persistent_workers=True),
-        SingleProcess(),
+        Processes(),
         sample_seed=3,
     )
     for epoch in range(3):
@@ -119,7 +119,7 @@ def test_without_a_seed_draws_are_those_of_the_generators():
 def test_the_training_draws_as_if_samples_did_not(dataset):
     """Its generators stand where they stood, after each batch."""
     loader = DataLoader(dataset(), 4, collate_fn=lambda samples: [samples, draws()])
-    feed = Feed(loader, SingleProcess(), sample_seed=3)
+    feed = Feed(loader, Processes(), sample_seed=3)
     feed.start_epoch(0)
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     expected = [draws() for _ in range(3)]
@@ -132,7 +132,7 @@ def test_the_training_draws_as_if_samples_did_not(dataset):
 
 def test_a_sample_that_fails_leaves_the_generators_alone():
     """Whoever catches that goes on drawing."""
-    feed = Feed(DataLoader(Failing(), 4), SingleProcess(), sample_seed=3)
+    feed = Feed(DataLoader(Failing(), 4), Processes(), sample_seed=3)
     feed.start_epoch(0)
     random.seed(5)
 
@@ -149,7 +149,7 @@ def test_a_collate_function_draws_from_the_first_index(data, num_workers):
     given = {"collate_fn": collated, "num_workers": num_workers}
 
     def epoch(number):
-        feed = Feed(DataLoader(data, 4, **given), SingleProcess(), sample_seed=3)
+        feed = Feed(DataLoader(data, 4, **given), Processes(), sample_seed=3)
         feed.start_epoch(number)
         return [feed.next() for _ in range(3)]
 
@@ -299,7 +299,7 @@ def test_workers_that_are_no_forks_draw_the_same():
 
 def test_a_loader_without_batches_is_seeded():
     """Each sample is a batch, for which it is seeded."""
-    feed = Feed(DataLoader(Drawing(), batch_size=None), SingleProcess(), sample_seed=3)
+    feed = Feed(DataLoader(Drawing(), batch_size=None), Processes(), sample_seed=3)
     feed.start_epoch(0)
 
     assert [feed.next() for _ in range(12)] == rows(DataLoader(Drawing(), 4))
@@ -329,7 +329,7 @@ def test_a_data_set_s_own_generators_are_tied_to_the_sample_too(wrap, num_worker
 
     def batches(**given):
         loader = DataLoader(wrap(OwnGenerators()), 4, num_workers=num_workers, **given)
-        feed = Feed(loader, SingleProcess(), sample_seed=0)
+        feed = Feed(loader, Processes(), sample_seed=0)
         feed.start_epoch(0)
         return torch.cat([feed.next() for _ in range(2)])
 
@@ -343,7 +343,7 @@ def test_an_order_drawn_from_the_data_set_s_own_generator_is_a_new_one_each_epoc
     """Who has one generator for all gives it to the loader, too: it isn't left where a sample was."""
     dataset = OwnGenerators()
     loader = DataLoader(dataset, 4, shuffle=True, generator=dataset.torch)
-    feed = Feed(loader, SingleProcess(), sample_seed=0)
+    feed = Feed(loader, Processes(), sample_seed=0)
     orders = []
     for epoch in range(3):
         feed.start_epoch(epoch)

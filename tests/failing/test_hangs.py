@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 import pytest
 
@@ -60,6 +61,49 @@ def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeyp
     assert statuses == [6, 1]
     assert re.match(r"rank 0: its process \d+ is gone without a word; before that: rank 0 ", first)
     assert "rank 1 in batch_end of callback hangs" in first
+
+
+LEAVES = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from eventloop import hookimpl
+from eventloop.testing import tiny_task
+
+
+class Leaves:
+    name = "leaves"
+
+    @hookimpl
+    def should_stop(self, state):
+        return state.rank in RANKS and state.clock.batch == 2
+
+
+def task():
+    made = tiny_task(algorithms=[Leaves()])
+    samples = TensorDataset(torch.randn(48, 3), torch.arange(48) % 3)
+    made.train_dataloader = DataLoader(samples, 2)
+    made.settings |= {"device": "cpu", "max_duration": "2ep"}
+    return made
+"""
+
+
+@pytest.mark.parametrize(("ranks", "names"), [((0,), "0"), ((0, 1), "1")])
+def test_ranks_that_leave_alone_are_named_long_before_a_timeout(end_ranks, clean, ranks, names):
+    """The others wait in their backward pass, in which nothing is exchanged that would fail."""
+    (clean / "leaves.py").write_text(LEAVES.replace("RANKS", repr(ranks)))
+    start = time.monotonic()
+
+    _, err, _ = end_ranks(main, ["fit", "leaves.py", "--no-plugins"], world_size=2 * len(ranks))
+
+    first, fix, *_ = err.splitlines()
+    assert re.match(
+        rf"rank {names}: EventloopError: waits in epoch_end, at eventloop/[\w/]+.py:\d+ after 2 batches "
+        "for ranks that have begun a later one, up to 3$",
+        first,
+    )
+    assert "decides alone" in fix
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(("clause", "is_ended"), [("finally", True), ("except LookupError", False)])

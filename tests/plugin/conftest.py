@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eventloop.config.settings import Settings
-from eventloop.distributed.processes import SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.hooks import hookimpl
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
@@ -32,7 +32,7 @@ def new_state() -> Callable[[], State]:
             settings=Settings(),
             device=torch.device("cpu"),
             precision=choose_precision("fp32", torch.device("cpu")),
-            processes=SingleProcess(),
+            processes=Processes(),
             numbers=Numbers(Settings().log_interval),
             run_dir=Path("runs"),
         )

@@ -384,8 +384,8 @@ def test_what_one_rank_asks_for_all_do_a_batch_later(tmp_path):
     def run():
         saves = Saves()
         plugins = [StopsOnRank(), saves]
-        folder = tmp_path / "run"
-        with isolated_trainer(folder, algorithms=plugins, max_duration="9ep") as trainer:
+        folder, task = tmp_path / "run", tiny_task(train_dataloader=[(X[:4], Y[:4])] * 16)
+        with isolated_trainer(folder, task, algorithms=plugins, max_duration="9ep") as trainer:
             trainer.fit()
             return trainer.state.clock.batch, trainer.state.stop_reason, saves.at
 

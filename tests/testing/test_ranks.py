@@ -59,3 +59,17 @@ def test_garbage_of_the_caller_is_not_collected_in_a_rank():
         assert len(run_ranks(gc.collect)) == 2
     finally:
         gc.enable()
+
+
+def test_garbage_is_not_collected_by_what_libraries_do_after_a_fork():
+    """OpenTelemetry, for one, starts threads in a child before anything else runs there."""
+    state = {"hook": gc.collect}
+    os.register_at_fork(after_in_child=lambda: state["hook"]())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    garbage = SimpleNamespace(store=store)
+    garbage.itself = garbage
+    del garbage, store
+    try:
+        assert run_ranks(gc.isenabled) == [True, True]
+    finally:
+        state["hook"] = lambda: None

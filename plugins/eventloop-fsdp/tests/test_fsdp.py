@@ -7,11 +7,12 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 from torchmetrics import SumMetric
 
 from eventloop import PluginError, Task, hookimpl
@@ -348,20 +349,55 @@ def test_ranks_evaluate_and_predict_for_different_numbers_of_batches(tmp_path):
         loaders = {
             "stream": DataLoader(Stream(1 + 3 * rank), batch_size=None),
             "sized": DataLoader(TensorDataset(X[:7], Y[:7]), 2),
+            "uneven": DataLoader(TensorDataset(X[:7], Y[:7]), 1),
         }
         task = {"eval_dataloaders": loaders, "metrics": {"seen": Seen()}}
         with trainer_of(tmp_path, Fsdp(), task=task, max_duration="1ba") as trainer:
             trainer.sanity_eval(2)
             metrics = trainer.fit().metrics
             outputs = trainer.predict((X[:4], Y[:4]) for _ in range(2 - rank))
-            return metrics["stream"]["seen"], metrics["sized"]["seen"], outputs
+            return [metrics[name]["seen"] for name in loaders], outputs
 
-    (streamed, sized, outputs), (same, also, fewer) = run_ranks(run, timeout_s=60)
+    (seen, outputs), (same, fewer) = run_ranks(run, timeout_s=60)
 
-    assert streamed == same == 4 * (1 + 4)
-    assert sized == also == 7
+    assert seen == same == [4 * (1 + 4), 7, 7]
     assert (len(outputs), len(fewer)) == (2, 1)
     torch.testing.assert_close(fewer[0], outputs[0])
+
+
+def test_an_evaluation_asks_for_its_length_alone(tmp_path):
+    """A collective a data set, not one a batch, where the lengths are known."""
+
+    def run(num_batches):
+        asked = []
+        loader = DataLoader(TensorDataset(X[: 4 * num_batches], Y[: 4 * num_batches]), 2)
+        with trainer_of(tmp_path, Fsdp(), task={"eval_dataloaders": loader}) as trainer:
+            made = dist.all_reduce
+            dist.all_reduce = lambda *args, **given: [asked.append(1), made(*args, **given)][1]
+            trainer.eval()
+        return len(asked)
+
+    assert run_ranks(run, 1) == run_ranks(run, 12)
+
+
+class Longer(SequentialSampler):
+    """Yields more than its length."""
+
+    def __len__(self):
+        return 2
+
+
+def test_an_eval_data_loader_of_another_length_than_it_says_is_named(tmp_path):
+    def run():
+        data = TensorDataset(X[:8], Y[:8])
+        sampler = Longer(data)
+        sampler.num_replicas = 2  # splits itself
+        task = {"eval_dataloaders": DataLoader(data, 2, sampler=sampler)}
+        with trainer_of(tmp_path, Fsdp(), task=task) as trainer:
+            trainer.eval()
+
+    with pytest.raises(RankError, match="an eval data loader of 1 batches gave 1 and more"):
+        run_ranks(run)
 
 
 def test_weights_and_optimizer_states_are_those_of_one_process(tmp_path):

@@ -7,7 +7,7 @@ a rank alone knows is in `rank0`, `rank1` and so on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from eventloop.training.slices import holds_slices
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
     from eventloop.data.feed import Feeds
+    from eventloop.data.sample_order import Stateful
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
@@ -44,16 +45,6 @@ class Captured(NamedTuple):
 
     parts: Parts
     facts: dict[str, Any]
-
-
-class Stateful(Protocol):
-    """What a checkpoint keeps something of."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Returns a nest of tensors and plain values."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restores what `state_dict` returned."""
 
 
 class Capture:

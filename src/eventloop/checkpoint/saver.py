@@ -262,7 +262,7 @@ class Saver:
         found = set(crew.run(look))
         finite = False if False in found else True if True in found else None
         best = kept.best if finite is not False else kept.best_before
-        path = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
+        path: Any = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
         if crew.rank:
             return
         is_usable = finite is not False

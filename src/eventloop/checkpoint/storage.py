@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.run_lock import Lock, RunLock
@@ -19,44 +19,13 @@ from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.encoding import Nest
-    from eventloop.distributed.crew import Crew
+    from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
     from eventloop.distributed.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 FOLDER = "checkpoints"  # of a run
 _MOST_NAMED = 3
-
-
-class Checkpoints(Protocol):
-    """The checkpoints of a run; `Store` and `RemoteCheckpoints` say more of each method."""
-
-    @property
-    def folder(self) -> Place:
-        """Where they are."""
-
-    def save(
-        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew = ...
-    ) -> Place:
-        """Saves one and returns its place."""
-
-    def found(self, *, digests: bool = False) -> Sequence[Found[Any]]:
-        """Returns what looks like a checkpoint, the newest first."""
-
-    def latest(
-        self, *, shards: bool = True, damage: Mapping[Any, str] | None = None
-    ) -> tuple[Place | None, Sequence[tuple[Place, str]]]:
-        """Returns the newest that verifies and is finite, and why newer ones can't be used."""
-
-    def newest_after(self, batch: int) -> int | None:
-        """Returns the batch of the newest usable one that has more batches; None without one."""
-
-    def prune(self, keep: Collection[int], safe: Any = None) -> Sequence[Place]:
-        """Removes all but those of some batches; a usable one always stays."""
-
-    def clear(self, *, alone: bool = False) -> None:
-        """Removes what killed processes left; all of it, if no other process writes here."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +39,7 @@ class Storage:
     """
 
     run_dir: Path
-    store: Checkpoints
+    store: Store | RemoteCheckpoints
     lock: Lock | None
 
 

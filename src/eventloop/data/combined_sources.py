@@ -30,6 +30,8 @@ class SideBySide:
         sources: of its parts, by name.
     """
 
+    even_sizes = None
+
     def __init__(self, dataloader: Zipped, sources: Mapping[str, Source]) -> None:
         self._dataloader = dataloader
         self._sources = sources
@@ -78,6 +80,7 @@ class Repeated:
     """
 
     has_first = False
+    even_sizes = None
 
     def __init__(self, dataloader: Cycled, source: Source) -> None:
         self._dataloader = dataloader.dataloader

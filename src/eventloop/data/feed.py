@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
@@ -33,10 +34,12 @@ class Feed:
             that has run out repeats its first batch, which counts for nothing; drop: they are left
             out; error: they are an error.
         sample_seed: what random draws of a data set are tied to; None leaves them alone.
+        counts_samples: whether a batch counts for its samples, and for nothing else.
 
     Attributes:
         used: whether an epoch has ever begun.
         num_batches: how many batches an epoch has; None where some loader doesn't know.
+        is_even: whether each batch is known to count for as much on all ranks.
 
     Raises:
         TaskError: the lengths differ, and that is an error.
@@ -48,9 +51,12 @@ class Feed:
         processes: Processes,
         uneven: Literal["pad", "drop", "error"] = "pad",
         sample_seed: int | None = None,
+        *,
+        counts_samples: bool = False,
     ) -> None:
         self.dataloader = dataloader
-        self.used = False
+        self.used = self.is_even = False
+        self._counts_samples = counts_samples
         self._processes = processes
         self._uneven = uneven
         self._source = source_of(dataloader, processes, sample_seed)
@@ -248,7 +254,10 @@ class Feed:
         self.num_batches = self._agreed_length()
 
     def _agreed_length(self) -> int | None:
-        lengths: list[int] = self._processes.all_gather(self._own_length)
+        sizes = self._source.even_sizes if self._counts_samples else None
+        everybody = self._processes.all_gather((self._own_length, sizes))
+        self.is_even = sizes is not None and all(one == everybody[0] for one in everybody)
+        lengths: list[int] = [length for length, _ in everybody]
         if None in lengths:
             return None
         if self._uneven == "error" and len(set(lengths)) > 1:
@@ -293,7 +302,15 @@ class Feeds:
         state.train_dataloader = dataloader
         settings = state.settings
         sample_seed = settings.seed if settings.seed_samples else None
-        self._feed = Feed(dataloader, self._processes, settings.uneven, sample_seed)
+        # The core's own functions, where no plugin or task stands before or around them.
+        actions = (self._hooks.count_batch, self._hooks.split_batch)
+        self._feed = Feed(
+            dataloader,
+            self._processes,
+            settings.uneven,
+            sample_seed,
+            counts_samples=all(isinstance(one, MethodType) for one in actions),
+        )
         state.num_batches = self._feed.num_batches
         if not self.was_rebuilt:
             state.epoch_length = state.num_batches

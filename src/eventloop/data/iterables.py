@@ -156,6 +156,7 @@ class ReadAgain:
 
     kind = "iterable"
     suits_any_ranks, has_first = False, True
+    even_sizes = None
 
     def __init__(self, dataloader: Any) -> None:
         self._dataloader = dataloader

@@ -50,6 +50,10 @@ class Source(Protocol):
     def num_batches(self) -> int | None:
         """How many an epoch has; None where that can't be relied on."""
 
+    @property
+    def even_sizes(self) -> Any:
+        """What says how many samples each batch has; None where ranks with the same may differ."""
+
     def start(self, epoch: int) -> Iterator[Any]:
         """Begins an epoch."""
 
@@ -119,6 +123,7 @@ class Listed:
 
     kind = "list"
     suits_any_ranks = has_first = True
+    even_sizes = None
     doubts: tuple[str, ...] = ()
 
     def __init__(self, batches: Sequence[Any]) -> None:
@@ -157,6 +162,7 @@ class StatefulSource:
 
     kind = "stateful"
     suits_any_ranks = has_first = False
+    even_sizes = None
     doubts: tuple[str, ...] = ()
 
     def __init__(self, dataloader: Any) -> None:
@@ -235,7 +241,7 @@ class Nothing:
     kind = "none"
     suits_any_ranks = has_first = True
     doubts: tuple[str, ...] = ()
-    num_batches = None
+    num_batches = even_sizes = None
 
     def __init__(self, dataloader: NoData) -> None:
         self._dataloader = dataloader
@@ -277,6 +283,10 @@ class Limited:
     @property
     def num_batches(self) -> int | None:
         return self._dataloader.num_batches
+
+    @property
+    def even_sizes(self) -> Any:
+        return self._source.even_sizes
 
     def start(self, epoch: int) -> Iterator[Any]:
         return itertools.islice(self._source.start(epoch), self._dataloader.limit)

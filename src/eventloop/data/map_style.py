@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DistributedSampler, default_collate
 
 from eventloop.data.combine import known_length
 from eventloop.data.in_memory import gathering
@@ -68,6 +68,17 @@ class MapStyle:
     @property
     def num_batches(self) -> int | None:
         return known_length(self._loader)
+
+    @property
+    def even_sizes(self) -> Any:
+        steps = self.order.inner
+        if self._dataloader.collate_fn is not default_collate or type(steps) is not BatchSampler:
+            return None
+        sampler: Any = steps.sampler
+        is_even = type(sampler) is DistributedSampler or (
+            type(sampler) is RankPart and sampler.even
+        )
+        return [len(sampler), steps.batch_size, steps.drop_last] if is_even else None
 
     def start(self, epoch: int) -> Iterator[Any]:
         if self._shared["kind"] == "drawn":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,19 +11,6 @@ from torch import Tensor
 from eventloop.data.batches import map_tensors
 
 Move = Callable[[Any], Any]
-
-
-class Streams(Protocol):
-    """What is needed of a device's streams; `torch.cuda` has it."""
-
-    def Stream(self, device: torch.device, /) -> Any:  # noqa: N802  torch's name
-        """Makes a stream."""
-
-    def current_stream(self, device: torch.device, /) -> Any:
-        """Returns the stream on which the device computes."""
-
-    def stream(self, stream: Any, /) -> AbstractContextManager[Any]:
-        """Makes a stream the current one."""
 
 
 def mover_to(device: torch.device) -> Move:
@@ -51,12 +37,12 @@ class SideStream:
 
     Args:
         device: where batches go.
-        streams: whose streams; `torch.cuda`.
+        streams: `torch.cuda`, or what has its `Stream`, `stream` and `current_stream`.
     """
 
     def __init__(self, device: torch.device, streams: Any) -> None:
         self._device = device
-        self._streams: Streams = streams
+        self._streams = streams
         self._side = streams.Stream(device)
 
     def __call__(self, batch: Any) -> Any:

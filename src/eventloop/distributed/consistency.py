@@ -20,7 +20,7 @@ _NOTHING = "nothing"
 _OWN = ("device", "run_dir")
 _MOST_SHOWN = 5
 _FREE = "an option that may differ by rank stands in `free_options` of the plugin's class"
-_ALONE = (
+DECIDED_ALONE = (
     "what a rank decides alone, by its own loss say, has to be agreed upon: state.all_gather(...)"
 )
 # Of a parameter's norm. Less may come from rounding on machines of different kinds, and what isn't
@@ -139,7 +139,7 @@ def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
             f"ranks 0 and {rank} would train different things: their {what} differ{when}",
             differs="; ".join(shown[:_MOST_SHOWN]) + more,
             fix="start every rank with the same command, environment, files and versions; "
-            + (_FREE if what == "plugins" else _ALONE),
+            + (_FREE if what == "plugins" else DECIDED_ALONE),
         )
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from eventloop.errors import CheckpointError
 
 T = TypeVar("T")
 
 
-class Crew(Protocol):
-    """Those who write a checkpoint together, as one of them sees them."""
+class Crew:
+    """Those who write a checkpoint together, as one of them sees them: here, one rank alone."""
 
-    rank: int
-    world_size: int
+    rank = 0
+    world_size = 1
 
     def run(self, step: Callable[[], T]) -> list[T]:
         """Runs a step on every rank, and waits until all have done it.
@@ -26,28 +26,17 @@ class Crew(Protocol):
             BaseException: what the step raised here, or a CheckpointError with what it raised on
                 another rank: every rank raises if one does.
         """
-
-    def first(self, value: T) -> T:
-        """Returns what rank 0 gave, on every rank."""
-
-
-class OneRank:
-    """One rank, which writes all of it."""
-
-    rank = 0
-    world_size = 1
-
-    def run(self, step: Callable[[], T]) -> list[T]:
         return [step()]
 
     def first(self, value: T) -> T:
+        """Returns what rank 0 gave, on every rank."""
         return value
 
 
-ALONE: Crew = OneRank()
+ALONE = Crew()
 
 
-class CrewOfRanks:
+class CrewOfRanks(Crew):
     """A thread of each rank, which work together beside the training.
 
     Args:

@@ -37,23 +37,38 @@ from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
 from eventloop.distributed.crew import Crew, CrewOfRanks
 from eventloop.distributed.exit import timeout_s
-from eventloop.distributed.processes import CountBatch, LossWeights, Parts, Weight, weights_of
+from eventloop.distributed.failure_store import bulletin
+from eventloop.distributed.processes import (
+    WHOLE,
+    CountBatch,
+    Exchange,
+    LossWeights,
+    Parts,
+    Processes,
+    Weight,
+    weights_of,
+)
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError, TaskError
+from eventloop.signals import is_interruption
 from eventloop.text import as_set
 from eventloop.training.numbers import Share, mean
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.distributed.processes import Agreed, Exchange
+    from eventloop.distributed.processes import Agreed
     from eventloop.run.runtime import Feature
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks, Place, Reduction, Row, Shares
     from eventloop.training.set_numbers import Number
 
+# Even batches between exchanges, and the seconds within which a signal is noticed, if no batch takes longer.
+_EVERY = 16
+_NOTICED_S = 0.25
 
-class DataParallel:
+
+class DataParallel(Processes):
     """One rank of several, which see different data and average their gradients.
 
     Args:
@@ -65,7 +80,7 @@ class DataParallel:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.exchange: Exchange = _Exchange(self)
+        self.exchange: _Exchange = _Exchange(self)
         self._groups = groups
         self._is_strategy = False
 
@@ -114,11 +129,16 @@ class DataParallel:
     ) -> LossWeights:
         """Returns what each weighs of the mean weight of a rank: gradients are averaged.
 
-        The sum over the ranks starts now and is awaited when the first loss is there.
+        Where the ranks may differ, the sum over them starts now and is awaited when the first loss
+        is there.
         """
         weights: list[Weight] = [0.0] * len(microbatches)
         if state.count.samples:
             weights = weights_of(state, microbatches, count_batch)
+        if state.even_batches:
+            own = sum(weights)
+            self.exchange.weigh(float(own))
+            return Parts(weights, lambda: own) if len(weights) > 1 else WHOLE
         total = _on_device(sum(weights), state.device)
         work = dist.all_reduce(total, group=self.aside, async_op=True)
 
@@ -139,10 +159,7 @@ class DataParallel:
         return total / self.world_size
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; every rank waits for the others.
-
-        What all have alike, as they mostly do, isn't sent: it would grow with their number.
-        """
+        # What all have alike, as they mostly do, isn't sent: it would grow with their number.
         if self._have_same(dumps(value)):
             return [copy.deepcopy(value) for _ in range(self.world_size)]
         values = [None] * self.world_size
@@ -165,7 +182,6 @@ class DataParallel:
         return int(answers[0])
 
     def are_same(self, value: Any) -> bool:
-        """Whether all ranks have the same value; a digest is exchanged, whatever their size."""
         text = json.dumps(value, sort_keys=True, default=repr)
         return self._have_same(text.encode())
 
@@ -251,48 +267,75 @@ class DataParallel:
         return CrewOfRanks(self._groups[2])
 
 
-class _Exchange:
-    """The exchange among ranks: one small sum on the host for each batch."""
+class _Exchange(Exchange):
+    """The exchange among ranks: one small sum on the host.
+
+    For each batch where the ranks' batches may differ. Else for every so many, and as often as it
+    takes for a signal to be noticed soon: the seconds so far, on which all agree, tell how often.
+    """
 
     def __init__(self, processes: DataParallel) -> None:
         self._processes = processes
-        self._since = 0.0
+        self._board = bulletin()
+        self.start_fit()
+
+    def start_fit(self) -> None:
         self._stop_reason: str | None = None
-        self._checkpoint = False
+        self._is_urgent = self._checkpoint = False
         self._sums = array("d")
         self._work: Any = None
+        self._interval = 1.0
+        # Since the last exchange: batches, seconds on rank 0, and what the losses weighed.
+        self._since = time.perf_counter()
+        self._num_batches = 0
+        self._seconds = self._weight = self._sent = 0.0
 
     def request_stop(self, state: State, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
+        self._is_urgent = self._is_urgent or is_interruption(reason)
 
     def request_checkpoint(self, state: State) -> None:
         self._checkpoint = True
 
-    def start_fit(self) -> None:
-        self._since = time.perf_counter()
-        self._stop_reason = None
-        self._checkpoint = False
+    def weigh(self, weight: float) -> None:
+        """Adds up what the batches counted for that all ranks should have alike."""
+        self._weight += weight
 
     def start(self, state: State) -> None:
         since, self._since = self._since, time.perf_counter()
-        seconds = self._since - since if self._processes.rank == 0 else 0.0
-        asks = (float(self._stop_reason is not None), float(self._checkpoint))
+        self._seconds += (self._since - since) * (self._processes.rank == 0)
+        self._num_batches += 1
+        if self._board is not None:
+            self._board.num_batches += 1
+        # A plugin's request is granted at a batch that doesn't depend on the time.
+        is_due = not state.even_batches or not (state.clock.batch + 1) % _EVERY
+        if not is_due and self._num_batches < self._interval:
+            return
+        stops = self._is_urgent or (is_due and self._stop_reason is not None)
+        self._sent = self._weight
+        counts = (state.count.samples, state.count.tokens, self._seconds, self._sent)
         # Read through the array, no operation of torch is needed to see the sums.
-        self._sums = array("d", (state.count.samples, state.count.tokens, seconds, *asks))
+        self._sums = array("d", (*counts, float(stops), float(self._checkpoint)))
         sums = torch.frombuffer(self._sums, dtype=torch.float64)
         self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
     def end(self, state: State) -> Agreed:
+        if self._work is None:
+            return state.count.samples * self._processes.world_size, 0, 0.0
         self._work.wait()
-        samples, tokens, seconds, stops, checkpoints = self._sums
+        samples, tokens, seconds, weight, stops, checkpoints = self._sums
+        if weight != self._sent * self._processes.world_size:
+            raise _uneven(self._num_batches, self._sent, weight)
         if stops:
             self._grant_stop(state, self._processes.all_gather(self._stop_reason))
         if checkpoints:
             state.checkpoint_requested, self._checkpoint = True, False
+        self._interval = _NOTICED_S * self._num_batches / seconds if seconds else 1.0
+        self._weight -= self._sent
+        self._work, self._num_batches, self._seconds = None, 0, 0.0
         return int(samples), int(tokens), seconds
 
-    def end_fit(self, state: State) -> None:
-        """Grants what came too late for the last batch's exchange."""
+    def settle(self, state: State) -> None:
         asked = self._processes.all_gather((self._stop_reason, self._checkpoint))
         reasons, checkpoints = zip(*asked, strict=True)
         self._grant_stop(state, reasons)
@@ -302,6 +345,15 @@ class _Exchange:
     def _grant_stop(self, state: State, reasons: Iterable[str | None]) -> None:
         """Stops the run for the first reason, in order of the ranks."""
         state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
+
+
+def _uneven(num_batches: int, own: float, total: float) -> TaskError:
+    return TaskError(
+        f"the last {num_batches} batches of this rank counted for {own:g} samples, and those of all "
+        f"ranks for {total:g}: a plugin changes how many samples a batch has, on some ranks only",
+        fix="have it change them alike on all ranks, or implement the action count_batch in it, so that "
+        "the ranks compare what each batch counts for",
+    )
 
 
 def join() -> DataParallel:

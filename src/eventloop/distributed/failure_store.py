@@ -59,6 +59,7 @@ class Member:
         is_inside: whether it does what takes all ranks, and mustn't end meanwhile.
         num_beats: grows while its watchdog runs, that is, while its process runs Python.
         place: where it is, if it hasn't moved for long or was asked; else "".
+        num_batches: how many it has begun to train on.
     """
 
     machine: str
@@ -66,6 +67,7 @@ class Member:
     is_inside: bool
     num_beats: int = 0
     place: str = ""
+    num_batches: int = 0
 
     @property
     def is_here(self) -> bool:
@@ -88,6 +90,7 @@ class Bulletin:
     Attributes:
         is_inside: whether this process does what takes all ranks.
         has_failed: whether an exception has ended what this process did inside.
+        num_batches: how many this process has begun to train on.
     """
 
     def __init__(self, store: TCPStore, rank: int, world_size: int, attempt: str) -> None:
@@ -98,8 +101,8 @@ class Bulletin:
         self._num_failures = 0
         self._num_beats = 0
         self._beating = threading.Lock()
-        self.has_failed = False
-        self.is_inside = False
+        self.has_failed = self.is_inside = False
+        self.num_batches = 0
 
     def post(self, failure: Failure) -> Failure:
         """Posts a failure; returns the one that was posted first, which may be another's."""
@@ -144,7 +147,8 @@ class Bulletin:
         """Rewrites this rank's record, which shows the others that it runs."""
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
-            member = Member(_machine(), os.getpid(), self.is_inside, self._num_beats, place)
+            facts = (self.is_inside, self._num_beats, place, self.num_batches)
+            member = Member(_machine(), os.getpid(), *facts)
             self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
 
     def member(self, rank: int) -> Member | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from eventloop.distributed.processes import Processes, SingleProcess
+from eventloop.distributed.processes import Processes
 from eventloop.errors import SettingError
 
 
@@ -19,7 +19,7 @@ def join_processes() -> Processes:
         EventloopError: the others can't be reached.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return SingleProcess()
+        return Processes()
     from eventloop.distributed.data_parallel import join  # one process needs nothing of it
 
     return join()

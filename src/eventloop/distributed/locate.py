@@ -39,6 +39,15 @@ def place_of_error(error: BaseException) -> str:
     return _place(_inwards(error.__traceback__)[::-1])
 
 
+def waits_in_collective(ident: int) -> bool:
+    """Returns whether a function of `torch.distributed` is what a thread does now.
+
+    Args:
+        ident: what `threading.get_ident` gives in it.
+    """
+    return _is_in_collective(_outwards(sys._current_frames().get(ident)))
+
+
 def held_up_in_finally(ident: int) -> BaseException | None:
     """Returns the exception that a thread would raise, did a `finally` not wait in a collective.
 
@@ -51,15 +60,17 @@ def held_up_in_finally(ident: int) -> BaseException | None:
     found = sys._current_exceptions().get(ident)
     error = found[1] if isinstance(found, tuple) else found
     frames = _outwards(sys._current_frames().get(ident))
-    waiting = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
-    if error is None or not any(
-        one.f_code.co_filename.startswith(_COLLECTIVES) for one, _ in waiting
-    ):
+    if error is None or not _is_in_collective(frames):
         return None
     passed = {frame for frame, _ in _inwards(error.__traceback__)}
     return (
         error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
     )
+
+
+def _is_in_collective(frames: list[tuple[FrameType, int]]) -> bool:
+    within = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
+    return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
 
 
 def _is_in_finally(frame: FrameType, line: int) -> bool:

@@ -109,6 +109,21 @@ class RankHooks:
             is_last = state.microbatch_idx == state.num_microbatches - 1
             state.wrapped_model.require_backward_grad_sync = is_last
 
+    @hookimpl(wrapper=True)
+    def evaluate(self, state: State) -> Any:
+        results = yield
+        self._processes.exchange.settle(state)  # what the results had plugins ask for
+        return results
+
+    @hookimpl
+    def epoch_checkpoint(self, state: State) -> None:
+        self._processes.exchange.settle(state)
+
+    @hookimpl(wrapper=True)
+    def save_checkpoint(self, state: State) -> Any:
+        self._processes.exchange.settle(state)  # a run that is resumed wouldn't ask for it again
+        return (yield)
+
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         # Each rank evaluates with buffers of its own: all take those that rank 0 would save.

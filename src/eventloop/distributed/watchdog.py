@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
+from eventloop.distributed.consistency import DECIDED_ALONE
 from eventloop.distributed.exit import (
     details,
     end_process,
@@ -28,14 +29,19 @@ from eventloop.distributed.exit import (
     timeout_s,
 )
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
-from eventloop.distributed.locate import held_up_in_finally, place_of_error, place_of_thread
+from eventloop.distributed.locate import (
+    held_up_in_finally,
+    place_of_error,
+    place_of_thread,
+    waits_in_collective,
+)
 from eventloop.distributed.neighbours import POLL_S, neighbours
 from eventloop.errors import EventloopError, text_of
 from eventloop.signals import is_agreed
 
 # How long a rank that has failed may take to close, before it is ended.
 CLOSING_S = 6.0
-# How long a `finally` may wait for other ranks.
+# How long a `finally` may wait for other ranks, and any collective for ranks that have gone on.
 _HELD_UP_S = 4.0
 # Long enough for a rank with the same error to leave by itself, and for a report to be written;
 # with a poll by the rank that notices and one by the others, all are gone within 5 s.
@@ -253,6 +259,7 @@ class _Watchdog:
         board = self._board
         board.beat(self._place())
         self._post_what_is_held_up()
+        self._post_what_no_rank_joins()
         lost = [found for one in self._neighbours if (found := one.look())]
         if self._failure is None:
             if lost:  # before it is posted: the watched thread may then end this process
@@ -274,6 +281,32 @@ class _Watchdog:
             self._failure = post(self._board, error)
             self._ends_at = time.monotonic()
 
+    def _post_what_no_rank_joins(self) -> None:
+        """Posts that this rank waits in a collective while the others have begun later batches.
+
+        Only the rank before one that is ahead reads the records of all.
+        """
+        board = self._board
+        if not self._waits():
+            return
+        following = board.member((board.rank + 1) % board.world_size)
+        if following is None or following.num_batches <= board.num_batches:
+            return
+        others = [one for rank, one in board.members().items() if rank != board.rank]
+        at = [(one.num_batches, bool(one.place)) if one else (-1, True) for one in others]
+        if all(found > (board.num_batches, False) for found in at):
+            error = EventloopError(
+                f"waits {place_of_thread(self._watched)} after {board.num_batches} batches for ranks "
+                f"that have begun a later one, up to {max(at)[0]}",
+                fix=DECIDED_ALONE,
+            )
+            board.post(_failure(board, error))
+
+    def _waits(self) -> bool:
+        """Returns whether the thread has been in a collective for long."""
+        is_still = time.monotonic() - self._moved_at > _HELD_UP_S
+        return is_still and waits_in_collective(self._watched)
+
     def _place(self) -> str:
         """Returns where the watched thread is, if it has been there for long or a rank has failed.
 
@@ -285,7 +318,8 @@ class _Watchdog:
         if position != self._position:
             self._position, self._moved_at = position, time.monotonic()
         is_stuck = time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s()
-        return place_of_thread(self._watched) if is_stuck or self._failure else ""
+        is_asked = is_stuck or self._failure or self._waits()
+        return place_of_thread(self._watched) if is_asked else ""
 
     def _end(self, failure: Failure) -> None:
         """Ends the process, and neighbours that can't end themselves, once the failure is reported."""

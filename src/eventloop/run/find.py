@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.format import read
 from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, unusable
@@ -16,7 +16,7 @@ from eventloop.checkpoint.verifying import (
 )
 from eventloop.errors import CheckpointError, ResumeError, as_first
 from eventloop.run.run_manifest import FILE as MANIFEST
-from eventloop.run.start import Allowed, FreshStart, FromCheckpoint, Start
+from eventloop.run.start import Allowed, FromCheckpoint, Start
 from eventloop.text import allowing, as_set
 from eventloop.urls import Place, Url, place_of
 
@@ -51,7 +51,7 @@ def find_start(
             begun = (
                 f"no checkpoint in {storage.run_dir}, where a run was begun: this one begins anew"
             )
-            return FreshStart(begun if left else "")
+            return Start(begun if left else "")
         path = local_copy(place, storage, processes)
         found = _damage_in_shards(path, processes)
         if not found:
@@ -87,7 +87,7 @@ def _read(path: Path, processes: Processes) -> Checkpoint:
 
 
 def _chosen(
-    settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Place, str]
+    settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Any, str]
 ) -> tuple[Place | None, Refused]:
     """Returns the checkpoint to go on from, and newer ones that can't be used."""
     is_new = settings.run_dir is None

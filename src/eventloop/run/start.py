@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import require_usable
@@ -47,34 +47,48 @@ class Allowed:
 NOTHING = Allowed()
 
 
-class Start(Protocol):
-    """How a run starts."""
+class Start:
+    """How a run starts: here, from its beginning.
+
+    Args:
+        note: what the header says of it, if anything.
+    """
+
+    def __init__(self, note: str = "") -> None:
+        self._note = note
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the header says of it."""
+        return (self._note,) if self._note else ()
 
     @property
     def resumed(self) -> str | None:
         """The checkpoint that the run goes on from, by its path; None for one that begins."""
+        return None
 
     @property
     def changes(self) -> Sequence[str]:
-        """What differs from the run as it was begun."""
+        """What differs from the run as it was begun, complete once everything is built."""
+        return ()
 
     @property
     def stop_reason(self) -> str | None:
         """Why the run was stopped, if all was done then that was to do."""
+        return None
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Returns the configuration with the plugins that belong to the run."""
+        return configuration
 
     @property
     def absent(self) -> Sequence[Mapping[str, Any]]:
         """The algorithms of the run that aren't here, as its manifest told of them."""
+        return ()
 
     def duration(self, settings: Settings) -> Time | None:
         """Returns the length of the run that fractions are of."""
+        return settings.max_duration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Refuses a run that is made of something else.
@@ -94,40 +108,7 @@ class Start(Protocol):
         """Puts the run where it goes on."""
 
 
-class FreshStart:
-    """A run that begins.
-
-    Args:
-        note: what the header says of it, if anything.
-    """
-
-    resumed: str | None = None
-    changes: Sequence[str] = ()
-    stop_reason: str | None = None
-    absent: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, note: str = "") -> None:
-        self.notes: tuple[str, ...] = (note,) if note else ()
-
-    def narrowed(self, configuration: Configuration) -> Configuration:
-        """Returns the configuration as it is."""
-        return configuration
-
-    def duration(self, settings: Settings) -> Time | None:
-        """Returns the length that is set."""
-        return settings.max_duration
-
-    def check(self, manifest: Mapping[str, Any]) -> None:
-        """Refuses nothing."""
-
-    def check_optimizers(self, described: Mapping[str, Any]) -> None:
-        """Refuses nothing."""
-
-    def load(self, core: Core) -> None:
-        """Leaves everything as it was built."""
-
-
-class FromCheckpoint:
+class FromCheckpoint(Start):
     """A run that goes on.
 
     Args:
@@ -135,9 +116,6 @@ class FromCheckpoint:
         allowed: what may differ.
         refused: newer checkpoints that aren't used, each with the reason.
         place: where it is, if that was read from a copy.
-
-    Attributes:
-        changes: what differs from the run as it was begun, complete once everything is built.
 
     Raises:
         CheckpointError: it lacks something, or holds what no run would have written.
@@ -159,7 +137,7 @@ class FromCheckpoint:
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._allowed = allowed
         self._refused = tuple(refused)
-        self.changes: list[str] = []
+        self._changes: list[str] = []
         self._missing: list[Mapping[str, Any]] = []
 
     @property
@@ -170,7 +148,7 @@ class FromCheckpoint:
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
             f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
             *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
-            *(f"changed since the run began: {one}" for one in self.changes),
+            *(f"changed since the run began: {one}" for one in self._changes),
             *(
                 f"{one['name']} isn't here; what it kept stays in the checkpoints"
                 for one in self._missing
@@ -179,12 +157,14 @@ class FromCheckpoint:
 
     @property
     def resumed(self) -> str:
-        """The checkpoint that the run goes on from, by its path."""
         return str(self._place)
 
     @property
+    def changes(self) -> Sequence[str]:
+        return self._changes
+
+    @property
     def stop_reason(self) -> str | None:
-        """Why the run was stopped, if nothing was left to be done."""
         reason: str | None = self._facts["stop_reason"]
         return reason if self._is_finished and not is_interruption(reason) else None
 
@@ -200,7 +180,6 @@ class FromCheckpoint:
 
     @property
     def absent(self) -> Sequence[Mapping[str, Any]]:
-        """The algorithms that aren't here."""
         return self._missing
 
     def duration(self, settings: Settings) -> Time | None:
@@ -209,7 +188,6 @@ class FromCheckpoint:
         return settings.max_duration if then is None else Time(then)
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Compares settings, task and algorithms."""
         self._check_missing(manifest)
         versions, options = plugin_differences(
             self._then["plugins"], manifest["plugins"], self._allowed.plugin_change
@@ -226,7 +204,6 @@ class FromCheckpoint:
         self._refuse([*settings, *task, *options])
 
     def check_optimizers(self, described: Mapping[str, Any]) -> None:
-        """Compares the optimizers' kinds and what they were made with."""
         now = {"optimizers": described}
         self._refuse(list(config_differences(self._then, now, "optimizers")))
 
@@ -245,7 +222,7 @@ class FromCheckpoint:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(parts)
         if self._allowed.config_change:
-            made.restore(state, self.changes)
+            made.restore(state, self._changes)
         is_in_epoch = loop.feeds.current.under_way
         # Of a run that is over, until it is extended to another end.
         if found := self._then.get("tested"):
@@ -277,7 +254,7 @@ class FromCheckpoint:
                 )
         known = {fold(one["name"]) for one in self._algorithms()}
         new = [one for name, one in now.items() if name not in known]
-        self.changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
+        self._changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
 
     def _algorithms(self) -> Iterator[Mapping[str, Any]]:
         there = (one for one in self._then["plugins"] if one["role"] == "algorithm")
@@ -287,7 +264,7 @@ class FromCheckpoint:
         if not differences:
             return
         if self._allowed.config_change:
-            self.changes += differences
+            self._changes += differences
             return
         raise ResumeError(
             "the run was begun with another configuration",

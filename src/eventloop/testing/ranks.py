@@ -50,10 +50,11 @@ def run_ranks(
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     ranks = []
     with tempfile.TemporaryDirectory() as stacks:
-        for rank in range(world_size):
-            job = (Path(stacks, str(rank)), timeout_s, function, args, kwargs)
-            ranks.append(_started(context, rank, job))
+        gc.freeze()  # in a fork, what libraries do there may collect before `_run` is called
         try:
+            for rank in range(world_size):
+                job = (Path(stacks, str(rank)), timeout_s, function, args, kwargs)
+                ranks.append(_started(context, rank, job))
             # After the forks: one made amid what the store's thread does, looking up a name say,
             # inherits the lock that the thread holds, and waits for it without end.
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -62,6 +63,7 @@ def run_ranks(
                     ours.send(rank_variables(rank, world_size, store.port))
             return _results(ranks, time.monotonic() + timeout_s + 1, Path(stacks))
         finally:
+            gc.unfreeze()
             for process, ours in ranks:
                 process.kill()
                 process.join()

@@ -6,42 +6,31 @@ A checkpoint is saved before the loop asks whether to go on, so that is asked wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
 
-class Entry(Protocol):
-    """Where the loop enters a run."""
+class Entry:
+    """Where the loop enters a run: here, at the start of an epoch, or where a fit has left it."""
 
     @property
     def is_ahead(self) -> bool:
         """Whether a run was loaded that hasn't gone on yet."""
+        return False
 
     def between_epochs(self, state: State) -> bool:
-        """Returns whether the fit is over before an epoch is entered."""
-
-    def in_epoch(self, state: State) -> tuple[bool, bool]:
-        """Returns whether the epoch under way is over before its next batch, and whether the fit is."""
-
-
-class FromStart:
-    """The loop enters at the start of an epoch, or where a fit has left it."""
-
-    is_ahead = False
-
-    def between_epochs(self, state: State) -> bool:
-        """Whether nothing is left to be done: `until` may have been moved to what is done."""
+        """Returns whether the fit is over before an epoch is entered: `until` may have been moved."""
         return state.clock.reached(state.until)
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
-        """Returns no, twice."""
+        """Returns whether the epoch under way is over before its next batch, and whether the fit is."""
         return False, False
 
 
-class AfterCheckpoint:
+class AfterCheckpoint(Entry):
     """The loop enters where a checkpoint was saved; once.
 
     An epoch that was under way is entered even where no batch is left to be trained on: what comes
@@ -62,7 +51,6 @@ class AfterCheckpoint:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the run hasn't gone on yet."""
         return self._is_between or self._is_in
 
     def between_epochs(self, state: State) -> bool:

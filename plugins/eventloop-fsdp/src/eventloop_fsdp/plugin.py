@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
+from eventloop.toolbox.samples import known_length
 from eventloop.toolbox.shards import slice_of
 from eventloop.toolbox.state_dicts import take_from_first
 
@@ -87,6 +88,7 @@ class Fsdp:
         self._sharded: list[FSDPModule] = []
         self._exchanges = True
         self._is_last = False
+        self._num_more: int | None = None  # passes of an evaluation beyond this rank's batches
 
     def unsuitable(self, state: State) -> str | None:
         """Returns why the plugin takes no part, if there is no other rank to shard over."""
@@ -174,7 +176,7 @@ class Fsdp:
     @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
         """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
-        if state.microbatch_idx == 0:
+        if state.microbatch_idx == 0 and not state.even_batches:
             # The device computes the forward pass meanwhile.
             _require_same_number(state)
         is_last = state.microbatch_idx == state.num_microbatches - 1
@@ -195,9 +197,11 @@ class Fsdp:
 
     @hookimpl(wrapper=True)
     def eval_batches(self, state: State) -> Generator[None, Iterable[Any], Iterable[Any]]:
-        """Looks one batch ahead, to know the last one."""
+        """Looks one batch ahead, to know the last one; asks how many batches each rank has."""
         batches = yield
-        return self._watched(batches)
+        lengths = state.all_gather(known_length(batches))
+        self._num_more = None if None in lengths else max(lengths) - lengths[state.rank]
+        return self._watched(batches, lengths[state.rank])
 
     @hookimpl(wrapper=True)
     def eval_forward(self, state: State) -> Generator[None, Any, Any]:
@@ -292,22 +296,32 @@ class Fsdp:
             cast_forward_inputs=False,
         )
 
-    def _watched(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def _watched(self, batches: Iterable[Any], length: int | None) -> Iterator[Any]:
         nothing = object()
-        for batch, following in itertools.pairwise(itertools.chain(batches, [nothing])):
+        pairs = itertools.pairwise(itertools.chain(batches, [nothing]))
+        for num, (batch, following) in enumerate(pairs, 1):
             self._is_last = following is nothing
+            if length is not None and self._is_last != (num == length):
+                raise PluginError(
+                    f"an eval data loader of {length} batches gave {'only ' * self._is_last}{num}"
+                    f"{' and more' * (not self._is_last)}, but every pass over a sharded model takes "
+                    "all ranks",
+                    fix="let len() of its sampler say how many it yields",
+                )
             yield batch
 
     def _together(self, state: State) -> Generator[None, Any, Any]:
         """Runs a pass when every rank runs one, and passes for nothing while others have batches.
 
-        Each rank says before each pass whether it has a batch. Lengths needn't be known, and may
-        differ.
+        Where a length isn't known, each rank says before each pass whether it has a batch.
         """
-        state.count_true(True)
+        if self._num_more is None:
+            state.count_true(True)
         outputs = yield
         if self._is_last:
-            while state.count_true(False):
+            for _ in range(self._num_more or 0):
+                state.again()
+            while self._num_more is None and state.count_true(False):
                 state.again()
             # Without gradients, nothing else gives up what the root keeps for a backward.
             for one in self._sharded:
