@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from eventloop.rng import (
     get_rng_state,
     global_generators,
+    host_generators,
     is_generator,
     plain,
     set_rng_state,
@@ -59,3 +61,51 @@ def test_arrays_become_tensors_and_back(array):
     np.testing.assert_array_equal(found["a"], array)
     assert found["a"].dtype == array.dtype
     assert (found["b"], found["c"]) == (0.5, None)
+
+
+MOVES = {
+    "python": (random.random, lambda: random.gauss(0, 1), lambda: random.getrandbits(624 * 32)),
+    "numpy": (np.random.rand, np.random.normal, lambda: np.random.bytes(624 * 4)),
+    "torch": (
+        lambda: torch.rand(()),
+        lambda: torch.randn(()),
+        lambda: torch.empty(624, dtype=torch.int32).random_(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_fingerprint_differs_where_the_state_does_and_nowhere_else(name):
+    """Also after as many draws as it has words, where its position is the same, and after seeds."""
+    own, chance = host_generators()[name], random.Random(3)
+    states, found = [own.get_state()], {}
+    seeds = [lambda: own.seed(3), lambda: own.seed(2**32 + 3), lambda: own.seed(0)]
+    moves = [*MOVES[name] * 5, *seeds, lambda: own.set_state(chance.choice(states))]
+    for _ in range(400):
+        chance.choice(moves)()
+        states.append(own.get_state())
+        state = bytes(states[-1]) if name == "torch" else repr(states[-1])
+        found.setdefault(state, set()).add(own.fingerprint())
+
+    assert len(found) > 100
+    assert {len(fingerprints) for fingerprints in found.values()} == {1}
+    assert len(set.union(*found.values())) == len(found)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_fingerprint_is_a_few_bytes(name):
+    """They are read before and after each batch; all of the state takes many times as long."""
+    assert len(pickle.dumps(host_generators()[name].fingerprint())) < 200
+
+
+def test_a_fingerprint_is_that_of_the_bit_generator_numpy_has_now():
+    before, own = np.random.get_bit_generator(), host_generators()["numpy"]
+    first = own.fingerprint()
+    np.random.set_bit_generator(np.random.MT19937(5))
+    try:
+        second = own.fingerprint()
+        np.random.rand()
+        assert len({first, second, own.fingerprint()}) == 3
+    finally:
+        np.random.set_bit_generator(before)
+    assert own.fingerprint() == first

@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import importlib
 import random
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -59,7 +60,6 @@ def set_rng_state(generator: Any, standing: Any) -> None:
         generator.setstate((standing["version"], words, standing["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
         generator.set_state(_within_memory(unplain(standing)))
-        _HOST.pop("numpy", None)  # what it knows of NumPy's generator
     else:
         generator.bit_generator.state = _within_memory(unplain(standing))
 
@@ -129,79 +129,120 @@ def seed_rank(seed: int, rank: int) -> None:
 
 
 class HostGenerator(NamedTuple):
-    """A global generator of the host, of which it is cheap to see whether it has moved."""
+    """A global generator of the host, of which it is cheap to see whether it has moved.
 
-    words: Callable[[], Any]  # returns another value wherever the generator stands elsewhere
+    A Mersenne Twister notes with each draw at which of its words it is, and computes all of them anew
+    when it has used the last one. So its fingerprint is that position, some of the words, and the normal
+    number, if any, that waits for the next call.
+    """
+
+    fingerprint: Callable[[], Any]  # returns another value wherever the generator stands elsewhere
     get_state: Callable[[], Any]
     set_state: Callable[[Any], Any]
     seed: Callable[[int], Any]  # takes 64 bits
 
 
+_NUM_BYTES = 32  # of a Mersenne Twister's 2,500 that are looked at, its position among them
+
+
 def host_generators() -> dict[str, HostGenerator]:
     """Returns the host's global generators by name; NumPy's where it is imported."""
     if "numpy" not in _HOST and (numpy := sys.modules.get("numpy")):
-        own = _Numpys(numpy.random)
-        _HOST["numpy"] = HostGenerator(own.words, own.get_state, own.set_state, own.seed)
+        module = numpy.random
+        _HOST["numpy"] = HostGenerator(
+            _fingerprint_of_numpy(module),
+            lambda: module.get_state(legacy=False),
+            module.set_state,
+            lambda number: module.seed(number & 0xFFFFFFFF),
+        )
     return _HOST
 
 
-def _words_of_python() -> Callable[[], Any]:
-    """Returns what reads its memory, if that is CPython's: `getstate` takes 15 times as long."""
+def _memory(address: int, num_bytes: int) -> Any:
+    """Returns memory that `.raw` reads."""
+    return (ctypes.c_char * num_bytes).from_address(address)
+
+
+def _fingerprint_of_python() -> Callable[[], Any]:
+    """Returns what reads its memory, if that is CPython's: `getstate` takes 100 times as long."""
     generator: Any = random.random.__self__  # type: ignore[attr-defined]
     *words, position = random.getstate()[1]
     expected = array.array("I", [position, *words]).tobytes()
     first, end = object.__basicsize__, random.Random.__base__.__basicsize__  # type: ignore[union-attr]
-    memory = (ctypes.c_char * (end - first)).from_address(id(generator) + first)
-    if not memory.raw.startswith(expected):
+    if not ctypes.string_at(id(generator) + first, end - first).startswith(expected):
         return random.getstate
-    return lambda: (memory.raw, generator.gauss_next)
+    start = _memory(id(generator) + first, _NUM_BYTES)
+    return lambda: (start.raw, generator.gauss_next)
 
 
-class _Numpys:
-    """NumPy's generator; the memory of a Mersenne Twister is read 40 times as fast as its state.
+def _fingerprint_of_numpy(module: Any) -> Callable[[], Any]:
+    """Returns what reads its memory: the state of a Mersenne Twister takes 20 times as long.
 
-    The second number of `normal`, which waits for its next call, lies elsewhere. There can be
-    another one only where the memory has changed, where there was one, or where a state was set.
+    Where the flag and the normal number that waits lie is found by another generator.
+    """
+    generator, number = module.get_state.__self__, 0.123456789
+    probe = type(generator)(0)
+    probe.set_state({**probe.get_state(legacy=False), "has_gauss": 1, "gauss": number})
+    memory = ctypes.string_at(id(probe), type(probe).__basicsize__)
+    first = memory.find(struct.pack("=qd", 1, number))
+    waiting = _memory(id(generator) + max(0, first), 16)
+    bits: Any = None
+    end: Any = None
+
+    def fingerprint() -> Any:
+        nonlocal bits, end
+        if (now := module.get_bit_generator()) is not bits:
+            bits, end = now, None
+            if type(bits).__name__ == "MT19937" and first >= 0:
+                end = _memory(bits.ctypes.state_address + 625 * 4 - _NUM_BYTES, _NUM_BYTES)
+        return repr(module.get_state(legacy=False)) if end is None else (end.raw, waiting.raw)
+
+    return fingerprint
+
+
+def _fingerprint_of_torch() -> Callable[[], Any]:
+    """Returns what reads its memory, if that is as in torch 2.13: `get_state` takes 20 times as long.
+
+    `_cdata` is its address, which has no public name. There lie seed, number of words left, a flag, position,
+    words, and the normal numbers that wait; another generator tells whether they do.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self.get_state: Callable[[], Any] = lambda: module.get_state(legacy=False)
-        self._last: tuple[Any, Any] = (None, None)  # memory and that number, if there is one
+    def whole(generator: torch.Generator) -> bytes:
+        state = generator.get_state()
+        return ctypes.string_at(state.data_ptr(), state.numel())
 
-    def words(self) -> Any:
-        if (memory := self._memory()) is None:
-            return repr(self.get_state())
-        if memory != self._last[0] or self._last[1] is not None:
-            state = self.get_state()
-            self._last = memory, state["gauss"] if state["has_gauss"] else None
-        return self._last
+    def reader(start: int) -> Callable[[], Any]:
+        head = _memory(start, _NUM_BYTES)
+        waiting = _memory(start + 24 + 624 * 4, 17)  # a float and a double, each before its flag
 
-    def set_state(self, state: Any) -> None:
-        self._module.set_state(state)
-        self._last = (None, None)
+        def fingerprint() -> tuple[Any, ...]:
+            words, normal = head.raw, waiting.raw  # the flag is one byte of four
+            return words[:12], words[16:], normal[4] and normal[:4], normal[16] and normal[8:]
 
-    def seed(self, number: int) -> None:
-        self._module.seed(number & 0xFFFFFFFF)
-        self._last = (self._memory(), None)
+        return fingerprint
 
-    def _memory(self) -> bytes | None:
-        bits = self._module.get_bit_generator()
-        if type(bits).__name__ != "MT19937":
-            return None
-        return ctypes.string_at(bits.ctypes.state_address, 625 * 4)
-
-
-def _words_of_torch() -> bytes:
-    state = torch.default_generator.get_state()
-    return ctypes.string_at(state.data_ptr(), state.numel())
+    probe: Any = torch.Generator().manual_seed(0x0123456789ABCDEF)
+    first = max(0, ctypes.string_at(probe._cdata, 256).find(whole(probe)[:12]))
+    fingerprint = reader(probe._cdata + first)
+    integers = torch.empty(624, dtype=torch.int32, device="cpu")
+    normal = torch.empty((), dtype=torch.float64, device="cpu")
+    seen = [fingerprint()]
+    for drawn in (integers.random_, normal.normal_, normal.normal_):
+        drawn(generator=probe)
+        seen.append(fingerprint())
+    words = [one[:2] for one in seen]
+    if first and len({*seen}) == 4 and len({*words}) == 3 and words[2] == words[3]:
+        return reader(_TORCHS._cdata + first)
+    return lambda: whole(_TORCHS)
 
 
-_torchs = torch.default_generator
+_TORCHS: Any = torch.default_generator
 _HOST = {
-    "python": HostGenerator(_words_of_python(), random.getstate, random.setstate, random.seed),
+    "python": HostGenerator(
+        _fingerprint_of_python(), random.getstate, random.setstate, random.seed
+    ),
     "torch": HostGenerator(
-        _words_of_torch, _torchs.get_state, _torchs.set_state, _torchs.manual_seed
+        _fingerprint_of_torch(), _TORCHS.get_state, _TORCHS.set_state, _TORCHS.manual_seed
     ),
 }
 
@@ -210,38 +251,46 @@ class KeptGenerators:
     """Where the global random generators of Python, NumPy and torch stand, and others.
 
     Args:
-        others: more of torch's generators.
+        others: more generators.
+
+    Attributes:
+        gpu: where the GPU's stands, of which it isn't known whether it moves.
     """
 
     _last: ClassVar[tuple[dict[str, Any], dict[str, Any]]] = {}, {}
 
-    def __init__(self, others: Iterable[torch.Generator] = ()) -> None:
-        words = {name: one.words() for name, one in host_generators().items()}
-        last, states = KeptGenerators._last  # they take longer to get than words to compare
-        if words != last:
+    def __init__(self, others: Iterable[Any] = ()) -> None:
+        now = _fingerprints()
+        last, states = KeptGenerators._last  # they take longer to get than fingerprints
+        if now != last:
             states = {
-                name: states[name] if last.get(name) == now else _HOST[name].get_state()
-                for name, now in words.items()
+                name: states[name] if last.get(name) == one else _HOST[name].get_state()
+                for name, one in now.items()
             }
-            KeptGenerators._last = words, states
-        self._words, self._states = words, states
+            KeptGenerators._last = now, states
+        self._before, self._states = now, states
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._gpu = torch.cuda.get_rng_state() if on_gpu else None
-        self._others = [(one, one.get_state()) for one in others]
+        self.gpu = torch.cuda.get_rng_state() if on_gpu else None
+        self._others = [(one, get_rng_state(one)) for one in others]
 
     def moved(self) -> set[str]:
         """Returns the names of the host's generators that stand elsewhere now."""
-        words = {name: one.words() for name, one in host_generators().items()}
-        return {name for name, now in words.items() if self._words.get(name) != now}
+        if (now := _fingerprints()) == self._before:
+            return set()
+        return {name for name, one in now.items() if self._before.get(name) != one}
 
     def put_back(self) -> None:
         """Sets them to where they stood."""
         for name in self.moved() & self._states.keys():
             _HOST[name].set_state(self._states[name])
-        if self._gpu is not None:
-            torch.cuda.set_rng_state(self._gpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu)
         for generator, state in self._others:
-            generator.set_state(state)
+            set_rng_state(generator, state)
+
+
+def _fingerprints() -> dict[str, Any]:
+    return {name: one[0]() for name, one in host_generators().items()}
 
 
 @contextmanager

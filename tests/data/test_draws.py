@@ -190,11 +190,11 @@ def test_a_read_that_fails_where_it_draws_late_fails_as_it_would_seeded():
 
 
 def test_torchs_generator_is_its_own_again_after_a_read_that_fails():
-    def read(seed):
+    def read(what, seed):
         raise OSError("unreadable")
 
     with pytest.raises(OSError, match="unreadable"):
-        Draws("it").run(read, KeptGenerators())
+        Draws("it").run(read, None, KeptGenerators())
 
     assert torch.random.default_generator is torch.default_generator
 

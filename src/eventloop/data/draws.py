@@ -11,6 +11,7 @@ import torch
 from eventloop.rng import KeptGenerators, host_generators
 
 Seed = Callable[[int], Any]
+Read = Callable[[Any, Seed | None], Any]
 
 
 class Draws:
@@ -27,27 +28,28 @@ class Draws:
         self._known: set[str] | None = None  # by name
         self.moved = False  # by the last call
 
-    def run(self, read: Callable[[Seed | None], Any], kept: KeptGenerators) -> Any:
-        """Returns what `read` returns, which calls what it is given, if anything, before it draws.
+    def run(self, read: Read, what: Any, kept: KeptGenerators) -> Any:
+        """Returns what `read` makes of `what`; it calls the seed that it is given, if any, before it draws.
 
         Args:
             kept: where the generators stand before it.
         """
         self.moved = True
         if (known := self._known) is None:
-            self._known, found = self._look(read)
+            self._known, found = self._look(read, what)
             return found
         seeds = [host_generators()[name].seed for name in known]
-        with _Asked() as asked:
-            try:
-                found = read((lambda number: [one(number) for one in seeds]) if seeds else None)
-            except Exception:
-                if not (kept.moved() | asked.names) - known:
-                    raise
+        asked = _Asked()
+        try:
+            seed = (lambda number: [one(number) for one in seeds]) if seeds else None
+            found = asked.watch(read, what, seed)
+        except Exception:
+            if not (kept.moved() | asked.names) - known:
+                raise
         if not (late := (kept.moved() | asked.names) - known):
             self.moved = bool(known)
             return found
-        moved, found = self._look(read)
+        moved, found = self._look(read, what)
         if late - moved:
             warnings.warn(
                 f"{self._who} drew from the generator of {' and '.join(sorted(late - moved))} when a batch "
@@ -58,21 +60,21 @@ class Draws:
         self._known = known | late | moved
         return found
 
-    def _look(self, read: Callable[[Seed | None], Any]) -> tuple[set[str], Any]:
+    def _look(self, read: Read, what: Any) -> tuple[set[str], Any]:
         """Reads with all generators seeded; returns which of them moved, too."""
-        hosts, moved, words = host_generators(), set[str](), dict[str, Any]()
+        hosts, moved, seeded = host_generators(), set[str](), dict[str, Any]()
 
         def look() -> None:
-            moved.update(name for name, before in words.items() if hosts[name].words() != before)
+            moved.update(name for name, one in seeded.items() if hosts[name].fingerprint() != one)
 
         def seed(number: int) -> None:
             look()
             for name, one in host_generators().items():
                 one.seed(number)
-                words[name] = one.words()
+                seeded[name] = one.fingerprint()
 
-        with _Asked() as asked:
-            found = read(seed)
+        asked = _Asked()
+        found = asked.watch(read, what, seed)
         look()
         return moved | asked.names, found
 
@@ -80,16 +82,16 @@ class Draws:
 class _Asked:
     """Stands for torch's generator in `torch.random`: notes who asks for its seed, which moves nothing."""
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
+    names: frozenset[str] = frozenset()
 
-    def __enter__(self) -> _Asked:
+    def watch(self, read: Read, what: Any, seed: Seed | None) -> Any:
+        """Reads in its presence."""
         torch.random.default_generator = self  # type: ignore[attr-defined, assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
+        try:
+            return read(what, seed)
+        finally:
+            torch.random.default_generator = torch.default_generator  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        self.names.add("torch")
+        self.names = frozenset(["torch"])
         return getattr(torch.default_generator, name)

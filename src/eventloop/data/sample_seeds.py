@@ -6,6 +6,7 @@ import hashlib
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,10 @@ from torch.utils.data import (
 )
 
 from eventloop.data.batches import shapes
-from eventloop.data.draws import Draws, Seed
+from eventloop.data.draws import Draws, Read, Seed
 from eventloop.data.in_memory import StandIn, parts_of
 from eventloop.errors import TaskError
-from eventloop.rng import (
-    KeptGenerators,
-    get_rng_state,
-    is_generator,
-    reseed,
-    set_rng_state,
-)
+from eventloop.rng import KeptGenerators, is_generator, reseed
 
 _BITS = 2**64 - 1
 _KNOWN_COLLATES = (default_collate, default_convert)  # draw nothing
@@ -50,7 +45,9 @@ def seeded(
     draws = may_draw(dataset)
     if not draws and collate_fn in _KNOWN_COLLATES:
         return dataset, collate_fn
-    return SeededDataset(dataset, seeds, draws), SeededCollate(collate_fn, seeds)
+    seeds.collates = collate_fn not in _KNOWN_COLLATES
+    collate = SeededCollate(collate_fn, seeds) if seeds.collates else partial(collated, collate_fn)
+    return SeededDataset(dataset, seeds, draws), collate
 
 
 def may_draw(dataset: Any) -> bool:
@@ -68,39 +65,36 @@ class SampleSeeds:
     Args:
         seed: of the run.
         shared: whether worker processes, which may outlast an epoch, have to see its number.
+
+    Attributes:
+        collates: whether a collate function that may draw ends each batch.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self._seed = seed
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        if shared:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch: Any = torch.zeros(1, dtype=torch.int64).share_memory_() if shared else [0]  # type: ignore[no-untyped-call]
         self._base = (-1, 0)
-        self._own: list[tuple[Any, Any]] = []
         self.kept: KeptGenerators | None = None
-        self.moved = False
+        self.moved = self.collates = False
         self.first: Any = None  # index of the batch
 
     def start_epoch(self, epoch: int) -> None:
         """Ties what is drawn from now on to this epoch."""
-        self._epoch.fill_(epoch)
+        self._epoch[0] = epoch
 
     def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
         """Begins a batch; the data set's own generators are kept, too: an order may come from one of them."""
-        epoch = int(self._epoch)
+        epoch = int(self._epoch[0])
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
-        self.first, self.kept, self.moved = first, KeptGenerators(), True
-        self._own = [(one, get_rng_state(one)) for one in own]
+        self.first, self.kept, self.moved = first, KeptGenerators(own), True
         return self.kept
 
     def end_batch(self) -> None:
         """Ends a batch: in the main process the generators, the training's, stand where they stood."""
-        is_moved = self.moved or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if self.kept is not None and is_moved and get_worker_info() is None:
-            self.kept.put_back()
-            for generator, standing in self._own:
-                set_rng_state(generator, standing)
+        kept = self.kept
+        if kept and (self.moved or kept.gpu is not None) and get_worker_info() is None:
+            kept.put_back()
         self.kept = None
 
     def of_sample(self, index: Any) -> int:
@@ -138,41 +132,39 @@ class SeededDataset(StandIn):
         return type(self), (self._dataset, self._seeds, self._draws is not None)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._read(index, lambda seed: self._samples([index], seed)[0])
+        return self._read([index], self._samples)[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """Reads the samples of a batch, as the loader asks for them."""
-        if not self._batched:
-            return self._read(indices[0], lambda seed: self._samples(indices, seed))
-        plain = _plain(indices)
+        return self._read(indices, self._batch if self._batched else self._samples)
 
-        def read(seed: Seed | None) -> Any:
-            self._seed(indices[0], seed)
-            return self._dataset.__getitems__(plain)
-
-        return self._read(indices[0], read)
-
-    def _read(self, first: Any, read: Callable[[Seed | None], Any]) -> Any:
-        seeds = self._seeds
-        kept = seeds.start_batch(first, self._own)
+    def _read(self, indices: Sequence[Any], read: Read) -> Any:
+        seeds, draws = self._seeds, self._draws
+        kept = seeds.start_batch(indices[0], self._own)
         try:
-            found = read(None) if self._draws is None else self._draws.run(read, kept)
+            found = read(indices, None) if draws is None else draws.run(read, indices, kept)
         except BaseException as error:
             seeds.end_batch()
             if isinstance(error, StopIteration):
                 raise _no_end(f"the data set {type(self._dataset).__name__}") from error
             raise
-        seeds.moved = bool(self._own) or (self._draws is not None and self._draws.moved)
+        seeds.moved = bool(self._own) or (draws is not None and draws.moved)
+        if not seeds.collates and (seeds.moved or kept.gpu is not None):
+            seeds.end_batch()
         return found
 
+    def _batch(self, indices: Sequence[Any], seed: Seed | None) -> Any:
+        self._seed(indices[0], seed)
+        return self._dataset.__getitems__(_plain(indices))
+
     def _samples(self, indices: Sequence[Any], seed: Seed | None) -> list[Any]:
-        dataset = self._dataset
+        dataset, plain = self._dataset, _plain(indices)
         if seed is None and not self._own:
-            return [dataset[index] for index in _plain(indices)]
+            return [dataset[index] for index in plain]
         found = []
-        for index, plain in zip(indices, _plain(indices), strict=True):
+        for index, one in zip(indices, plain, strict=True):
             self._seed(index, seed)
-            found.append(dataset[plain])
+            found.append(dataset[one])
         return found
 
     def _seed(self, index: Any, seed: Seed | None) -> None:
@@ -197,7 +189,7 @@ class SeededCollate:
         self._collate_fn = collate_fn
         self._seeds = seeds
         name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
-        self._draws = None if collate_fn in _KNOWN_COLLATES else Draws(f"collate_fn {name}")
+        self._draws = Draws(f"collate_fn {name}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_collate_fn" not in self.__dict__:
@@ -206,13 +198,11 @@ class SeededCollate:
 
     def __call__(self, samples: Any) -> Any:
         """Makes a batch of samples."""
-        seeds, draws = self._seeds, self._draws
+        seeds, moved = self._seeds, self._seeds.moved
         try:
-            if draws is None:
-                return collated(self._collate_fn, samples)
-            moved, seeds.moved = seeds.moved, True
-            found = draws.run(lambda seed: self._collate(samples, seed), KeptGenerators())
-            seeds.moved = moved or draws.moved
+            seeds.moved = True
+            found = self._draws.run(self._collate, samples, KeptGenerators())
+            seeds.moved = moved or self._draws.moved
             return found
         finally:
             seeds.end_batch()
@@ -229,12 +219,12 @@ def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
     Raises:
         TaskError: the function raised StopIteration, which would end the data without a word.
     """
-    name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
     try:
         return collate_fn(samples)
-    except StopIteration as error:
-        raise _no_end(f"collate_fn {name}") from error
     except Exception as error:
+        name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        if isinstance(error, StopIteration):
+            raise _no_end(f"collate_fn {name}") from error
         error.add_note(f"collate_fn {name} was given {shapes(samples)}")
         raise
 
@@ -286,7 +276,7 @@ def _mixed(number: int) -> int:
 
 
 def _plain(indices: Sequence[Any]) -> Sequence[Any]:
-    if Again not in set(map(type, indices)):
+    if not Again.exists or Again not in set(map(type, indices)):
         return indices
     return [int(one) if type(one) is Again else one for one in indices]
 
@@ -299,9 +289,11 @@ class Again(int):
     """
 
     times: int
+    exists = False  # any of them, in this process
 
     def __new__(cls, index: int, times: int = 0) -> Again:
         """Makes it of the index."""
+        Again.exists = True
         made = super().__new__(cls, index)
         made.times = times
         return made
