@@ -112,11 +112,11 @@ def test_an_own_collate_function_gets_samples():
     assert gathering(PAIRS, list) == (PAIRS, list)
 
 
-@pytest.mark.parametrize("index", [12, -13, 1.5, None])
+@pytest.mark.parametrize("index", [12, -13, 2**70, 1.5, None])
 def test_a_wrong_index_is_the_error_that_torch_raises(index):
     """A sampler's mistake reads as in a plain loop."""
     loader = {"batch_size": 2, "sampler": [0, index]}
-    with pytest.raises((LookupError, RuntimeError, TypeError)) as expected:
+    with pytest.raises((LookupError, RuntimeError, TypeError, ValueError)) as expected:
         list(DataLoader(PAIRS, **loader))
     gathered, collate_fn = gathering(PAIRS, default_collate)
 

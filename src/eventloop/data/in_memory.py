@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,9 +94,9 @@ class GatheredDataset(StandIn):
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         """Returns a batch; the samples, where the indices aren't plain numbers or one is wrong."""
         try:
-            if all(type(one) is int for one in indices) and _is_gatherable(self._dataset):
+            if set(map(type, indices)) == {int} and _is_gatherable(self._dataset):
                 return Gathered(_gather(self._dataset, indices))
-        except (LookupError, RuntimeError, TypeError, ValueError):
+        except (LookupError, OverflowError, RuntimeError, TypeError, ValueError):
             pass  # reading sample by sample raises the error that torch has for it
         return [self._dataset[index] for index in indices]
 
@@ -133,32 +134,36 @@ def parts_of(dataset: Any) -> Sequence[Any]:
 
 def _gather(dataset: Any, indices: Sequence[int]) -> Any:
     """Returns what `default_collate` makes of the samples of these indices."""
+    if min(indices) < 0:
+        raise IndexError  # `index_select` doesn't count from the end
     kind = type(dataset)
-    if kind is Tensor:
-        return dataset[torch.tensor(indices, device=dataset.device)]
     if kind is Subset:
         return _gather(dataset.dataset, [dataset.indices[one] for one in indices])
     if kind is ConcatDataset:
         return _gather_parts(dataset, indices)
+    rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+    if kind is Tensor:
+        return dataset.index_select(0, rows.to(dataset.device))
     parts = dataset.tensors if kind is TensorDataset else parts_of(dataset)
-    columns = [_gather(one, indices) for one in parts]
+    columns = [
+        one.index_select(0, rows.to(one.device)) if type(one) is Tensor else _gather(one, indices)
+        for one in parts
+    ]
     if kind is StackDataset and isinstance(dataset.datasets, Mapping):
         return dict(zip(dataset.datasets, columns, strict=True))
     return columns
 
 
 def _gather_parts(dataset: ConcatDataset[Any], indices: Sequence[int]) -> Any:
-    ends = dataset.cumulative_sizes
-    numbers = [one + ends[-1] if one < 0 else one for one in indices]
-    of_part = [bisect.bisect_right(ends, one) for one in numbers]
-    batches, rows = [], []
-    for part in sorted(set(of_part)):
-        mine = [row for row, one in enumerate(of_part) if one == part]
-        first = ends[part - 1] if part else 0
-        batches.append(_gather(dataset.datasets[part], [numbers[row] - first for row in mine]))
-        rows += mine
-    order = torch.empty(len(rows), dtype=torch.int64)
-    order[torch.tensor(rows)] = torch.arange(len(rows))
+    firsts = [0, *dataset.cumulative_sizes]
+    rows_of: dict[int, list[int]] = {}
+    for row, one in enumerate(indices):
+        rows_of.setdefault(bisect.bisect_right(firsts, one) - 1, []).append(row)
+    batches = [
+        _gather(dataset.datasets[part], [indices[row] - firsts[part] for row in rows])
+        for part, rows in rows_of.items()
+    ]
+    order = torch.tensor([row for rows in rows_of.values() for row in rows]).argsort()
     return batches[0] if len(batches) == 1 else _joined(batches, order)
 
 
