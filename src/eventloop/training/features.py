@@ -132,9 +132,10 @@ class GarbageCollection:
     """Collects at multiples of an interval, and keeps Python from doing so in between.
 
     Left alone, Python looks through all objects at moments of its own, which differ between ranks:
-    each then waits for all others in turn. At the first multiple what lives is frozen, so that
-    later collections look at what came since and cost little. Until then, between two fits and
-    after the last, Python collects as it did before.
+    each then waits for all others in turn. At the first multiple what is there is frozen, so that
+    later collections look at what came since and cost little; the tenth looks at everything, once, which
+    takes as long as many steps. Until the first, between two fits and after the last, Python collects as
+    it did before.
 
     Args:
         interval: how often to collect.
@@ -142,11 +143,11 @@ class GarbageCollection:
 
     note = ""
 
-    __slots__ = ("_has_frozen", "_interval", "_was_enabled")
+    __slots__ = ("_interval", "_num_done", "_was_enabled")
 
     def __init__(self, interval: Time) -> None:
         self._interval = interval
-        self._has_frozen = False
+        self._num_done = 0
         self._was_enabled = False
 
     @hookimpl
@@ -182,15 +183,17 @@ class GarbageCollection:
     def close(self) -> None:
         """Lets Python collect again, and everything."""
         self._release()
-        if self._has_frozen:
+        if self._num_done:
             gc.unfreeze()
-            self._has_frozen = False
+            self._num_done = 0
 
     def _collect(self) -> None:
-        gc.collect()
-        if not self._has_frozen:
+        self._num_done += 1
+        if self._num_done == 10:
+            gc.unfreeze()
+        gc.collect(1 if self._num_done == 1 else 2)
+        if self._num_done in (1, 10):
             gc.freeze()
-            self._has_frozen = True
         if gc.isenabled():
             gc.disable()
             self._was_enabled = True
