@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,8 @@ from eventloop.testing import (
     tiny_task,
 )
 from eventloop_mlflow import Mlflow
+from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.tracking import TrackedRun
 
 
 class Dies:
@@ -319,6 +323,42 @@ def test_two_ranks_are_one_run(tmp_path, copied):
 
     losses = [step for name, step, _ in copied.numbers() if name == "train/loss"]
     assert losses == list(range(1, 10))
+
+
+class Waits:
+    """Lets a run of MLflow begin only when a batch of the training has ended; or never."""
+
+    def __init__(self, monkeypatch):
+        self.has_trained, begin = threading.Event(), TrackedRun.begin
+
+        def late(*args):
+            assert self.has_trained.wait(60)
+            return begin(*args)
+
+        monkeypatch.setattr(TrackedRun, "begin", late)
+
+    @hookimpl
+    def batch_end(self, state):
+        self.has_trained.set()
+
+
+def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, monkeypatch):
+    """MLflow takes seconds to import and to open its database; the numbers come all the same."""
+    fit(tmp_path, store, Waits(monkeypatch), checkpoint_interval="none")
+
+    _, _, logged = in_one_go
+    assert store.numbers() == [row for row in logged if row[0] != "own"]
+
+
+def test_a_fork_waits_for_what_runs_beside_it():
+    """A worker of a data loader would have locks of imports that no thread of its own releases."""
+    beside = Beside(lambda: time.sleep(0.3))
+
+    child = os.fork()
+    if not child:
+        os._exit(0 if beside.is_done() else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class Fails:

@@ -6,12 +6,25 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # MLflow takes 250 characters; some stores count bytes.
 _MOST_CHARS = 240
 _MOST_VALUE_CHARS = 6000
 _OTHER = re.compile(r"[^0-9A-Za-z_./ -]")
+
+
+class Point(NamedTuple):
+    """A number: its name, its value, the batch that it belongs to, and when it came.
+
+    Args:
+        time_ms: since 1970.
+    """
+
+    name: str
+    value: float
+    step: int
+    time_ms: int
 
 
 def accepted_name(name: str) -> str:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop import Moment, PluginError, hookimpl, is_interruption
 from eventloop.toolbox.messages import as_option, switch_off
-from eventloop_mlflow.names import accepted_name
+from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.names import Point, accepted_name
 
 if TYPE_CHECKING:
     from eventloop import StateView, Url
-    from eventloop_mlflow.tracking import Point, Status, TrackedRun
+    from eventloop_mlflow.tracking import Status, TrackedRun
 
 _AGAIN_AFTER_S = 60.0
 _MOST_WAITING = 100_000
@@ -60,6 +61,7 @@ class Mlflow:
         self.tracking_uri, self.experiment, self.run_name = tracking_uri, experiment, run_name
         self.checkpoints, self.on_error, self.send_every_s = checkpoints, on_error, send_every_s
         self._begin: Callable[[], TrackedRun] | None = None
+        self._beside: Beside[TrackedRun] | None = None
         self._run: TrackedRun | None = None
         self._run_id: str | None = None
         self._waiting: list[Point] = []
@@ -86,16 +88,15 @@ class Mlflow:
         yield
         if state.rank == 0:
             if self._run is None:
+                # Its import and its database take seconds, which the first batches needn't wait for.
                 self._begin = self._beginning(state)
-                self._send()
+                self._beside = Beside(self._begin)
             else:
                 self._tried(lambda: self._begun().set_status("RUNNING"))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Keeps the numbers until they are sent."""
-        from eventloop_mlflow.tracking import Point  # MLflow takes seconds to import
-
         if at.batch > self._step:
             self._step, self._told = at.batch, Counter()
         now_ms = time.time_ns() // 1_000_000
@@ -109,7 +110,8 @@ class Mlflow:
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
         """Sends the numbers, if it is time."""
-        if time.perf_counter() >= self._send_at:
+        has_begun = self._beside is None or self._beside.is_done()
+        if has_begun and time.perf_counter() >= self._send_at:
             self._send()
 
     @hookimpl(rank_zero=True)
@@ -182,7 +184,9 @@ class Mlflow:
     def _begun(self) -> TrackedRun:
         if self._run is None:
             assert self._begin is not None
-            self._run = self._begin()
+            # What failed there is tried again here, the next time.
+            beside, self._beside = self._beside, None
+            self._run = self._begin() if beside is None else beside.result()
             self._run_id = self._run.run_id
         return self._run
 

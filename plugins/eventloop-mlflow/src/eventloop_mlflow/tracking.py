@@ -5,33 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from eventloop.toolbox.run_files import RunFolder
-from eventloop_mlflow.names import parameters, tags
+from eventloop_mlflow.names import Point, parameters, tags
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 RUN_DIR = "eventloop.run_dir"
 # MLflow takes 1000 at once, and 1 MB.
 POINTS_AT_ONCE = 500
 _PARAMS_AT_ONCE = 100
-
-
-class Point(NamedTuple):
-    """A number: its name, its value, the batch that it belongs to, and when it came.
-
-    Args:
-        time_ms: since 1970.
-    """
-
-    name: str
-    value: float
-    step: int
-    time_ms: int
 
 
 class TrackedRun:
