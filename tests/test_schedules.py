@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -297,6 +298,33 @@ def test_a_schedule_goes_on_where_it_was(max_duration, build):
 
 
 @pytest.mark.parametrize(
+    ("scheduler", "state"),
+    [
+        (
+            schedules.wsd(warmup="2ba", curve="sqrt", final_frac=0.1),
+            {"curve": "sqrt", "unit": "ba", "warmup": 2.0, "fall": 16.0, "end": 20.0}
+            | {"final_frac": 0.1},
+        ),
+        (schedules.inverse_sqrt(warmup="4ba"),
+         {"curve": "inverse_sqrt", "unit": "ba", "warmup": 4.0, "final_frac": 0.0}),
+        (
+            schedules.plateau("min test/loss", warmup="2ba"),
+            {"course": {"curve": "linear", "unit": "ba", "warmup": 2.0, "final_frac": 0.0},
+             "progress": {"best": math.inf, "num_bad": 0, "frac": 1.0, "batch": -1}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_checkpoints_keep_of_a_schedule(scheduler, state, make_trainer):
+    """Checkpoints of earlier versions hold it in this form."""
+    task = tiny_task(scheduler=scheduler, settings={"eval_interval": "1ba"})
+    ((_, made),) = make_trainer(task, max_duration="20ba").state.schedulers["ba"]
+
+    assert made.state_dict() == state
+    made.load_state_dict(state)
+    assert made.state_dict() == state
+
+
+@pytest.mark.parametrize(
     "state", [{"last_epoch": 3, "base_lrs": [0.1]}, {}, {"curve": "sine", "unit": "ba"}]
 )
 def test_the_state_of_another_scheduler_is_refused(state, build):
@@ -340,9 +368,8 @@ def test_a_rate_stays_between_0_and_the_optimizers(position, warmup, hold, decay
 def test_the_rate_depends_on_the_clock_alone(tokens):
     """Batches of any size, steps left out: what counts is where the clock is."""
     clock, optimizer = Clock(), SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    scheduler = Schedule(
-        optimizer, Course("linear", "tok", 0.0, 0.0, 10_000.0), clock, lambda: None
-    )
+    state = SimpleNamespace(clock=clock, num_batches=None, rank=0)
+    scheduler = Schedule(optimizer, Course("linear", "tok", 0.0, 0.0, 10_000.0), state)
 
     for count in tokens:
         clock.end_batch(samples=1, tokens=count, seconds=1.0)

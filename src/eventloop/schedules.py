@@ -168,7 +168,7 @@ def plateau(
     threshold: float = 1e-4,
     final_frac: float = 0.0,
     warmup: str | Time | None = None,
-) -> PlateauFactory:
+) -> Factory:
     """Returns what makes a schedule that falls whenever a metric has stopped to improve.
 
     All ranks go by the value of rank 0. Evaluations during the warm-up count as others do.
@@ -187,28 +187,7 @@ def plateau(
     rule = Rule(
         metric=metric, factor=factor, patience=patience, threshold=threshold, final_frac=final_frac
     )
-    return PlateauFactory(rule, Factory(curve="linear", warmup=_time(warmup), end=None))
-
-
-@dataclass(frozen=True)
-class PlateauFactory:
-    """Makes a schedule that follows a metric, for an optimizer.
-
-    Args:
-        rule: when the rate falls.
-        warmup: how it rises before.
-    """
-
-    rule: Rule
-    warmup: Factory
-
-    def __call__(self, optimizer: Optimizer, state: State) -> Plateau:
-        """Makes the schedule of one optimizer.
-
-        Raises:
-            SettingError: the warm-up doesn't fit into the run.
-        """
-        return Plateau(optimizer, self.rule, self.warmup.course(state), state)
+    return Factory(curve="linear", warmup=_time(warmup), end=None, rule=rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +201,7 @@ class Factory:
         cooldown: how long the fall takes; None: from the warm-up to the end.
         final_frac, start_frac, rise: as `Course` has them.
         fall_name: what `cooldown` is called in messages.
+        rule: when the rate falls by a metric; None: by the clock alone.
 
     Raises:
         ValueError: a share is outside 0 to 1.
@@ -235,26 +215,23 @@ class Factory:
     start_frac: float = 0.0
     rise: str = "linear"
     fall_name: str = "cooldown"
+    rule: Rule | None = None
 
     def __post_init__(self) -> None:
         for name in ("start_frac", "final_frac"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} is outside 0 to 1")
 
-    def __call__(self, optimizer: Optimizer, state: State) -> Schedule:
+    def __call__(self, optimizer: Optimizer, state: State) -> Schedule | Plateau:
         """Makes the schedule of one optimizer.
 
         Raises:
             SettingError: its times can't be compared, don't fit into each other, or are fractions
                 of a length that isn't known.
         """
-        return Schedule(
-            optimizer,
-            self.course(state),
-            state.clock,
-            lambda: state.num_batches,
-            warns=state.rank == 0,
-        )
+        if self.rule is not None:
+            return Plateau(optimizer, self.rule, self.course(state), state)
+        return Schedule(optimizer, self.course(state), state)
 
     def course(self, state: State) -> Course:
         """Returns the schedule in numbers, for a run of this length.

@@ -7,14 +7,16 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.clock import Clock
 from eventloop.errors import TaskError
 from eventloop.task.schedulers import position
+
+if TYPE_CHECKING:
+    from eventloop.state import State
 
 
 @dataclass(frozen=True)
@@ -75,44 +77,50 @@ class Schedule:
     Args:
         optimizer: whose rates to set; a rate that is a tensor is written in place.
         course: the schedule in numbers.
-        clock: where the run is.
-        num_batches: returns how many batches the epoch under way has, None if unknown; only
-            called for a course in epochs.
-        warns: whether to warn where training goes on at a rate that has fallen to 0.
+        state: of the run; rank 0 warns where training goes on at a rate that has fallen to 0.
+
+    Attributes:
+        share: of the rates that the course has, what is set.
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        course: Course,
-        clock: Clock,
-        num_batches: Callable[[], int | None],
-        *,
-        warns: bool = True,
-    ) -> None:
-        self.optimizer = optimizer
-        self.course = course
-        self._clock = clock
-        self._num_batches = num_batches
-        self._warns = warns
+    def __init__(self, optimizer: Optimizer, course: Course, state: State) -> None:
+        self.optimizer, self.course, self.share = optimizer, course, 1.0
+        self._state = state
+        self._warns = state.rank == 0
         self._has_ended = False
         self.step()
 
     def step(self) -> None:
         """Sets the rates for the batch that comes next."""
-        done = position(self._clock, self.course.unit, self._num_batches())
-        factor = self.course.factor(done)
+        done = position(self._state.clock, self.course.unit, self._state.num_batches)
+        factor = self.course.factor(done) * self.share
         if factor == 0.0 and done >= self.course.end:
             self._warn_of_end()
-        set_rates(self.optimizer, factor)
+        for group in self.optimizer.param_groups:
+            rate = group["lr"]
+            if "initial_lr" not in group:  # here for the first time; a tensor is read this once
+                group["initial_lr"] = float(rate)
+            if isinstance(rate, Tensor):
+                rate.fill_(group["initial_lr"] * factor)
+            else:
+                group["lr"] = group["initial_lr"] * factor
 
     def get_last_lr(self) -> list[Any]:
         """Returns the rate of each group of parameters, a number or a tensor."""
-        return rates_of(self.optimizer)
+        return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the schedule as it was fixed at the start of the run: names and numbers."""
-        return saved_course(self.course)
+        """Returns the course as it was fixed at the start of the run: names and numbers.
+
+        Those that are infinite or the default are left out, but for two that older checkpoints have.
+        """
+        kept = ("warmup", "final_frac")
+        defaults = {one.name: one.default for one in dataclasses.fields(Course)}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self.course).items()
+            if value != math.inf and (name in kept or value != defaults[name])
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over the schedule of another run; the rates come with the optimizer's state.
@@ -120,7 +128,15 @@ class Schedule:
         Raises:
             TaskError: it is none of these schedules.
         """
-        self.course = loaded_course(state_dict)
+        known = state_dict.keys() <= {field.name for field in dataclasses.fields(Course)}
+        curve, rise = state_dict.get("curve"), state_dict.get("rise", "linear")
+        if not known or "unit" not in state_dict or rise not in CURVES or curve not in CURVE_NAMES:
+            raise TaskError(
+                f"the saved state of a scheduler, {', '.join(map(str, state_dict))}, is none of "
+                "eventloop.schedules",
+                fix="resume with the scheduler that the run began with",
+            )
+        self.course = Course(**state_dict)
 
     def follow(self, course: Course) -> None:
         """Follows another course from the next batch on."""
@@ -139,49 +155,3 @@ class Schedule:
                 stacklevel=2,
             )
         self._has_ended = True
-
-
-def set_rates(optimizer: Optimizer, factor: float) -> None:
-    """Sets the rate of each group of parameters to a share of its own, with which it came."""
-    for group in optimizer.param_groups:
-        rate = group["lr"]
-        if "initial_lr" not in group:  # here for the first time; a tensor is read this once
-            group["initial_lr"] = float(rate)
-        if isinstance(rate, Tensor):
-            rate.fill_(group["initial_lr"] * factor)
-        else:
-            group["lr"] = group["initial_lr"] * factor
-
-
-def rates_of(optimizer: Optimizer) -> list[Any]:
-    """Returns the rate of each group of parameters, a number or a tensor."""
-    return [group["lr"] for group in optimizer.param_groups]
-
-
-def saved_course(course: Course) -> dict[str, Any]:
-    """Returns a course as names and numbers, without those that are infinite or the default."""
-    defaults = {one.name: one.default for one in dataclasses.fields(Course)}
-    found = dataclasses.asdict(course).items()
-    kept = ("warmup", "final_frac")
-    return {
-        name: value
-        for name, value in found
-        if value != math.inf and (name in kept or value != defaults[name])
-    }
-
-
-def loaded_course(saved: Mapping[str, Any]) -> Course:
-    """Returns the course that was saved.
-
-    Raises:
-        TaskError: it is none of these schedules.
-    """
-    known = saved.keys() <= {field.name for field in dataclasses.fields(Course)}
-    curve, rise = saved.get("curve"), saved.get("rise", "linear")
-    if not known or "unit" not in saved or rise not in CURVES or curve not in CURVE_NAMES:
-        raise TaskError(
-            f"the saved state of a scheduler, {', '.join(map(str, saved))}, is none of "
-            "eventloop.schedules",
-            fix="resume with the scheduler that the run began with",
-        )
-    return Course(**saved)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from eventloop.errors import SettingError
-from eventloop.task.courses import Course, loaded_course, rates_of, saved_course, set_rates
-from eventloop.task.schedulers import position
+from eventloop.task.courses import Course, Schedule
 from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Progress:
 
 
 class Plateau:
-    """Sets an optimizer's learning rates by a metric; steps, saves and loads as torch's do.
+    """Lowers a schedule's rates by a metric; steps, saves and loads as torch's do.
 
     Args:
         optimizer: whose rates to set.
@@ -81,13 +80,16 @@ class Plateau:
     """
 
     def __init__(self, optimizer: Optimizer, rule: Rule, course: Course, state: State) -> None:
-        self.optimizer = optimizer
-        self.rule = rule
-        self.course = course
-        self._state = state
+        self.optimizer, self.rule = optimizer, rule
+        self._schedule = Schedule(optimizer, course, state)
+        self.step, self.get_last_lr = self._schedule.step, self._schedule.get_last_lr
         self._progress = Progress(best=math.nan)
         self._followed: NamedMetric | None = None
-        self.step()
+
+    @property
+    def course(self) -> Course:
+        """How the rates rise before."""
+        return self._schedule.course
 
     def begin(self, state: State) -> None:
         """Finds the metric; called when all is built and loaded.
@@ -121,21 +123,13 @@ class Plateau:
         if num_bad > self.rule.patience:
             num_bad, frac = 0, max(frac * self.rule.factor, min(frac, self.rule.final_frac))
         self._progress = Progress(now.best, num_bad, frac, batch)
+        self._schedule.share = frac
         self.step()
-
-    def step(self) -> None:
-        """Sets the rates for the batch that comes next."""
-        done = position(self._state.clock, self.course.unit, self._state.num_batches)
-        set_rates(self.optimizer, self.course.factor(done) * self._progress.frac)
-
-    def get_last_lr(self) -> list[Any]:
-        """Returns the rate of each group of parameters, a number or a tensor."""
-        return rates_of(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the warm-up as it was fixed at the start of the run, and the progress so far."""
         progress = dataclasses.asdict(self._progress)
-        return {"course": saved_course(self.course), "progress": progress}
+        return {"course": self._schedule.state_dict(), "progress": progress}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave; the rates come with the optimizer's state.
@@ -150,4 +144,5 @@ class Plateau:
             raise ValueError(f"{progress} is not the progress of a metric")
         if not isinstance(progress.best, float):
             raise TypeError(f"best is {progress.best!r}")
-        self.course, self._progress = loaded_course(course), progress
+        self._schedule.load_state_dict(course)
+        self._progress, self._schedule.share = progress, progress.frac
