@@ -91,3 +91,26 @@ def test_nobody_reading_is_no_error():
     process.wait()
 
     assert errors == b""
+
+
+LOOKS = """
+import gc
+at_import = gc.isenabled()
+from tiny import task as build
+
+def task():
+    print(f"collects: {at_import}, then {gc.isenabled()}")
+    return build()
+"""
+
+
+def test_garbage_is_collected_from_where_the_task_is_built(tiny):
+    """Imports leave none, and looking for it took a quarter of the start; training leaves some."""
+    (tiny / "looks.py").write_text(LOOKS)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "eventloop", "fit", "looks.py", "--max-duration", "1ba"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.startswith("collects: False, then True\n")

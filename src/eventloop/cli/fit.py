@@ -96,7 +96,6 @@ def _train(
     configuration = modes.configured(job.configuration)
     _require_duration(configuration, task)
     result_file = ResultFile(arguments.path("result"))
-    is_compiled = configuration.settings(task_settings(task)).compile is not False
     lines = ProgressLines(write=lambda line: write_lines([line]))
     is_compiled = configuration.settings(task_settings(task)).compile is not False
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import platform
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,9 @@ def prepare(arguments: Arguments, command: Command) -> Job:
     importlib.import_module("rich.default_styles")
     seed_everything(configuration.setting("seed"))
     job = Job(configuration, load_task_file(arguments.task), awake, candidates)
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     problems = configuration.problems(options, job.task_file.options, given=None)
     raise_all([problem for _, problem in problems])
     job.task_options()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import select
 import sys
@@ -41,10 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         or written, 130 when interrupted, 143 when terminated, 141 when the output's reader is gone.
     """
     _open_streams()
+    if argv is None:
+        gc.disable()  # imports leave little garbage; `prepare`, and commands without a task, enable it
     try:
         with for_command(), short_warnings(), told_from_a_key(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         write_out()
+        if argv is None:
+            gc.freeze()  # else the interpreter's end looks at all that lives
     # A plugin or task that calls sys.exit has failed, whatever status it gives.
     except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
         if isinstance(error, BrokenPipeError) and _nobody_reads():

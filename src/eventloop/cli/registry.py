@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,6 +101,8 @@ def run_core(command: str, argv: Sequence[str]) -> int:
             _refuse_subcommand(command, group, rest[0])
         module = f"{module}.{name}"
     subject = importlib.import_module(module)
+    if not subject.COMMAND.takes_task:
+        gc.enable()
     arguments = read_arguments(rest, subject.COMMAND)
     if "help" not in arguments.given:
         if not (subject.COMMAND.takes_plugins and subject.COMMAND.takes_options):
@@ -152,6 +155,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
     found = _find(name)
     command = imported_callable(found)
+    gc.enable()
     try:
         status = command([*argv])
     except (Interrupted, Terminated, EventloopError):
