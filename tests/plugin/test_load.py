@@ -27,7 +27,7 @@ def test_what_the_entry_point_names_is_loaded(install):
     loaded, problems = load_tested()
 
     assert [type(one.target).__name__ for one in loaded] == ["type", "module"]
-    assert problems == ()
+    assert problems == []
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_plugin_that_is_off_is_not_imported(install):
     """The way out of a broken one."""
     install("aa-test", "1 / 0")
 
-    assert load_tested("aa-test") == ((), ())
+    assert load_tested("aa-test") == ([], [])
 
 
 @pytest.fixture

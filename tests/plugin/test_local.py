@@ -65,7 +65,7 @@ def test_it_is_loaded_and_built_with_its_options(watch):
     (loaded,), problems = load(select(found, choice))
     plugin = configure(loaded.found, loaded.target, {"x": Value("3", "flag")})
 
-    assert problems == ()
+    assert problems == []
     assert (plugin.name, plugin.target.x, plugin.source) == ("watch", 3, "./watch.py:Watch")
 
 
@@ -242,7 +242,7 @@ def test_a_module_is_imported_from_the_folder_of_the_file(project, tmp_path):
 
     (loaded,), problems = load(select([found], Choice()))
 
-    assert problems == ()
+    assert problems == []
     assert loaded.target.__name__ == "Hidden"
 
 

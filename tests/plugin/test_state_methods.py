@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.plugin.mistakes import keeps_state, state_misfits
+from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.mistakes import keeps_state, mistakes
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 
 
@@ -104,7 +105,7 @@ LOST = "it has state_dict without load_state_dict, so that what it saves would n
 )
 def test_what_would_lose_a_state_is_refused(kind, what, method, fix):
     """It would show after the first kill, when it is too late."""
-    (problem,) = state_misfits(made(kind()))
+    (problem,) = mistakes(made(kind()), HOOKS)
 
     assert str(problem) == (
         f"{what}\n"
@@ -118,7 +119,7 @@ def test_a_whole_state_or_none_is_right(kind):
     """Control. A plugin that is a module has torch's methods without a thought of them."""
     plugin = made(kind())
 
-    assert list(state_misfits(plugin)) == []
+    assert list(mistakes(plugin, HOOKS)) == []
     assert keeps_state(plugin) is (kind is Whole)
 
 
@@ -130,7 +131,7 @@ def test_a_whole_state_or_none_is_right(kind):
 def test_what_is_torchs_is_no_state_of_a_plugin(target):
     """An optimizer's methods take other arguments, and its state is the run's."""
     assert not keeps_state(made(target))
-    assert list(state_misfits(made(target))) == []
+    assert list(mistakes(made(target), HOOKS)) == []
 
 
 def test_a_trainer_refuses_half_a_state(make_trainer):

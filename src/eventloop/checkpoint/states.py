@@ -14,7 +14,7 @@ from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.errors import Note
 from eventloop.naming import fold
-from eventloop.plugin.mistakes import is_per_rank, keeps_state
+from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 from eventloop.state import ALIKE
@@ -50,7 +50,7 @@ class PluginStates:
         """
         found = {} if per_rank else dict(self.kept)
         for plugin in self._plugins():
-            if keeps_state(plugin) and is_per_rank(plugin) is per_rank:
+            if keeps_state(plugin) and plugin.facts.state_per_rank == per_rank:
                 target: Any = plugin.target
                 with _blamed(plugin, "state_dict"):
                     found[fold(plugin.name)] = {

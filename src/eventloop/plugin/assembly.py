@@ -226,14 +226,8 @@ def refused_by_pluggy(
         try:
             manager.register(plugin.target, None if plugin.role == "core" else plugin.name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            refused.append(
-                PluginError(
-                    f"pluggy refuses {plugin.name!r}: {error}",
-                    subjects=[plugin],
-                    plugin=plugin.origin,
-                    fix=plugin.fix("fix it"),
-                )
-            )
+            what = f"pluggy refuses {plugin.name!r}: {error}"
+            refused.append(plugin.problem(what, "fix it"))
     return refused
 
 

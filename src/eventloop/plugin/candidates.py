@@ -69,7 +69,7 @@ class Candidates:
         self.found, self.unreadable = discover_all(configuration.local, installed)
         self._asked: tuple[Choice, Rules] | None = None
         self._selected: tuple[Selected, ...] = ()
-        self._outcomes: dict[object, Loaded | PluginError] = {}
+        self._outcomes: dict[Found, Loaded | PluginError] = {}
 
     def selected(self, configuration: Configuration) -> tuple[Selected, ...]:
         """Selects; again where the choice differs, as that of a resumed run does."""
@@ -79,21 +79,8 @@ class Candidates:
         return self._selected
 
     def loaded(self, selected: Iterable[Selected]) -> tuple[list[Loaded], list[PluginError]]:
-        """Imports the active plugins that weren't imported yet.
-
-        Returns:
-            All that could be imported, now or before, and a problem for each of the others.
-        """
-        active = [one for one in selected if one.status == "active"]
-        if new := [one for one in active if one.found not in self._outcomes]:
-            loaded, problems = load(new)
-            self._outcomes |= {one.found: one for one in loaded}
-            self._outcomes |= {subject: one for one in problems for subject in one.subjects}
-        outcomes = [self._outcomes[one.found] for one in active]
-        return (
-            [one for one in outcomes if isinstance(one, Loaded)],
-            [one for one in outcomes if isinstance(one, PluginError)],
-        )
+        """Imports the active plugins that weren't imported yet; see `load`."""
+        return load(selected, self._outcomes)
 
 
 def select_all(

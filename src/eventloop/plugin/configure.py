@@ -12,6 +12,7 @@ from eventloop.clock import Time
 from eventloop.config.options import Option, Value, flag, options_of, typed
 from eventloop.errors import PluginError, SettingError, closest, text_of
 from eventloop.naming import FunctionName, brief, fold
+from eventloop.plugin.facts import PluginFacts, facts_of
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import shell, switch_off
 
@@ -116,13 +117,12 @@ def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) ->
     ]
     if lacking:
         return f"waiting for {' and '.join(lacking)}"
-    is_class = inspect.isclass(target)
-    if is_class and getattr(target, "off_until_named", False) and not values:
+    facts = facts_of(target) if inspect.isclass(target) else PluginFacts()
+    if facts.off_until_named and not values:
         return until_named(found.name)
-    waking = getattr(target, "wakes_with", ()) if is_class else ()
-    if not waking or any(fold(name) in values for name in waking):
+    if not facts.wakes_with or any(fold(name) in values for name in facts.wakes_with):
         return None
-    return f"waiting for {' or '.join(flag(name, found.name) for name in waking)}"
+    return f"waiting for {' or '.join(flag(name, found.name) for name in facts.wakes_with)}"
 
 
 def until_named(name: str) -> str:

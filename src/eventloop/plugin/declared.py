@@ -72,7 +72,7 @@ def hooks_of(
     hooks = HookTable(HOOKS, HOOKS.removed, off)
     problems = []
     for plugin in plugins:
-        namespace = getattr(plugin.target, "hookspecs", None)
+        namespace = plugin.facts.hookspecs
         if namespace is None:
             continue
         own = declared_hooks([namespace], plugin.name)
@@ -86,10 +86,7 @@ def hooks_of(
             elif known is not hook:
                 misfits.append(_clash(plugin, known))
         misfits += _misfits(own, hooks)
-        problems += [
-            PluginError(what, subjects=[plugin], plugin=plugin.origin, fix=plugin.fix(fix))
-            for what, fix in misfits
-        ]
+        problems += [plugin.problem(*misfit) for misfit in misfits]
     return hooks, problems
 
 

@@ -23,22 +23,29 @@ class Loaded:
 
 
 def load(
-    selected: Iterable[Selected],
-) -> tuple[tuple[Loaded, ...], tuple[PluginError, ...]]:
-    """Imports the active plugins.
+    selected: Iterable[Selected], outcomes: dict[Found, Loaded | PluginError] | None = None
+) -> tuple[list[Loaded], list[PluginError]]:
+    """Imports the active plugins, each once.
+
+    Args:
+        outcomes: of those that were imported before; the new ones join them.
 
     Returns:
         Those that could be imported, and a problem for each of the others.
     """
-    loaded = []
-    problems = []
-    for one in selected:
-        if one.status == "active":
+    outcomes = {} if outcomes is None else outcomes
+    active = [one.found for one in selected if one.status == "active"]
+    for found in active:
+        if found not in outcomes:
             try:
-                loaded.append(Loaded(one.found, imported(one.found)))
+                outcomes[found] = Loaded(found, imported(found))
             except PluginError as error:
-                problems.append(error)
-    return tuple(loaded), tuple(problems)
+                outcomes[found] = error
+    results = [outcomes[found] for found in active]
+    return (
+        [one for one in results if isinstance(one, Loaded)],
+        [one for one in results if isinstance(one, PluginError)],
+    )
 
 
 def imported(found: Found) -> object:

@@ -17,6 +17,7 @@ from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refus
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.configure import options_kept
 from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.facts import facts_of
 from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
@@ -97,8 +98,8 @@ def assemble(
     rows, failures = load_all(configuration, selected, candidates, names)
     off += [row.selected for row in rows if row.selected.status == "off"]
     everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins]
-    is_shown = any(map(_shows_progress, everybody))
-    everybody += [one for one in core if not (is_shown and _shows_progress(one))]
+    is_shown = any(one.facts.shows_progress for one in everybody)
+    everybody += [one for one in core if not (is_shown and one.facts.shows_progress)]
     known = (*(one.name for one in found), *names)
     owners = {action: value.value for action, value in rules.owners.items()}
     assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
@@ -106,11 +107,6 @@ def assemble(
     raise_all([*problems, *rules.order_problems(assembly.hooks, known, assembly.idle)])
     raise_all(refused_by_pluggy(assembly))
     return assembly
-
-
-def _shows_progress(plugin: Plugin) -> bool:
-    """Whether a plugin declares that it shows progress, so that the core's lines aren't needed."""
-    return bool(getattr(plugin.target, "shows_progress", False))
 
 
 def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
@@ -147,8 +143,7 @@ def unsuitable_reasons(
     """
     reasons = {}
     for plugin in asked:
-        target: Any = plugin.target
-        reason = target.unsuitable(state)
+        reason = plugin.facts.unsuitable and plugin.facts.unsuitable(state)
         handed_over = Reason(plugin.source, fix=plugin.way_out)
         asked_by = handed_over if plugin.found is None else who_insists(plugin.found)
         if reason and asked_by:
@@ -208,7 +203,5 @@ def _without_hooks(plugin: Plugin) -> PluginError:
 def _name_of(target: object) -> str:
     if isinstance(target, ModuleType):
         return target.__name__.rpartition(".")[2].replace("_", "-")
-    name: Any = getattr(target, "name", None)
-    if isinstance(name, str) and name:
-        return name
-    return kebab(type(target).__name__)
+    name: object = facts_of(target).name
+    return name if isinstance(name, str) and name else kebab(type(target).__name__)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError, a
 from eventloop.hooks import PROJECT, Hook
+from eventloop.plugin.facts import misspelt_facts
 from eventloop.vocabulary import HOOKS
 
 if TYPE_CHECKING:
@@ -20,80 +21,74 @@ CALLED_BY_OTHERS = {
 }
 
 
-def unmarked(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds functions that have a hook's name and look like it, but lack the mark."""
-    target = plugin.target
-    own = target if isinstance(target, ModuleType) else type(target)
-    # An nn.Module's forward is its own affair.
-    is_module = any(base.__module__.startswith("torch.nn.") for base in type(target).__mro__)
-    for name, function in vars(own).items():
-        if name not in hooks or not inspect.isfunction(function) or plugin.role == "core":
-            continue
-        if function.__module__ != getattr(own, "__name__" if own is target else "__module__"):
-            continue
-        if hasattr(function, f"{PROJECT}_impl") or hasattr(function, f"{PROJECT}_spec"):
-            continue
-        if is_module and name == "forward":
-            continue
-        parameters = [one for one in inspect.signature(function).parameters if one != "self"]
-        if not parameters or parameters[0] == "state":
-            yield PluginError(
-                f"{name} is the name of a hook, but this function isn't marked, so it would "
-                "never be called",
-                subjects=[plugin],
-                plugin=f"{plugin.origin}, {method_of(plugin, name)}",
-                fix=plugin.fix("put @hookimpl above it, or rename it"),
-            )
+# What is wrong, how to fix it, and where it is.
+_Misfits = Iterator[tuple[str, str, str]]
 
 
-def of_other_trainers(plugin: Plugin) -> Iterator[PluginError]:
-    """Finds functions with the name of a hook of another trainer, which no hook here has."""
+def mistakes(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
+    """Finds what a plugin means for the core, and what would never be called, read or kept."""
+    if plugin.role == "core":
+        return
+    for what, fix, name in (*never_called(plugin, hooks), *_state_misfits(plugin)):
+        yield plugin.problem(what, fix, method_of(plugin, name))
+    for name, fact in misspelt_facts(plugin.target) if plugin.role != "task" else ():
+        what = f"no attribute of plugins is named {name!r}; the closest is {fact!r}"
+        yield plugin.problem(what, "rename it")
+
+
+def never_called(plugin: Plugin, hooks: Mapping[str, Hook]) -> _Misfits:
+    """Finds what is meant as a hook's implementation, and isn't one for pluggy."""
     target = plugin.target
     own = target if isinstance(target, ModuleType) else type(target)
+    yield from _unmarked(own, hooks)
     for name, function in vars(own).items():
         is_meant = name in CALLED_BY_OTHERS and inspect.isfunction(function)
         if is_meant and not hasattr(function, f"{PROJECT}_impl"):
-            yield PluginError(
+            yield (
                 f"{name} is a hook of another trainer, and would never be called; here it is "
                 f"{CALLED_BY_OTHERS[name]}",
-                subjects=[plugin],
-                plugin=f"{plugin.origin}, {method_of(plugin, name)}",
-                fix=plugin.fix("give it that name under @hookimpl, or another one"),
+                "give it that name under @hookimpl, or another one",
+                name,
             )
-
-
-def hidden(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds attributes of an instance that hide a hook method of its class."""
-    target = plugin.target
-    if isinstance(target, ModuleType):
+    if own is target:
         return
     for name in getattr(target, "__dict__", {}):
-        method = getattr(type(target), name, None)
-        if name in hooks and hasattr(method, f"{PROJECT}_impl"):
-            yield PluginError(
+        if name in hooks and hasattr(getattr(own, name, None), f"{PROJECT}_impl"):
+            yield (
                 f"the attribute {name} hides the hook method of the same name",
-                subjects=[plugin],
-                plugin=f"{plugin.origin}, {method_of(plugin, name)}",
-                fix=plugin.fix("give the attribute another name"),
+                "give the attribute another name",
+                name,
             )
-
-
-def computed(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds properties and the like where a hook's method should be: pluggy passes them over."""
-    target = plugin.target
-    if isinstance(target, ModuleType) or plugin.role == "core":
-        return
-    for name, value in vars(type(target)).items():
+    for name, value in vars(own).items():
         function = getattr(value, "fget", None) or getattr(value, "func", None)
         is_computed = hasattr(type(value), "__get__") and not isinstance(
             value, FunctionType | staticmethod | classmethod | MemberDescriptorType
         )
         if is_computed and (name in hooks or hasattr(function, f"{PROJECT}_impl")):
-            yield PluginError(
+            yield (
                 f"{name} is {a(type(value).__name__)}, not a method, so it would never be called",
-                subjects=[plugin],
-                plugin=f"{plugin.origin}, {method_of(plugin, name)}",
-                fix=plugin.fix("make it a method under @hookimpl, or rename it"),
+                "make it a method under @hookimpl, or rename it",
+                name,
+            )
+
+
+def _unmarked(own: Any, hooks: Mapping[str, Hook]) -> _Misfits:
+    """Finds functions that have a hook's name and look like it, but lack the mark."""
+    # An nn.Module's forward is its own affair.
+    is_module = any(base.__module__.startswith("torch.nn.") for base in getattr(own, "__mro__", ()))
+    module = own.__name__ if isinstance(own, ModuleType) else own.__module__
+    for name, function in vars(own).items():
+        is_own = inspect.isfunction(function) and function.__module__ == module
+        is_marked = hasattr(function, f"{PROJECT}_impl") or hasattr(function, f"{PROJECT}_spec")
+        if name not in hooks or not is_own or is_marked or (is_module and name == "forward"):
+            continue
+        parameters = [one for one in inspect.signature(function).parameters if one != "self"]
+        if not parameters or parameters[0] == "state":
+            yield (
+                f"{name} is the name of a hook, but this function isn't marked, so it would "
+                "never be called",
+                "put @hookimpl above it, or rename it",
+                name,
             )
 
 
@@ -113,12 +108,8 @@ def without_hooks(plugin: Plugin) -> PluginError:
     elif inspect.isroutine(target):
         what = f"the function {getattr(target, '__name__', target)!r}"
         fix = "name a class, an instance or a module with functions under @hookimpl"
-    return PluginError(
-        f"{plugin.name} implements no hook, so that it would do nothing: it is {what}",
-        subjects=[plugin],
-        plugin=plugin.origin,
-        fix=plugin.fix(fix),
-    )
+    what = f"{plugin.name} implements no hook, so that it would do nothing: it is {what}"
+    return plugin.problem(what, fix)
 
 
 def method_of(plugin: Plugin, method: str) -> str:
@@ -146,26 +137,9 @@ def keeps_state(plugin: Plugin) -> bool:
     return plugin.role != "core" and len(_own(plugin)) == 2
 
 
-def is_per_rank(plugin: Plugin) -> bool:
-    """Returns whether each rank's state is kept, or rank 0's for all."""
-    return bool(getattr(plugin.target, "state_per_rank", False))
-
-
-def state_misfits(plugin: Plugin) -> Iterator[PluginError]:
+def _state_misfits(plugin: Plugin) -> _Misfits:
     """Finds what would lose a plugin's state, or fail when a run is resumed."""
-    if plugin.role == "core":
-        return
     own = _own(plugin)
-    for what, mend, method in (*_missing(own), *_uncallable(own), *_useless(plugin, own)):
-        who = f"{plugin.origin}, {method_of(plugin, method)}"
-        yield PluginError(what, subjects=[plugin], plugin=who, fix=plugin.fix(mend))
-
-
-# What is wrong, how to fix it, and where it is.
-_Misfits = Iterator[tuple[str, str, str]]
-
-
-def _missing(own: dict[str, Callable[..., Any]]) -> _Misfits:
     if list(own) == [SAVE]:
         yield (
             "it has state_dict without load_state_dict, so that what it saves would never come back",
@@ -178,9 +152,6 @@ def _missing(own: dict[str, Callable[..., Any]]) -> _Misfits:
             "write `def state_dict(self)`",
             LOAD,
         )
-
-
-def _uncallable(own: dict[str, Callable[..., Any]]) -> _Misfits:
     if SAVE in own and not _takes(own[SAVE], 0):
         yield "state_dict is called without arguments", "write `def state_dict(self)`", SAVE
     if LOAD in own and not _takes(own[LOAD], 2):
@@ -190,10 +161,7 @@ def _uncallable(own: dict[str, Callable[..., Any]]) -> _Misfits:
             "write `def load_state_dict(self, state, version)`",
             LOAD,
         )
-
-
-def _useless(plugin: Plugin, own: dict[str, Callable[..., Any]]) -> _Misfits:
-    if is_per_rank(plugin) and not own:
+    if plugin.facts.state_per_rank and not own:
         yield (
             "state_per_rank=True has no effect: it keeps no state",
             "write `state_dict(self)` and `load_state_dict(self, state, version)`, or leave it out",

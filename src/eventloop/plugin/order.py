@@ -63,6 +63,10 @@ class Implementation:
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
+    def problem(self, what: str, fix: str) -> PluginError:
+        """Returns what is wrong with it; see `Plugin.problem`."""
+        return self.plugin.problem(what, fix, self.hook.name, at=self.where)
+
 
 @dataclass(frozen=True)
 class Ordered:
@@ -173,13 +177,7 @@ def edges_that_cannot_hold(
                 what = f"{name} wraps it, and a wrapper encloses all plain implementations"
                 fix = "leave it out, or make this a wrapper"
             if what:
-                yield PluginError(
-                    f"{option}={name!r} can't hold on {hook}: {what}",
-                    subjects=[one.plugin],
-                    plugin=one.origin,
-                    at=one.where,
-                    fix=one.plugin.fix(fix),
-                )
+                yield one.problem(f"{option}={name!r} can't hold on {hook}: {what}", fix)
 
 
 _TASK, _ALGORITHM, _CALLBACK, _LOGGER, _CORE = range(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, Literal
 from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Cause, Local
+from eventloop.errors import PluginError
+from eventloop.plugin.facts import PluginFacts, facts_of
 from eventloop.text import is_command, switch_off
 
 Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
@@ -149,10 +152,10 @@ class Plugin:
             return f"{self.name} ({self.distribution} {self.version})"
         return f"{self.name} ({self.source})" if self.source else self.name
 
-    @property
-    def free_options(self) -> tuple[str, ...]:
-        """The options that may differ when a run is resumed, as its class declares them."""
-        return tuple(getattr(self.target, "free_options", ()))
+    @functools.cached_property
+    def facts(self) -> PluginFacts:
+        """What it says about itself."""
+        return facts_of(self.target)
 
     @property
     def way_out(self) -> str:
@@ -173,3 +176,14 @@ class Plugin:
     def fix(self, how: str) -> str:
         """Returns what to do next: fix it, or go on without it where that is possible."""
         return f"{how}, or {self.way_out}" if self.way_out else how
+
+    def problem(self, what: str, fix: str, where: str = "", **at: str) -> PluginError:
+        """Returns what is wrong with it.
+
+        Args:
+            fix: what to do, beside going on without it.
+            where: in which of its methods.
+            at: what else the message names.
+        """
+        who = ", ".join(filter(None, [self.origin, where]))
+        return PluginError(what, subjects=[self], plugin=who, **at, fix=self.fix(fix))

@@ -41,7 +41,7 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Ite
     active = {fold(one.name): one for one in plugins if one.role != "core"}
     reasons = {fold(one.found.name): one.reason for one in off}
     for plugin in plugins:
-        for name, versions in _named(plugin, "requires"):
+        for name, versions in map(_parsed, plugin.facts.requires):
             other = active.get(fold(name))
             if other is None:
                 reason = reasons.get(fold(name))
@@ -63,7 +63,7 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Ite
                     plugin=plugin.origin,
                     fix=f"{fix}, or switch {plugin.name} off with {switch_off(plugin.name)}",
                 )
-        for name, versions in _named(plugin, "conflicts"):
+        for name, versions in map(_parsed, plugin.facts.conflicts):
             other = active.get(fold(name))
             if other and (not versions or is_in_range(other.version, versions)):
                 yield PluginError(
@@ -74,8 +74,6 @@ def relation_problems(plugins: Sequence[Plugin], off: Sequence[Selected]) -> Ite
                 )
 
 
-def _named(plugin: Plugin, attribute: str) -> Iterator[tuple[str, str]]:
-    """Yields names of plugins with the versions that are meant, as `"ema>=0.2"` has them."""
-    names = getattr(plugin.target, attribute, ())
-    for text in (names,) if isinstance(names, str) else names:
-        yield split_requirement(text) or (text, "")
+def _parsed(text: str) -> tuple[str, str]:
+    """Returns the name of a plugin and the versions that are meant, as `"ema>=0.2"` has them."""
+    return split_requirement(text) or (text, "")

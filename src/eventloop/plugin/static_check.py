@@ -120,10 +120,8 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
         node = names[attribute]
         if isinstance(node, ast.ClassDef):
             waking = tuple(_wakes_with(node))
-            waits = any(
-                isinstance(value, ast.Constant) and value.value is True
-                for value in _assigned(node, "off_until_named")
-            )
+            named = _assigned(node, "off_until_named")
+            waits = any(getattr(value, "value", None) is True for value in named)
             return StaticReport(_hook_problem(node, others), tuple(_needs(node)), waking, waits)
         following = origin_of(node, attribute, module, path)
         if following is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +13,7 @@ from eventloop.errors import PluginError, a, closest
 from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable
-from eventloop.plugin.mistakes import (
-    computed,
-    hidden,
-    method_of,
-    of_other_trainers,
-    state_misfits,
-    unmarked,
-)
+from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
 
@@ -31,10 +23,8 @@ def implementations(
 ) -> tuple[list[Implementation], list[PluginError]]:
     """Reads a plugin's hook implementations, and every problem with them."""
     found: list[Implementation] = []
-    problems = [*unmarked(plugin, hooks), *of_other_trainers(plugin)]
-    problems += [*hidden(plugin, hooks), *computed(plugin, hooks)]
+    problems = list(mistakes(plugin, hooks))
     marked = list(_marked(plugin))
-    problems += state_misfits(plugin)
     logs = any((impl.opts["specname"] or name) == "log" for name, impl in marked)
     for name, impl in marked:
         hook_name = impl.opts["specname"] or name
@@ -54,10 +44,8 @@ def implementations(
 
 def takes_part(plugin: Plugin, hooks: HookTable) -> bool:
     """Returns whether a plugin has a hook implementation, meant to have one, or adds hooks."""
-    if any(_marked(plugin)) or getattr(plugin.target, "hookspecs", None) is not None:
-        return True
-    found = (unmarked(plugin, hooks), hidden(plugin, hooks), computed(plugin, hooks))
-    return any((*itertools.chain(*found), *of_other_trainers(plugin)))
+    declares = plugin.facts.hookspecs is not None
+    return declares or any(_marked(plugin)) or any(never_called(plugin, hooks))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
@@ -66,13 +54,8 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
     told_apart: list[Plugin] = []
     for one in plugins:
         if _equals(one, _Nothing()):
-            yield PluginError(
-                f"{one.name} compares equal to anything, or can't be compared, so that it can't be "
-                "told from other plugins",
-                subjects=[one],
-                plugin=one.origin,
-                fix=one.fix(fix),
-            )
+            what = "compares equal to anything, or can't be compared, so that it can't be told from"
+            yield one.problem(f"{one.name} {what} other plugins", fix)
             continue
         for other in told_apart:
             if one.target is not other.target and _equals(one, other.target):
@@ -93,13 +76,8 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
     """
     for one, name in unknown_edges(found, known):
         if hint := closest(name, known):
-            yield PluginError(
-                f"no plugin is named {name!r}{hint}",
-                subjects=[one.plugin],
-                plugin=one.origin,
-                at=one.where,
-                fix=one.plugin.fix("fix the name in before= or after="),
-            )
+            what = f"no plugin is named {name!r}{hint}"
+            yield one.problem(what, "fix the name in before= or after=")
 
 
 def unknown_edges(
@@ -168,8 +146,7 @@ def _misfits(
         *_option_misfits(plugin, impl, hook, options),
     )
     for what, mend in misfits:
-        who = f"{plugin.origin}, {method_of(plugin, method)}"
-        yield PluginError(what, subjects=[plugin], plugin=who, fix=plugin.fix(mend))
+        yield plugin.problem(what, mend, method_of(plugin, method))
 
 
 # What is wrong, and how to fix it.
@@ -237,15 +214,10 @@ def _phases_without_effect(found: Sequence[Implementation]) -> Iterator[PluginEr
         is_reversed = one.plugin.role in ("task", "algorithm") and one.hook.closes in opened
         if is_reversed and one.phase != 1 and not one.wrapper:
             phase = "tryfirst" if one.phase == 0 else "trylast"
-            yield PluginError(
+            yield one.problem(
                 f"{phase}=True has no effect on {one.hook.name}, which runs in the reverse order "
                 f"of {one.hook.closes}",
-                subjects=[one.plugin],
-                plugin=one.origin,
-                at=one.where,
-                fix=one.plugin.fix(
-                    f"write it on {one.hook.closes}, or before= or after= on {one.hook.name}"
-                ),
+                f"write it on {one.hook.closes}, or before= or after= on {one.hook.name}",
             )
 
 
@@ -317,12 +289,8 @@ def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable)
     if hooks.knows(hook_name) or not hint:
         missing = "switch that plugin on" if hint else "install the package that declares it"
         fix = f"{missing}, mark the method with @hookimpl(optionalhook=True)"
-    return PluginError(
-        f"no hook is named {hook_name!r}{hint or ', and no installed plugin declares it'}",
-        subjects=[plugin],
-        plugin=f"{plugin.origin}, {method_of(plugin, method)}",
-        fix=plugin.fix(fix),
-    )
+    what = f"no hook is named {hook_name!r}{hint or ', and no installed plugin declares it'}"
+    return plugin.problem(what, fix, method_of(plugin, method))
 
 
 def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:

@@ -79,8 +79,7 @@ def build(
 
 def _drop_unsuitable(core: Core, who_insists: Callable[[Found], Reason | None]) -> None:
     """Asks the plugins that want to know whether they suit the first batch."""
-    plugins = (one for one in core.assembly.plugins if one.role != "core")
-    asked = [one for one in plugins if callable(getattr(one.target, "unsuitable", None))]
+    asked = [one for one in core.assembly.plugins if callable(one.facts.unsuitable)]
     if not asked:
         return
     state = core.state

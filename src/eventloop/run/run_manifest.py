@@ -57,7 +57,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "version": one.version,
                 "source": one.source,
                 "options": {name: plain(value) for name, value in one.options.items()},
-                "free": sorted(one.free_options),
+                "free": sorted(one.facts.free_options),
                 "functions": sorted(
                     name for name in one.options if has_function(one.options[name])
                 ),

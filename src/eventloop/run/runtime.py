@@ -22,6 +22,7 @@ from eventloop.loop import Loop
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences
 from eventloop.plugin.declared import HOOKS, checked
+from eventloop.plugin.facts import facts_of
 from eventloop.plugin.observe import Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
@@ -147,7 +148,7 @@ class Core:
         """What the header says: what features switched on and off, and what plugins did."""
         having = (*self._rank_hooks, *self._features, *self._compiled)
         plugins = (one for one in self.assembly.plugins if one.role not in ("task", "core"))
-        told = ((one.name, getattr(one.target, "note", None)) for one in plugins)
+        told = ((one.name, facts_of(one.target).note) for one in plugins)
         return (
             *(one.note for one in having if one.note),
             *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
@@ -238,7 +239,7 @@ def _evaluates(assembly: Assembly) -> bool:
         return True
     events = [name for name, hook in assembly.hooks.items() if hook.per in ("eval", "eval batch")]
     return any(
-        not getattr(one.plugin.target, "needs_eval_data", False)
+        not one.plugin.facts.needs_eval_data
         for name in events
         for one in assembly.implementations[name]
         if one.hook.kind == "event" and one.plugin.role != "core"

@@ -21,7 +21,7 @@ from eventloop.checkpoint.format import Checkpoint, name_of, read, write
 from eventloop.errors import CheckpointError, text_of
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.mistakes import is_per_rank, keeps_state
+from eventloop.plugin.mistakes import keeps_state
 from eventloop.testing.case import Case, ExpectedError, Fails, equal, weights_of
 from eventloop.training.slices import held
 
@@ -138,7 +138,7 @@ def _lost(case: Case, trainer: Trainer, plugin: Any, batch: int) -> str:
     if not _is_kept(case, trainer):
         return ""
     parts = read(trainer.state.run_dir / "checkpoints" / name_of(batch)).parts
-    if is_per_rank(case.found):
+    if case.found.facts.state_per_rank:
         parts = parts[f"rank{trainer.state.rank}"]
     kept = parts["plugins"][fold(case.found.name)]["state"]
     return _difference(kept, _as_saved(plugin), times=True)
@@ -154,7 +154,7 @@ def _outcome(case: Case, trainer: Trainer, plugin: Any, records: _Records) -> _O
 
 def _is_kept(case: Case, trainer: Trainer) -> bool:
     """Returns whether this rank's state counts: what rank 0 keeps for all may be of no use here."""
-    return keeps_state(case.found) and (is_per_rank(case.found) or not trainer.state.rank)
+    return keeps_state(case.found) and (case.found.facts.state_per_rank or not trainer.state.rank)
 
 
 def _differing(whole: _Outcome, again: _Outcome, resumed: _Outcome) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _advice(case: Case) -> str:
             "load_state_dict(state, version)"
         )
     mend = "something that it keeps isn't in state_dict(), or doesn't come back"
-    if not is_per_rank(case.found):
+    if not case.found.facts.state_per_rank:
         mend += "; where each rank keeps something else, write state_per_rank = True"
     return mend
 

@@ -1,0 +1,61 @@
+"""What a plugin says about itself, in attributes of its class or module."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PluginFacts:
+    """All that is read off a plugin beside its hooks and its state; "Write a plugin" has a table."""
+
+    name: str = ""
+    requires: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    hookspecs: Any = None
+    wakes_with: tuple[str, ...] = ()
+    off_until_named: bool = False
+    free_options: tuple[str, ...] = ()
+    state_per_rank: bool = False
+    unsuitable: Callable[[Any], str | None] | None = None
+    needs_eval_data: bool = False
+    shows_progress: bool = False
+    takes_turns: str = ""
+    note: str = ""
+
+
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}
+# Words that a plugin may well need in another form: `names`, `notes`.
+_DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
+
+
+def facts_of(target: object) -> PluginFacts:
+    """Reads what a class, an instance or a module says; a text stands for a tuple of one."""
+    found = {name: getattr(target, name, default) for name, default in _DEFAULTS.items()}
+    for name in ("requires", "conflicts", "wakes_with", "free_options"):
+        found[name] = (found[name],) if isinstance(found[name], str) else tuple(found[name])
+    return PluginFacts(**found)
+
+
+def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
+    """Yields attributes that are none of these by a letter or two, each with the one that is meant.
+
+    Options, methods other than `unsuitable`, and what comes from elsewhere are the plugin's affair.
+    """
+    init = type(target).__init__
+    options = inspect.signature(init).parameters if inspect.isfunction(init) else ()
+    for own in [target] if isinstance(target, ModuleType) else type(target).__mro__[:-1]:
+        for name, value in vars(own).items():
+            is_imported = str(getattr(value, "__module__", "")).startswith("eventloop.")
+            if name in _DEFAULTS or name in options or is_imported:
+                continue
+            near = difflib.get_close_matches(name, _DISTINCT, n=1, cutoff=0.9)
+            is_method = inspect.isroutine(value) or inspect.isdatadescriptor(value)
+            if near and is_method == (near[0] == "unsuitable"):
+                yield name, near[0]
