@@ -50,11 +50,11 @@ from .naming import (
 from .plugin.candidates import (
     Candidates as Candidates,
 )
-from .plugin.load import (
-    Loaded as Loaded,
-)
 from .plugin.lock import (
     file_digests as file_digests,
+)
+from .plugin.records import (
+    Candidate as Candidate,
 )
 from .run.differences import (
     config_differences as config_differences,

@@ -23,7 +23,7 @@ from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all, unexpected
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
-from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.load import load
 from eventloop.plugin.select import name_problems
 from eventloop.rng import seed_everything
 from eventloop.task import Task
@@ -31,7 +31,7 @@ from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Plugin, Role
+    from eventloop.plugin.records import Candidate, Plugin, Role
     from eventloop.trainer import Trainer
 
 
@@ -41,7 +41,7 @@ class Job:
 
     configuration: Configuration
     task_file: TaskFile
-    plugins: tuple[Loaded, ...]
+    plugins: tuple[Candidate, ...]
     candidates: Candidates
 
     def task_options(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Job:
         """Returns what a manifest says of the task."""
         return self.task_file.origin(self.configuration.section("task"))
 
-    def plugin_options(self, plugin: Loaded) -> dict[str, Any]:
+    def plugin_options(self, plugin: Candidate) -> dict[str, Any]:
         """Returns a plugin's options that were set."""
         values = self.configuration.section(plugin.found.name)
         return typed_options(plugin.found, plugin.target, values)
@@ -82,7 +82,7 @@ class Job:
         target = (one.target for one in self.plugins if fold(one.found.name) == section)
         return plugin_options(found) if (found := next(target, None)) is not None else {}
 
-    def build_plugin(self, plugin: Loaded) -> Plugin:
+    def build_plugin(self, plugin: Candidate) -> Plugin:
         """Builds a plugin with its options; a run builds its own.
 
         Raises:
@@ -127,7 +127,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
 
 def _plugins(
     configuration: Configuration, candidates: Candidates
-) -> tuple[tuple[Loaded, ...], dict[str, list[str] | None]]:
+) -> tuple[tuple[Candidate, ...], dict[str, list[str] | None]]:
     """Imports the plugins before the task is; raises all problems at once.
 
     Returns:

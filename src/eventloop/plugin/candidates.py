@@ -1,4 +1,4 @@
-"""Rows: each plugin that was found, taken from package to object; problems are kept, not raised."""
+"""Each plugin that was found, taken from package to object; problems are kept, not raised."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.load import Loaded, load
+from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover_all, shadowed
 from eventloop.plugin.mistakes import without_hooks
-from eventloop.plugin.records import Found, Plugin, Selected
+from eventloop.plugin.records import Candidate, Found, Plugin, Selected
 from eventloop.plugin.select import name_problems, problems_of, select
 from eventloop.plugin.validate import takes_part
 from eventloop.signals import Interrupted, told_from_a_key
@@ -29,28 +29,6 @@ if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.config.plugin_rules import Rules
     from eventloop.plugin.metadata import Installed
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is known of one plugin that was found.
-
-    Args:
-        selected: whether it takes part; a dormant one is off.
-        target: what its entry point names; None where it wasn't or couldn't be imported.
-        plugin: what takes part, where it could be built.
-        problems: what keeps it, or the run, from going on.
-    """
-
-    selected: Selected
-    target: object = None
-    plugin: Plugin | None = None
-    problems: tuple[EventloopError, ...] = ()
-
-    @property
-    def found(self) -> Found:
-        """What its metadata says."""
-        return self.selected.found
 
 
 class Candidates:
@@ -69,7 +47,7 @@ class Candidates:
         self.found, self.unreadable = discover_all(configuration.local, installed)
         self._asked: tuple[Choice, Rules] | None = None
         self._selected: tuple[Selected, ...] = ()
-        self._outcomes: dict[Found, Loaded | PluginError] = {}
+        self._outcomes: dict[Found, Candidate] = {}
 
     def selected(self, configuration: Configuration) -> tuple[Selected, ...]:
         """Selects; again where the choice differs, as that of a resumed run does."""
@@ -78,7 +56,7 @@ class Candidates:
             self._asked, self._selected = asked, select(self.found, *asked)
         return self._selected
 
-    def loaded(self, selected: Iterable[Selected]) -> tuple[list[Loaded], list[PluginError]]:
+    def loaded(self, selected: Iterable[Selected]) -> tuple[list[Candidate], list[EventloopError]]:
         """Imports the active plugins that weren't imported yet; see `load`."""
         return load(selected, self._outcomes)
 
@@ -108,7 +86,7 @@ def load_all(
     selected: Sequence[Selected],
     candidates: Candidates,
     given: Collection[str] | None = (),
-) -> tuple[list[Row], list[EventloopError]]:
+) -> tuple[list[Candidate], list[EventloopError]]:
     """Loads and builds what was selected; one whose place an object takes is left out.
 
     Returns:
@@ -119,7 +97,7 @@ def load_all(
     kept = [one for one in selected if fold(one.found.name) not in replaced]
     candidates.loaded(one for one in kept if one.found not in unusable)
     rows = [
-        Row(one, problems=(unusable[one.found],))
+        Candidate(one, problems=(unusable[one.found],))
         if one.found in unusable
         else _row(one, configuration, candidates)
         for one in kept
@@ -156,23 +134,23 @@ def found_subjects(problem: EventloopError) -> Iterator[Found]:
             yield found
 
 
-def _row(one: Selected, configuration: Configuration, candidates: Candidates) -> Row:
+def _row(one: Selected, configuration: Configuration, candidates: Candidates) -> Candidate:
     """Loads and builds one plugin; what it raises is a problem of its row."""
     loaded, failures = candidates.loaded([one])
     if not loaded:
-        return Row(one, problems=tuple(failures))
+        return Candidate(one, problems=tuple(failures))
     try:
         with told_from_a_key():
-            return _built(one, loaded[0], configuration)
+            return _built(one, loaded[0].target, configuration)
     except EventloopError as error:
-        return Row(one, loaded[0].target, problems=(error,))
+        return Candidate(one, loaded[0].target, problems=(error,))
     except Interrupted:
         raise
     except BaseException as error:  # noqa: BLE001 - a plugin may do anything when it is looked at
-        return Row(one, loaded[0].target, problems=(unexpected(one.found, error),))
+        return Candidate(one, loaded[0].target, problems=(unexpected(one.found, error),))
 
 
-def _judged(row: Row, configuration: Configuration, candidates: Candidates) -> object:
+def _judged(row: Candidate, configuration: Configuration, candidates: Candidates) -> object:
     """Returns what has the options of a plugin.
 
     One that a run in progress began without has them, too, where it would still take no part if the
@@ -187,17 +165,17 @@ def _judged(row: Row, configuration: Configuration, candidates: Candidates) -> o
     return target if is_idle else None
 
 
-def _built(one: Selected, loaded: Loaded, configuration: Configuration) -> Row:
-    options = plugin_options(loaded.target)
+def _built(one: Selected, target: object, configuration: Configuration) -> Candidate:
+    options = plugin_options(target)
     section = configuration.section(one.found.name)
     values = {key: value for key, value in section.items() if key in options}
-    reason = dormant_reason(one.found, loaded.target, values)
+    reason = dormant_reason(one.found, target, values)
     if reason and not configuration.insists_on(one.found):
-        return Row(Selected(one.found, "off", reason, "option"), loaded.target)
-    plugin = configure(one.found, loaded.target, values)
+        return Candidate(Selected(one.found, "off", reason, "option"), target)
+    plugin = configure(one.found, target, values)
     if not takes_part(plugin, HOOKS):
         raise without_hooks(plugin)
-    return Row(one, loaded.target, dataclasses.replace(plugin, found=one.found))
+    return Candidate(one, target, dataclasses.replace(plugin, found=one.found))
 
 
 def _option_names(target: object) -> list[str] | None:
@@ -219,11 +197,11 @@ class DryAssembly:
         problems: every problem once; those of a plugin stand in its row too.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Candidate, ...]
     assembly: Assembly
     problems: tuple[EventloopError, ...]
 
-    def row(self, name: str) -> Row | None:
+    def row(self, name: str) -> Candidate | None:
         """Returns the plugin of that name; the one that takes part, where there are several."""
         named = [row for row in self.rows if fold(row.found.name) == fold(name)]
         return next((row for row in named if row.plugin), named[0] if named else None)

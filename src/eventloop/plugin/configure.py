@@ -163,11 +163,9 @@ def _unknown(found: Found, key: str, options: Mapping[str, Option], value: Value
 
 
 def _missing(found: Found, option: Option) -> PluginError:
-    return PluginError(
+    return found.problem(
         f"{found.name} needs its option {option.name!r}, which has no default",
-        subjects=[found],
-        plugin=found.origin,
-        fix=f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
+        f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
         f"plugin off with {switch_off(found.name)}",
     )
 
@@ -177,10 +175,8 @@ def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
         return target(**options)
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        raise PluginError(
+        raise found.problem(
             f"{found.name} can't be built: {type(error).__name__}: {text_of(error)}",
-            subjects=[found],
-            plugin=found.origin,
+            f"change its options, or switch it off with {switch_off(found.name)}",
             call=f"{target.__name__}({given})",
-            fix=f"change its options, or switch it off with {switch_off(found.name)}",
         ) from error

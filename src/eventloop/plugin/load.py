@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from eventloop.errors import PluginError, text_of
+from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.plugin.local import import_local
-from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Selected
+from eventloop.plugin.records import EXTENSIONS, GROUPS, Candidate, Found, Selected
 from eventloop.signals import Interrupted, told_from_a_key
 from eventloop.text import pip
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A plugin and the object that its entry point names: a class, an instance or a module."""
-
-    found: Found
-    target: object
-
-
 def load(
-    selected: Iterable[Selected], outcomes: dict[Found, Loaded | PluginError] | None = None
-) -> tuple[list[Loaded], list[PluginError]]:
+    selected: Iterable[Selected], outcomes: dict[Found, Candidate] | None = None
+) -> tuple[list[Candidate], list[EventloopError]]:
     """Imports the active plugins, each once.
 
     Args:
@@ -34,17 +25,17 @@ def load(
         Those that could be imported, and a problem for each of the others.
     """
     outcomes = {} if outcomes is None else outcomes
-    active = [one.found for one in selected if one.status == "active"]
-    for found in active:
-        if found not in outcomes:
+    active = [one for one in selected if one.status == "active"]
+    for one in active:
+        if one.found not in outcomes:
             try:
-                outcomes[found] = Loaded(found, imported(found))
+                outcomes[one.found] = Candidate(one, imported(one.found))
             except PluginError as error:
-                outcomes[found] = error
-    results = [outcomes[found] for found in active]
+                outcomes[one.found] = Candidate(one, problems=(error,))
+    found = [outcomes[one.found] for one in active]
     return (
-        [one for one in results if isinstance(one, Loaded)],
-        [one for one in results if isinstance(one, PluginError)],
+        [one for one in found if not one.problems],
+        [problem for one in found for problem in one.problems],
     )
 
 
@@ -90,10 +81,8 @@ def _problem(found: Found, error: BaseException) -> PluginError:
         way_out = f"fix the error, or {way_out}"
     else:
         way_out += f", or remove it with {pip('uninstall', found.distribution)}"
-    return PluginError(
+    return found.problem(
         f"{what} {found.name!r} can't be imported: {type(error).__name__}: {text_of(error)}",
-        subjects=[found],
-        plugin=found.origin,
+        way_out,
         entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
-        fix=way_out,
     )

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Cause, Local
-from eventloop.errors import PluginError
+from eventloop.errors import EventloopError, PluginError
 from eventloop.plugin.facts import PluginFacts, facts_of
 from eventloop.text import is_command, switch_off
 
@@ -76,6 +76,10 @@ class Found:
         if not self.distribution:
             return f"{self.name} ({self.entry_point.value})"
         return f"{self.name} ({self.distribution} {self.version})"
+
+    def problem(self, what: str, fix: str, **at: str) -> PluginError:
+        """Returns what is wrong with it; see `Plugin.problem`."""
+        return PluginError(what, subjects=[self], plugin=self.origin, **at, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -187,3 +191,25 @@ class Plugin:
         """
         who = ", ".join(filter(None, [self.origin, where]))
         return PluginError(what, subjects=[self], plugin=who, **at, fix=self.fix(fix))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is known of one plugin that was found.
+
+    Args:
+        selected: whether it takes part; a dormant one is off.
+        target: what its entry point names; None where it wasn't or couldn't be imported.
+        plugin: what takes part, where it could be built.
+        problems: what keeps it, or the run, from going on.
+    """
+
+    selected: Selected
+    target: object = None
+    plugin: Plugin | None = None
+    problems: tuple[EventloopError, ...] = ()
+
+    @property
+    def found(self) -> Found:
+        """What its metadata says."""
+        return self.selected.found

@@ -99,19 +99,12 @@ def rule_problems(
         name = one.found.name
         asked = fold(name) in map(fold, choice.insist) or one.found.by_flag
         if one.status == "off" and asked and one.kind == "version":
-            yield PluginError(
-                f"{name} was asked for, but {one.reason}",
-                subjects=[one.found],
-                plugin=one.found.origin,
-                fix=one.fix,
-            )
+            yield one.found.problem(f"{name} was asked for, but {one.reason}", one.fix)
         if one.status == "off" and asked and one.kind == "site":
             way_out = one.found.way_out if one.found.by_flag else f"leave {shell('-p', name)} out"
-            yield PluginError(
+            yield one.found.problem(
                 f"{name} was asked for, but the site switches it off: {one.reason}",
-                subjects=[one.found],
-                plugin=one.found.origin,
-                fix=f"{way_out}; what the site says can't be overruled",
+                f"{way_out}; what the site says can't be overruled",
             )
 
 
@@ -193,12 +186,10 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
 
 
 def _required_but_off(required: Requirement, one: Selected) -> PluginError:
-    return PluginError(
+    return one.found.problem(
         f"{required.name} is required, but off: {one.reason}",
-        subjects=[one.found],
-        plugin=one.found.origin,
+        f"{one.fix}, or take {required.name} out of required",
         source=required.source,
-        fix=f"{one.fix}, or take {required.name} out of required",
     )
 
 
@@ -245,10 +236,8 @@ def _nobodys(found: Found) -> PluginError:
 
 
 def _unusable(found: Found) -> PluginError:
-    return PluginError(
+    return found.problem(
         f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
         f"and {' and '.join(RESERVED)} stand for something else",
-        subjects=[found],
-        plugin=found.origin,
-        fix=f"rename its entry point, or switch the plugin off with {switch_off(found.name)}",
+        f"rename its entry point, or switch the plugin off with {switch_off(found.name)}",
     )

@@ -10,10 +10,10 @@ from typing import Any
 from eventloop.commands import (
     FIT_OPTIONS,
     Arguments,
+    Candidate,
     Command,
     CommandOption,
     Job,
-    Loaded,
     UsageError,
     closest,
     flag,
@@ -66,9 +66,9 @@ class Ablation:
 
     arguments: Arguments
     job: Job
-    algorithms: tuple[Loaded, ...]
-    kept: tuple[Loaded, ...]
-    others: tuple[Loaded, ...]
+    algorithms: tuple[Candidate, ...]
+    kept: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
     jobs: int
@@ -156,7 +156,7 @@ def _refuse_own(arguments: Arguments) -> None:
             raise UsageError(f"{flag(name)} belongs to each run of an ablation", fix=instead)
 
 
-def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Loaded, ...], ...]:
+def _algorithms(arguments: Arguments, job: Job) -> tuple[tuple[Candidate, ...], ...]:
     """Returns the algorithms that are kept, those that are ablated, and the others."""
     there = [one for one in job.plugins if one.found.role == "algorithm"]
     kept = {fold(name) for name in arguments.given.get("keep", "").split(",") if name}

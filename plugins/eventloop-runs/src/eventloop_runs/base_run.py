@@ -22,10 +22,10 @@ from eventloop.commands import (
 )
 
 if TYPE_CHECKING:
-    from eventloop.commands import Job, Loaded
+    from eventloop.commands import Candidate, Job
 
 
-def fit_argv(arguments: Arguments, *, without: Iterable[Loaded] = ()) -> list[str]:
+def fit_argv(arguments: Arguments, *, without: Iterable[Candidate] = ()) -> list[str]:
     """Returns the command line of a run: what was given to the command, as words of `fit`.
 
     Folder, result, and what differs from run to run are for the command to add; of a setting the
@@ -51,7 +51,11 @@ def fit_argv(arguments: Arguments, *, without: Iterable[Loaded] = ()) -> list[st
 
 
 def describe(
-    job: Job, arguments: Arguments, plugins: Iterable[Loaded], *, apart_from: Collection[str] = ()
+    job: Job,
+    arguments: Arguments,
+    plugins: Iterable[Candidate],
+    *,
+    apart_from: Collection[str] = (),
 ) -> dict[str, Any]:
     """Returns what a command's runs have in common, in the form of a manifest.
 
@@ -137,7 +141,7 @@ def number_option(arguments: Arguments, name: str, default: int) -> int:
     return int(text)
 
 
-def _choice(arguments: Arguments, gone: Collection[Loaded]) -> Iterator[str]:
+def _choice(arguments: Arguments, gone: Collection[Candidate]) -> Iterator[str]:
     """Yields the `-p` of a run: those of the command line, and what switches the others off."""
     choice = arguments.choice
     found = [one.found for one in gone]

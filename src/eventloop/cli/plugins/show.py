@@ -27,7 +27,7 @@ from eventloop.plugin.records import Found
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.assembly import Assembly
-    from eventloop.plugin.candidates import Row
+    from eventloop.plugin.records import Candidate
 
 COMMAND = Command(
     "plugins show",
@@ -78,7 +78,7 @@ def _cost(arguments: Arguments) -> dict[str, Any]:
 
 
 def _content(
-    row: Row, assembly: Assembly, configuration: Configuration, cost: dict[str, Any]
+    row: Candidate, assembly: Assembly, configuration: Configuration, cost: dict[str, Any]
 ) -> dict[str, Any]:
     found = row.found
     status = "problem" if row.problems else row.selected.status
@@ -121,7 +121,7 @@ def _origin(found: Found, status: str, reason: str) -> dict[str, Any]:
     }
 
 
-def _options(row: Row, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
+def _options(row: Candidate, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
     try:
         options = plugin_options(row.target)
     except Exception:  # noqa: BLE001 - is a problem of the row already
@@ -138,7 +138,7 @@ def _options(row: Row, section: dict[str, Value]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _hooks(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
+def _hooks(row: Candidate, assembly: Assembly) -> Iterator[dict[str, Any]]:
     for name, ordered in assembly.implementations.items():
         for idx, one in enumerate(ordered.implementations, 1):
             if one.plugin is row.plugin:
@@ -155,7 +155,7 @@ def _hooks(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _declares(row: Row, assembly: Assembly) -> Iterator[dict[str, Any]]:
+def _declares(row: Candidate, assembly: Assembly) -> Iterator[dict[str, Any]]:
     for hook in assembly.hooks.values():
         if row.found.name in hook.declared_by:
             yield {
