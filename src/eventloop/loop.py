@@ -18,7 +18,7 @@ from eventloop.data import to_host
 from eventloop.data.feed import Feeds
 from eventloop.hooks import hookimpl
 from eventloop.plugin.plans import Plans
-from eventloop.signals import is_interruption
+from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
 from eventloop.training.entry import Entry
@@ -126,7 +126,8 @@ class Loop:
 
         self.processes.exchange.settle(state)
         if not state.clock.reached(state.until):
-            state.stop_reason = state.stop_reason or "a plugin answered should_stop with True"
+            why = StopReason("a plugin answered should_stop with True")
+            state.stop_reason = state.stop_reason or why
         log_train_metrics(state)
         is_over = state.stop_reason is not None or duration is None or state.clock.reached(duration)
         if is_over and not is_interruption(state.stop_reason):

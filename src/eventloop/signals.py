@@ -7,13 +7,12 @@ only then the fit ends. Everywhere else signals do what they did before.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -22,7 +21,24 @@ if TYPE_CHECKING:
 # Windows has no SIGUSR1.
 _SAVING = getattr(signal, "SIGUSR1", None)
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
-_REASON = re.compile(r"rank [0-9]+ received SIG[A-Z]+")
+StopKind = Literal["plugin", "signal", "loss", "pruned"]
+
+
+class StopReason(str):
+    """Why a run stops, in words.
+
+    Args:
+        text: the words.
+        kind: what stops it: a plugin; a signal, after which it goes on when it is started again; a
+            loss that isn't finite; or "pruned", a trial that isn't worth going on with.
+    """
+
+    kind: StopKind
+
+    def __new__(cls, text: str, kind: StopKind = "plugin") -> Self:  # noqa: D102
+        made = super().__new__(cls, text)
+        made.kind = kind
+        return made
 
 
 class Interrupted(KeyboardInterrupt):
@@ -117,7 +133,7 @@ class Signals:
             self._received = number
             self._state.request_checkpoint()
             name = signal.Signals(number).name
-            self._state.request_stop(f"rank {self._state.rank} received {name}")
+            self._state.request_stop(f"rank {self._state.rank} received {name}", "signal")
         elif number == signal.SIGINT:
             if _is_a_user_s(handler):
                 handler(number, frame)
@@ -129,18 +145,16 @@ def is_agreed(error: BaseException) -> bool:
     return isinstance(error, Terminated) or (isinstance(error, Interrupted) and error.is_agreed)
 
 
-def is_interruption(stop_reason: str | None) -> bool:
+def is_interruption(stop_reason: StopReason | None) -> bool:
     """Returns whether a signal stopped the run, which is to go on when it is started again."""
-    return stop_reason is not None and _REASON.fullmatch(stop_reason) is not None
+    return stop_reason is not None and stop_reason.kind == "signal"
 
 
-def status_of(stop_reason: str | None) -> str:
-    """Returns what became of a run: finished; interrupted, by a signal; pruned, by its reason; or stopped."""
+def status_of(stop_reason: StopReason | None) -> str:
+    """Returns what became of a run: finished; interrupted, by a signal; pruned; or stopped."""
     if stop_reason is None:
         return "finished"
-    if is_interruption(stop_reason):
-        return "interrupted"
-    return "pruned" if stop_reason.startswith("pruned ") else "stopped"
+    return {"signal": "interrupted", "pruned": "pruned"}.get(stop_reason.kind, "stopped")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from eventloop.data.batches import Count
 from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
+from eventloop.signals import StopReason
 from eventloop.training.numbers import Numbers
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.records import Plugin
+    from eventloop.signals import StopKind
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
 
@@ -209,7 +211,7 @@ class State:
         self.resumed = False
         self.is_logging = True
         self.attempt = 0
-        self.stop_reason: str | None = None
+        self.stop_reason: StopReason | None = None
         self.checkpoint_requested = False
         self.manifest: Mapping[str, Any] = {}
         self.observers: Sequence[Any] = ()
@@ -351,13 +353,16 @@ class State:
         """
         return self._processes.count_true(answer)
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, kind: StopKind = "plugin") -> None:
         """Asks the run to stop after the batch under way; the first reason is kept.
 
-        A run with a reason that begins with "pruned ", a trial of a sweep say, is listed as pruned.
         Any rank may ask; with several, all stop at the same batch, at most 16 batches later.
+
+        Args:
+            reason: says why.
+            kind: how the run is listed, and treated: see `StopReason`.
         """
-        self._processes.exchange.request_stop(self, reason)
+        self._processes.exchange.request_stop(self, StopReason(reason, kind))
 
     def request_checkpoint(self) -> None:
         """Asks for a checkpoint as soon as the batch under way is done.

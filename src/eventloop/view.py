@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eventloop.clock import Clock, Time
     from eventloop.config.settings import Settings
     from eventloop.data.batches import Count
+    from eventloop.signals import StopKind, StopReason
     from eventloop.training.precision import Precision
 
 
@@ -117,7 +118,7 @@ class StateView(Protocol):
     @property
     def attempt(self) -> int: ...
     @property
-    def stop_reason(self) -> str | None: ...
+    def stop_reason(self) -> StopReason | None: ...
     @property
     def checkpoint_requested(self) -> bool: ...
     def resolve(self, time: Time) -> Time: ...
@@ -132,7 +133,7 @@ class StateView(Protocol):
     def count_true(self, answer: bool) -> int:
         """Returns on how many ranks `answer` is true; collective: every rank must call it."""
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, kind: StopKind = ...) -> None:
         """Asks the run to stop after the batch under way."""
 
     def request_checkpoint(self) -> None:

@@ -164,7 +164,7 @@ class Plugin:
     @hookimpl
     def batch_end(self, state):
         if state.clock.batch == 4:
-            state.request_stop("pruned by it at evaluation 1")
+            state.request_stop("pruned by it at evaluation 1", "pruned")
 """
 
 

@@ -63,8 +63,8 @@ class Asks:
 
     name = "asks"
 
-    def __init__(self, reason="enough", batch=2, hook="batch_end"):
-        self.reason, self.batch, self.hook = reason, batch, hook
+    def __init__(self, reason="enough", batch=2, hook="batch_end", kind="plugin"):
+        self.reason, self.batch, self.hook, self.kind = reason, batch, hook, kind
 
     @hookimpl
     def batch_end(self, state):
@@ -76,7 +76,7 @@ class Asks:
 
     def _ask(self, state, hook):
         if state.rank == 1 and hook == self.hook and state.clock.batch == self.batch:
-            state.request_stop(self.reason)
+            state.request_stop(self.reason, self.kind)
 
 
 class Counts:
@@ -157,19 +157,28 @@ def test_a_plugin_s_request_is_granted_at_a_batch_that_no_clock_decides(fit):
 def test_a_signal_is_noticed_whatever_the_batch(fit, monkeypatch):
     """Where a batch takes long, at the next one; a plugin's request still waits for its batch."""
     monkeypatch.setattr(data_parallel, "_NOTICED_S", 0.0)
-    received = "rank 1 received SIGTERM"
+    signal = Asks("rank 1 received SIGTERM", kind="signal")
 
-    assert fit(plugins=lambda: [Asks(received)]) == [(3, received, None)] * 2
+    found = fit(plugins=lambda: [signal], look=lambda state: state.stop_reason.kind)
+    assert found == [(3, "rank 1 received SIGTERM", "signal")] * 2
     assert fit(plugins=lambda: [Asks()]) == [(16, "enough", None)] * 2
 
 
 def test_a_signal_is_noticed_after_a_plugin_s_request(fit, monkeypatch):
     """The request that came first gives the reason."""
     monkeypatch.setattr(data_parallel, "_NOTICED_S", 0.0)
-    signal = Asks("rank 1 received SIGTERM", batch=4)
+    signal = Asks("rank 1 received SIGTERM", batch=4, kind="signal")
     signal.name = "signal"
 
     assert fit(plugins=lambda: [Asks(), signal]) == [(5, "enough", None)] * 2
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_words_of_a_plugin_are_no_signal(fit):
+    """What became of the run is decided by the kind alone."""
+    found = fit(plugins=lambda: [Asks("rank 1 received SIGTERM")])
+
+    assert found == [(16, "rank 1 received SIGTERM", None)] * 2
 
 
 @pytest.mark.usefixtures("unhurried")

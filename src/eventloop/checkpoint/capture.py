@@ -19,6 +19,7 @@ from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.checkpoint.unread import read_states, unread
 from eventloop.errors import CheckpointError
 from eventloop.naming import plain
+from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
 from eventloop.training.slices import holds_slices
@@ -259,6 +260,7 @@ def facts_of(state: State) -> dict[str, Any]:
         "world_size": state.world_size,
         "duration": None if state.duration is None else str(state.duration),
         "stop_reason": state.stop_reason,
+        "status": state.stop_reason and status_of(state.stop_reason),
         # What test sets gave is in the manifest, with whose weights they had.
         "metrics": scalars_of(state.eval_metrics, only=state.eval_metrics.keys() - state.test_sets),
         "manifest": dict(state.manifest),

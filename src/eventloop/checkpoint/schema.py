@@ -254,6 +254,7 @@ _PLUGIN_FACT = keys(
     options=NAMED,
 )
 FACTS = keys(
+    {"status": optional(STR)},
     moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
     duration=optional(STR),
     stop_reason=optional(STR),

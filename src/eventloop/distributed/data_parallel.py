@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pickle import dumps
@@ -51,7 +51,6 @@ from eventloop.distributed.processes import (
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError, TaskError
-from eventloop.signals import is_interruption
 from eventloop.text import as_set
 from eventloop.training.numbers import Share, mean
 
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Agreed
     from eventloop.run.runtime import Feature
+    from eventloop.signals import StopReason
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks, Place, Reduction, Row, Shares
     from eventloop.training.set_numbers import Number
@@ -280,7 +280,7 @@ class _Exchange(Exchange):
         self.start_fit()
 
     def start_fit(self) -> None:
-        self._stop_reason: str | None = None
+        self._stop_reason: StopReason | None = None
         self._is_urgent = self._checkpoint = False
         self._sums = array("d")
         self._work: Any = None
@@ -290,9 +290,9 @@ class _Exchange(Exchange):
         self._num_batches = 0
         self._seconds = self._weight = self._sent = 0.0
 
-    def request_stop(self, state: State, reason: str) -> None:
+    def request_stop(self, state: State, reason: StopReason) -> None:
         self._stop_reason = self._stop_reason or reason
-        self._is_urgent = self._is_urgent or is_interruption(reason)
+        self._is_urgent = self._is_urgent or reason.kind in ("signal", "loss")
 
     def request_checkpoint(self, state: State) -> None:
         self._checkpoint = True
@@ -326,10 +326,8 @@ class _Exchange(Exchange):
         samples, tokens, seconds, weight, stops, checkpoints = self._sums
         if weight != self._sent * self._processes.world_size:
             raise _uneven(self._num_batches, self._sent, weight)
-        if stops:
-            self._grant_stop(state, self._processes.all_gather(self._stop_reason))
-        if checkpoints:
-            state.checkpoint_requested, self._checkpoint = True, False
+        if stops or checkpoints:
+            self.settle(state)
         self._interval = _NOTICED_S * self._num_batches / seconds if seconds else 1.0
         self._weight -= self._sent
         self._work, self._num_batches, self._seconds = None, 0, 0.0
@@ -338,13 +336,9 @@ class _Exchange(Exchange):
     def settle(self, state: State) -> None:
         asked = self._processes.all_gather((self._stop_reason, self._checkpoint))
         reasons, checkpoints = zip(*asked, strict=True)
-        self._grant_stop(state, reasons)
+        state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
         if any(checkpoints):
             state.checkpoint_requested, self._checkpoint = True, False
-
-    def _grant_stop(self, state: State, reasons: Iterable[str | None]) -> None:
-        """Stops the run for the first reason, in order of the ranks."""
-        state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
 
 
 def _uneven(num_batches: int, own: float, total: float) -> TaskError:

@@ -40,11 +40,7 @@ def place_of_error(error: BaseException) -> str:
 
 
 def waits_in_collective(ident: int) -> bool:
-    """Returns whether a function of `torch.distributed` is what a thread does now.
-
-    Args:
-        ident: what `threading.get_ident` gives in it.
-    """
+    """Returns whether the thread of this `get_ident` is in a function of `torch.distributed`."""
     return _is_in_collective(_outwards(sys._current_frames().get(ident)))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eventloop.data.batches import Count
     from eventloop.distributed.crew import Crew
     from eventloop.run.runtime import Feature
+    from eventloop.signals import StopReason
     from eventloop.state import State
     from eventloop.training.numbers import OverRanks
 
@@ -80,7 +81,7 @@ class Exchange:
     def __init__(self) -> None:
         self._since = 0.0
 
-    def request_stop(self, state: State, reason: str) -> None:
+    def request_stop(self, state: State, reason: StopReason) -> None:
         """Asks for the end of the run; the first reason is kept."""
         state.stop_reason = state.stop_reason or reason
 

@@ -17,7 +17,6 @@ from eventloop.errors import ResumeError
 from eventloop.naming import fold
 from eventloop.run.differences import config_differences, plugin_differences, task_differences
 from eventloop.run.made_with import MadeWith
-from eventloop.signals import is_interruption
 from eventloop.text import allowing, pip
 from eventloop.training.entry import AfterCheckpoint
 
@@ -165,8 +164,8 @@ class FromCheckpoint(Start):
 
     @property
     def stop_reason(self) -> str | None:
-        reason: str | None = self._facts["stop_reason"]
-        return reason if self._is_finished and not is_interruption(reason) else None
+        is_over = self._is_finished and self._facts.get("status") != "interrupted"
+        return self._facts["stop_reason"] if is_over else None
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Keeps algorithms out that weren't there when the run began."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from eventloop.training.precision import Precision
 
 AT_A_TIME = 10
-_STOPS = "a loss isn't finite"
 Losses = list[tuple[Counts, Tensor]]
 Norms = list[tuple[int, Tensor]]
 _Copied = tuple[Losses, Norms, HostCopy]
@@ -91,7 +90,7 @@ class LossWatch:
             self._start_copy()
         while self._copies and self._copies[0][2].is_ready():
             self._look(state)
-        if state.stop_reason == _STOPS:  # all ranks know by now
+        if state.stop_reason is not None and state.stop_reason.kind == "loss":  # all ranks know
             self._look_at_all(state)
         if not now[1] % EVERY:
             self._weights.look(state)
@@ -159,7 +158,7 @@ class LossWatch:
         first = next((idx for idx in range(len(losses)) if not math.isfinite(numbers[idx])), None)
         if first is not None and self._bad is None:
             self._bad = losses[first][0], numbers[first]
-            state.request_stop(_STOPS)
+            state.request_stop("a loss isn't finite", "loss")
 
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
         """Says what is known of a bad loss; waits for the device."""

@@ -93,4 +93,4 @@ class Pruning:
     def _stop(self, state: StateView, pruned_at: int | None) -> None:
         if pruned_at is not None:
             self._is_pruned = True
-            state.request_stop(f"pruned by sweep at evaluation {pruned_at}")
+            state.request_stop(f"pruned by sweep at evaluation {pruned_at}", "pruned")

@@ -16,7 +16,6 @@ from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.files.run_folder import read_json
-from eventloop.signals import status_of
 from eventloop.text import one_line
 from eventloop.urls import Place, Url, place_of
 
@@ -180,7 +179,7 @@ def content(
         "metrics": {key: one for key, one in _metrics(found.facts) if key not in of_tests},
         "tested": of_tests if found.path.name == name else {},
         "stop_reason": reason if isinstance(reason, str) else None,
-        "status": status_of(reason) if isinstance(reason, str) else None,
+        "status": status if isinstance(status := found.facts.get("status"), str) else None,
         "plugins": list(_plugins(found.facts)),
     }
 
