@@ -161,16 +161,17 @@ def test_a_resumed_run_tells_of_every_start(tmp_path, make_plugin):
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"),
+    ("reason", "kind", "status"),
     [
-        ("early-stopping: no better", "stopped"),
-        ("pruned by sweep at evaluation 2", "pruned"),
-        ("rank 0 received SIGTERM", "interrupted"),
+        ("early-stopping: no better", "plugin", "stopped"),
+        ("pruned by hand, rank 0 received SIGTERM", "plugin", "stopped"),
+        ("no better than trial 3", "pruned", "pruned"),
+        ("time is over", "signal", "interrupted"),
     ],
 )
-def test_how_a_run_ended_is_in_it(reason, status, tmp_path, make_plugin):
-    """A trial that was pruned isn't one that was trained to its end."""
-    fit_in(tmp_path, make_plugin(batch_end=lambda state: state.request_stop(reason)))
+def test_how_a_run_ended_is_in_it(reason, kind, status, tmp_path, make_plugin):
+    """A trial that was pruned isn't one that was trained to its end; the kind says it, not the words."""
+    fit_in(tmp_path, make_plugin(batch_end=lambda state: state.request_stop(reason, kind)))
 
     end = read_in(tmp_path)["end"]
     assert (end["status"], end["reason"], end["batch"]) == (status, reason, 1)

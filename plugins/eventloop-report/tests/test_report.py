@@ -28,14 +28,14 @@ class Ends:
 
     def __init__(self, batch=-1, *, by_stop=False):
         self.batch, self.by_stop = batch, by_stop
-        self.reason = "enough <b>now</b>"
+        self.reason, self.kind = "enough <b>now</b>", "plugin"
 
     @hookimpl
     def batch_end(self, state):
         if state.clock.batch == self.batch:
             if not self.by_stop:
                 raise EOFError("<no more>")
-            state.request_stop(self.reason)
+            state.request_stop(self.reason, self.kind)
 
 
 def fit(folder, report=None, ends=None, **given):
@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_has_a_page(tmp_path):
 def test_a_trial_that_was_pruned_says_so(tmp_path):
     """It isn't a run that a person stopped."""
     pruned = Ends(4, by_stop=True)
-    pruned.reason = "pruned by sweep at evaluation 2"
+    pruned.reason, pruned.kind = "pruned by sweep at evaluation 2", "pruned"
     fit(tmp_path, ends=pruned)
 
     assert '<p class="status">pruned by sweep at evaluation 2</p>' in text_of(tmp_path)

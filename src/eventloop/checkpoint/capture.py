@@ -259,7 +259,7 @@ def facts_of(state: State) -> dict[str, Any]:
         "moment": state.clock.moment()._asdict(),
         "world_size": state.world_size,
         "duration": None if state.duration is None else str(state.duration),
-        "stop_reason": state.stop_reason,
+        "stop_reason": state.stop_reason and str(state.stop_reason),
         "status": state.stop_reason and status_of(state.stop_reason),
         # What test sets gave is in the manifest, with whose weights they had.
         "metrics": scalars_of(state.eval_metrics, only=state.eval_metrics.keys() - state.test_sets),

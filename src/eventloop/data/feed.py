@@ -304,13 +304,9 @@ class Feeds:
         sample_seed = settings.seed if settings.seed_samples else None
         # The core's own functions, where no plugin or task stands before or around them.
         actions = (self._hooks.count_batch, self._hooks.split_batch)
-        self._feed = Feed(
-            dataloader,
-            self._processes,
-            settings.uneven,
-            sample_seed,
-            counts_samples=all(isinstance(one, MethodType) for one in actions),
-        )
+        counts = all(isinstance(one, MethodType) for one in actions)
+        given = (dataloader, self._processes, settings.uneven, sample_seed)
+        self._feed = Feed(*given, counts_samples=counts)
         state.num_batches = self._feed.num_batches
         if not self.was_rebuilt:
             state.epoch_length = state.num_batches

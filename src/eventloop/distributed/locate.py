@@ -41,7 +41,9 @@ def place_of_error(error: BaseException) -> str:
 
 def waits_in_collective(ident: int) -> bool:
     """Returns whether the thread of this `get_ident` is in a function of `torch.distributed`."""
-    return _is_in_collective(_outwards(sys._current_frames().get(ident)))
+    frames = _outwards(sys._current_frames().get(ident))
+    within = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
+    return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
 
 
 def held_up_in_finally(ident: int) -> BaseException | None:
@@ -56,17 +58,12 @@ def held_up_in_finally(ident: int) -> BaseException | None:
     found = sys._current_exceptions().get(ident)
     error = found[1] if isinstance(found, tuple) else found
     frames = _outwards(sys._current_frames().get(ident))
-    if error is None or not _is_in_collective(frames):
+    if error is None or not waits_in_collective(ident):
         return None
     passed = {frame for frame, _ in _inwards(error.__traceback__)}
     return (
         error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
     )
-
-
-def _is_in_collective(frames: list[tuple[FrameType, int]]) -> bool:
-    within = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
-    return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
 
 
 def _is_in_finally(frame: FrameType, line: int) -> bool:

@@ -209,8 +209,7 @@ def total_weight(weights: Sequence[Weight]) -> Weight:
     """
     try:
         total = sum(weights)
-        bad = isinstance(total, Tensor) and total.ndim > 0
-        if not bad and (isinstance(total, Tensor) or total > 0):
+        if not total.ndim if isinstance(total, Tensor) else total > 0:
             return total
     except TypeError:
         pass

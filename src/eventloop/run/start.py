@@ -97,11 +97,7 @@ class Start:
         """
 
     def check_optimizers(self, described: Mapping[str, Any]) -> None:
-        """Refuses optimizers that are others.
-
-        Raises:
-            ResumeError: they are, with what differs.
-        """
+        """Refuses other optimizers, as `check` refuses another configuration."""
 
     def load(self, core: Core) -> None:
         """Puts the run where it goes on."""
