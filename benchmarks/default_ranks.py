@@ -154,7 +154,7 @@ class Logs:
 
 
 def fitted(row: Row, samples: Samples, folder: str) -> Train:
-    """Returns what has a trainer train for an epoch; without files, as a script's is."""
+    """Returns what has a trainer train for an epoch; without checkpoints."""
     algorithms: list[object] = [Logs()] * row.logs
     if row.sharded:
         from eventloop_fsdp import Fsdp
@@ -176,6 +176,7 @@ def fitted(row: Row, samples: Samples, folder: str) -> Train:
         microbatch_size=BATCH_SIZE // row.microbatches if row.microbatches > 1 else None,
         device="cpu",
         run_dir=folder,
+        checkpoint_interval=None,
         autoload=False,
     )
     return lambda epoch: trainer.fit(until=f"{epoch + 1}ep") and None
