@@ -70,6 +70,20 @@ class Saver:
         processes: the ranks.
     """
 
+    __slots__ = (
+        "_best",
+        "_hooks",
+        "_interval",
+        "_kept_best",
+        "_lock",
+        "_on_error",
+        "_processes",
+        "_snapshot",
+        "_store",
+        "_writer",
+        "_written",
+    )
+
     def __init__(
         self, hooks: Plans, storage: Storage, settings: Settings, processes: Processes
     ) -> None:

@@ -268,10 +268,10 @@ class DataParallel(Processes):
 
 
 class _Exchange(Exchange):
-    """The exchange among ranks: one small sum on the host.
+    """The exchange among ranks: one small sum on the host, begun with a batch and read at its end.
 
-    For each batch where the ranks' batches may differ. Else for every so many, and as often as it
-    takes for a signal to be noticed soon: the seconds so far, on which all agree, tell how often.
+    Where batches may be uneven, each has one. Of even batches every `_EVERY`th has one, and others
+    where a signal would wait too long: the seconds that rank 0 has told say how often, to all alike.
     """
 
     def __init__(self, processes: DataParallel) -> None:

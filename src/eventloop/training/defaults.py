@@ -50,6 +50,17 @@ class Defaults:
         mean: returns the mean of a loss over the ranks.
     """
 
+    __slots__ = (
+        "_count",
+        "_following",
+        "_labelled",
+        "_mean",
+        "_ordered",
+        "_plans",
+        "_with_closure",
+        "_wrap",
+    )
+
     def __init__(
         self,
         plans: Plans,

@@ -59,6 +59,22 @@ class Numbers:
         of_set: what is logged while an eval set is under way.
     """
 
+    __slots__ = (
+        "_at",
+        "_copies",
+        "_over_ranks",
+        "_parts",
+        "_reductions",
+        "_row",
+        "_rows",
+        "_tensors",
+        "_update",
+        "interval",
+        "is_heard",
+        "of_set",
+        "weights",
+    )
+
     def __init__(self, interval: Time, over_ranks: OverRanks | None = None) -> None:
         self.interval = interval
         self.is_heard = True
@@ -224,6 +240,8 @@ class _Parts:
     Attributes:
         values: by the microbatch's number.
     """
+
+    __slots__ = ("reduce", "values", "weights")
 
     def __init__(self, weights: Sequence[Number], reduce: Reduction | None) -> None:
         self.weights = weights
