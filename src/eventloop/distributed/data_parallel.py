@@ -29,6 +29,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, not in 
     PrefixStore,
     rendezvous,
 )
+from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -117,12 +118,14 @@ class DataParallel(Processes):
             # A backward that exchanged gradients couldn't be repeated: this one doesn't.
             take_from_first(model)
             return model
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[state.device] if state.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters,
         )
+        _arrange_buckets(wrapped)
+        return wrapped
 
     def loss_weights(
         self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
@@ -339,6 +342,39 @@ class _Exchange(Exchange):
         state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
         if any(checkpoints):
             state.checkpoint_requested, self._checkpoint = True, False
+
+
+def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
+    """Has each gradient keep its place in the buckets, from the first step of any process.
+
+    The order in which ranks are added up depends on that place, and thus the last bits with three
+    ranks or more. DDP arranges buckets anew after the first backward pass of a process (torch 2.13):
+    here one of zeros, in the opposite order of the parameters.
+    """
+    model, wrapped.module = wrapped.module, _Sums(wrapped.module)
+    sums = wrapped()
+    torch.autograd.backward(sums, [torch.zeros_like(one) for one in sums])
+    wrapped.module = model
+    model.zero_grad(set_to_none=True)
+
+
+class _Sums(nn.Module):
+    """Computes the sum of each parameter of a model that is trained."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        tables = (nn.Embedding, nn.EmbeddingBag)
+        found = (one for one in model.modules() if isinstance(one, tables) and one.sparse)
+        sparse = {id(one.weight) for one in found}
+        trained = [one for one in model.parameters() if one.requires_grad]
+        self._params = [(one, id(one) in sparse) for one in trained]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        first = torch.zeros(1, dtype=torch.int64, device=self._params[0][0].device)
+        return tuple(
+            (embedding(first, one, sparse=True) if is_sparse else one).sum()
+            for one, is_sparse in self._params
+        )
 
 
 def _uneven(num_batches: int, own: float, total: float) -> TaskError:
