@@ -14,6 +14,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     SequentialSampler,
+    Subset,
     TensorDataset,
     default_collate,
 )
@@ -27,6 +28,13 @@ from eventloop.testing.ranks import RankError
 X = torch.randn(160, 3, generator=torch.Generator().manual_seed(0))
 Y = X.argmax(1)
 SAMPLES = TensorDataset(X, Y)
+
+
+class Filters(TensorDataset):
+    """Leaves samples out of a batch that it reads at once."""
+
+    def __getitems__(self, indices):
+        return [self[idx] for idx in indices if idx % 3]
 
 
 def make_task(dataloader=None, **given):
@@ -131,6 +139,9 @@ def test_steady_steps_have_the_collectives_of_the_gradients_alone(fit, microbatc
             False,
         ),
         (make_task([(X[:2], Y[:2])] * 8), [], False),
+        (make_task(DataLoader(Filters(X, Y), 4)), [], False),
+        (make_task(DataLoader(Subset(Filters(X, Y), range(80)), 4)), [], False),
+        (make_task(DataLoader(Subset(SAMPLES, range(80)), 4)), [], True),
         (make_task(num_tokens=lambda inputs: inputs.numel()), [], False),
         (make_task(loss_weight=lambda inputs: len(inputs)), [], False),
     ],
@@ -219,6 +230,23 @@ def test_batches_that_a_plugin_makes_uneven_are_named(fit):
         RankError, match=r"counted for (29|30) samples, and those of all ranks for 59: a plugin"
     ):
         fit(plugins=lambda: [Cuts()])
+
+
+class CutsLast(Cuts):
+    """Leaves one out in the last batch, after which no exchange comes."""
+
+    @hookimpl
+    def after_dataloader(self, state):
+        if state.rank and state.clock.batch == 39:
+            state.batch = tuple(one[1:] for one in state.batch)
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_the_last_uneven_batch_is_named_before_the_fit_ends(fit):
+    with pytest.raises(
+        RankError, match=r"counted for (17|18) samples, and those of all ranks for 35"
+    ):
+        fit(plugins=lambda: [CutsLast()])
 
 
 class Weighs(Cuts):

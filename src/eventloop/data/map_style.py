@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, default_collate
 from eventloop.data.combine import known_length
 from eventloop.data.in_memory import gathering
 from eventloop.data.sample_order import Order
-from eventloop.data.sample_seeds import SampleSeeds, may_draw, seeded
+from eventloop.data.sample_seeds import SampleSeeds, may_draw, reads_batches, seeded
 from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
 from eventloop.data.uneven_steps import UnevenSteps
 from eventloop.errors import TaskError, counted
@@ -71,8 +71,9 @@ class MapStyle:
 
     @property
     def even_sizes(self) -> Any:
-        steps = self.order.inner
-        if self._dataloader.collate_fn is not default_collate or type(steps) is not BatchSampler:
+        steps, loader = self.order.inner, self._dataloader
+        is_own = loader.collate_fn is not default_collate or reads_batches(loader.dataset)
+        if is_own or type(steps) is not BatchSampler:
             return None
         sampler: Any = steps.sampler
         is_even = type(sampler) is DistributedSampler or (

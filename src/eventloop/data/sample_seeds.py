@@ -124,7 +124,7 @@ class SeededDataset(StandIn):
             dataset,
             _seeds=seeds,
             _draws=Draws(f"the data set {type(dataset).__name__}") if draws else None,
-            _batched=_reads_batches(dataset),
+            _batched=reads_batches(dataset),
             _own=_generators_of(dataset) if draws else [],
         )
 
@@ -243,10 +243,10 @@ def _generators_of(dataset: Any) -> list[Any]:
     return [one for one in getattr(dataset, "__dict__", {}).values() if is_generator(one)]
 
 
-def _reads_batches(dataset: Any) -> bool:
+def reads_batches(dataset: Any) -> bool:
     """Returns whether a data set reads a batch at once; torch's own do what their parts do."""
     if type(dataset) in (Subset, StackDataset):
-        return any(map(_reads_batches, parts_of(dataset)))
+        return any(map(reads_batches, parts_of(dataset)))
     return callable(getattr(dataset, "__getitems__", None))
 
 

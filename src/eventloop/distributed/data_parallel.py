@@ -285,13 +285,11 @@ class _Exchange(Exchange):
     def start_fit(self) -> None:
         self._stop_reason: StopReason | None = None
         self._is_urgent = self._checkpoint = False
-        self._sums = array("d")
         self._work: Any = None
         self._interval = 1.0
         # Since the last exchange: batches, seconds on rank 0, and what the losses weighed.
         self._since = time.perf_counter()
-        self._num_batches = 0
-        self._seconds = self._weight = self._sent = 0.0
+        self._num_batches, self._seconds, self._weight, self._sent = 0, 0.0, 0.0, 0.0
 
     def request_stop(self, state: State, reason: StopReason) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -337,8 +335,10 @@ class _Exchange(Exchange):
         return int(samples), int(tokens), seconds
 
     def settle(self, state: State) -> None:
-        asked = self._processes.all_gather((self._stop_reason, self._checkpoint))
-        reasons, checkpoints = zip(*asked, strict=True)
+        own = (self._stop_reason, self._checkpoint, self._weight)
+        reasons, checkpoints, weights = zip(*self._processes.all_gather(own), strict=True)
+        if any(one != self._weight for one in weights):
+            raise _uneven(self._num_batches, self._weight, sum(weights))
         state.stop_reason = state.stop_reason or next(filter(None, reasons), None)
         if any(checkpoints):
             state.checkpoint_requested, self._checkpoint = True, False
@@ -347,9 +347,8 @@ class _Exchange(Exchange):
 def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     """Has each gradient keep its place in the buckets, from the first step of any process.
 
-    The order in which ranks are added up depends on that place, and thus the last bits with three
-    ranks or more. DDP arranges buckets anew after the first backward pass of a process (torch 2.13):
-    here one of zeros, in the opposite order of the parameters.
+    With three ranks or more the last bits depend on it. DDP arranges buckets anew after the first
+    backward pass of a process (torch 2.13): here one of zeros, against the parameters' order.
     """
     model, wrapped.module = wrapped.module, _Sums(wrapped.module)
     sums = wrapped()
@@ -363,11 +362,12 @@ class _Sums(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.model = model  # whose buffers DDP looks for
         tables = (nn.Embedding, nn.EmbeddingBag)
         found = (one for one in model.modules() if isinstance(one, tables) and one.sparse)
         sparse = {id(one.weight) for one in found}
-        trained = [one for one in model.parameters() if one.requires_grad]
-        self._params = [(one, id(one) in sparse) for one in trained]
+        params = (one for one in model.parameters() if one.requires_grad)
+        self._params = [(one, id(one) in sparse) for one in params]
 
     def forward(self) -> tuple[Tensor, ...]:
         first = torch.zeros(1, dtype=torch.int64, device=self._params[0][0].device)

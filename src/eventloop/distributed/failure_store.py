@@ -98,8 +98,7 @@ class Bulletin:
         self.world_size = world_size
         self._store = store
         self._attempt = f"eventloop/{attempt}"
-        self._num_failures = 0
-        self._num_beats = 0
+        self._num_failures = self._num_beats = 0
         self._beating = threading.Lock()
         self.has_failed = self.is_inside = False
         self.num_batches = 0
@@ -135,6 +134,7 @@ class Bulletin:
         if self.has_failed:
             self.has_failed = False
             self._num_failures += 1
+            self.num_batches = self._num_failures << 40  # alike again on all ranks
         self.is_inside = True
         self.beat()
 

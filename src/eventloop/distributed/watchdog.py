@@ -42,7 +42,7 @@ from eventloop.signals import is_agreed
 # How long a rank that has failed may take to close, before it is ended.
 CLOSING_S = 6.0
 # How long a `finally` may wait for other ranks, and any collective for ranks that have gone on.
-_HELD_UP_S = 4.0
+_HELD_UP_S, _LEFT_ALONE_S = 4.0, 12.0
 # Long enough for a rank with the same error to leave by itself, and for a report to be written;
 # with a poll by the rank that notices and one by the others, all are gone within 5 s.
 GRACE_S = 2.5
@@ -287,9 +287,8 @@ class _Watchdog:
         Only the rank before one that is ahead reads the records of all.
         """
         board = self._board
-        if not self._waits():
-            return
-        following = board.member((board.rank + 1) % board.world_size)
+        rank = (board.rank + 1) % board.world_size
+        following = board.member(rank) if self._waits() else None
         if following is None or following.num_batches <= board.num_batches:
             return
         others = [one for rank, one in board.members().items() if rank != board.rank]
@@ -304,7 +303,7 @@ class _Watchdog:
 
     def _waits(self) -> bool:
         """Returns whether the thread has been in a collective for long."""
-        is_still = time.monotonic() - self._moved_at > _HELD_UP_S
+        is_still = time.monotonic() - self._moved_at > _LEFT_ALONE_S
         return is_still and waits_in_collective(self._watched)
 
     def _place(self) -> str:
@@ -318,8 +317,8 @@ class _Watchdog:
         if position != self._position:
             self._position, self._moved_at = position, time.monotonic()
         is_stuck = time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s()
-        is_asked = is_stuck or self._failure or self._waits()
-        return place_of_thread(self._watched) if is_asked else ""
+        is_stuck = is_stuck or self._failure is not None or self._waits()
+        return place_of_thread(self._watched) if is_stuck else ""
 
     def _end(self, failure: Failure) -> None:
         """Ends the process, and neighbours that can't end themselves, once the failure is reported."""
