@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer
-from eventloop.diagnostics.trace import Trace
+from eventloop.diagnostics.check import Check
 from eventloop.errors import EventloopError, SettingError, TaskError
 
 
@@ -413,12 +413,12 @@ def test_the_loss_of_a_task_can_be_called_by_plugins(make_trainer, make_task):
 
 
 def test_a_plugin_sees_who_looks_on(make_trainer):
-    """A report can tell whose time a run was, where somebody took it."""
-    trace = Trace()
+    """A plugin can tell that a run is checked, and what was found."""
+    check = Check()
 
-    trainer = make_trainer(observers=[trace])
+    trainer = make_trainer(observers=[check])
 
-    assert trace in trainer.state.observers
+    assert check in trainer.state.observers
 
 
 def test_a_trainer_takes_a_task_plugins_and_settings_alone():

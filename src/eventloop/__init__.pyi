@@ -10,7 +10,6 @@ from .clock import (
 from .config.settings import Settings as Settings
 from .data.batches import Count as Count
 from .diagnostics.check import Check as Check
-from .diagnostics.trace import Trace as Trace
 from .distributed.join import rank_zero_first as rank_zero_first
 from .errors import (
     CheckpointError as CheckpointError,

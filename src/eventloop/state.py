@@ -95,7 +95,7 @@ class State:
         stop_reason: why the run shall stop; None while it goes on.
         plugins: the active plugins themselves, by folded name; fixed.
         enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
-        observers: what looks on while hooks are called, `Trace` or `Check`, say; fixed.
+        observers: what looks on while hooks are called, `Check`, say; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
         checkpoint_requested: whether a checkpoint was requested since the last one.
     """

@@ -452,7 +452,7 @@ class TrainerBuilder:
 
     Args:
         configuration: what environment and files say; read from the process's unless given.
-        observers: what looks on while hooks are called, `Trace` or `Check`, say.
+        observers: what looks on while hooks are called, `Check`, say.
         allowed: what may differ from the run that is resumed.
         origin: what the manifest says of the task beside its settings, for a comparison when the
             run is resumed: the digest of its file, its options. Values that JSON can hold.

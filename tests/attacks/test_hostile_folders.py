@@ -30,9 +30,10 @@ from eventloop.run.start import Allowed
 from eventloop.testing.case import isolated_trainer
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ("jsonl", "profile", "report", "tensorboard")
+PLUGINS = ("jsonl", "profile", "report", "tensorboard", "trace")
 IMPORTED = (
     *("eventloop_jsonl", "eventloop_profile", "eventloop_report.figures", "eventloop_tensorboard"),
+    "eventloop_trace",
     *("eventloop.cli.checkpoints", "eventloop.cli.eval", "eventloop.cli.export"),
 )
 DEADLINE_S = 60
@@ -48,6 +49,7 @@ FILES = {
     ".manifest.json.new": ".manifest.json.new",
     "metrics.jsonl": "metrics.jsonl",
     "profile.json": "profile.json",
+    "trace.json": "trace.json",
     "report.html": "report.html",
     ".report.html.new": ".report.html.new",
     "report/*.png": "report/loss.png",
@@ -63,7 +65,7 @@ FOLDERS = {
     "tensorboard": "tensorboard",
 }
 # Their names have a time or random digits in them: no stranger can put anything there.
-UNGUESSED = {"tensorboard/events.*", "*-profile.json", "checkpoints/.tmp-ba*"}
+UNGUESSED = {"tensorboard/events.*", "*-profile.json", "*-trace.json", "checkpoints/.tmp-ba*"}
 
 
 class Code:
@@ -156,7 +158,7 @@ def _in_fork(function: Callable[[], int], output: Path) -> Outcome:
     return Outcome(status, output.read_text(errors="replace"))
 
 
-ALL = "metrics.jsonl report tensorboard profile.json"
+ALL = "metrics.jsonl report tensorboard profile.json trace.json"
 
 
 def _fit(folder: Path, max_duration: str = "2ep", about: str = ALL) -> int:
@@ -165,12 +167,14 @@ def _fit(folder: Path, max_duration: str = "2ep", about: str = ALL) -> int:
     from eventloop_profile import Profile
     from eventloop_report import Report
     from eventloop_tensorboard import Tensorboard
+    from eventloop_trace import Trace
 
     all_of_them = {
         "metrics.jsonl": lambda: Jsonl(),
         "report": lambda: Report(),
         "tensorboard": lambda: Tensorboard(),
         "profile.json": lambda: Profile(wait=0, warmup=1, active=1),
+        "trace.json": Trace,
     }
     callbacks = [make() for name, make in all_of_them.items() if name in about]
     try:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
 from eventloop import hookimpl
 from eventloop.diagnostics.check import Check
-from eventloop.diagnostics.trace import Trace
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.observe import observe, watched
+from eventloop.plugin.observe import Around, observe, watched
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
+
+AROUND = Around(lambda plugin, hook, state: nullcontext())
 
 
 class Notes:
@@ -85,7 +86,7 @@ def test_a_failure_is_noted_once_and_where_it_was_written(state):
         raise KeyError("oops")
 
     given = implementation("bad", "batch_end", fail)
-    plan = freeze(HOOKS["batch_end"], observe([given], [Check(), Trace(), Trace()]), state)
+    plan = freeze(HOOKS["batch_end"], observe([given], [Check(), AROUND, AROUND]), state)
 
     with pytest.raises(KeyError, match="oops") as caught:
         plan(state)
@@ -95,7 +96,7 @@ def test_a_failure_is_noted_once_and_where_it_was_written(state):
     assert f"at   {__file__}:{fail.__code__.co_firstlineno}" in note
 
 
-@pytest.mark.parametrize("observers", [[], [Trace(), Check()]], ids=["off", "on"])
+@pytest.mark.parametrize("observers", [[], [AROUND, Check()]], ids=["off", "on"])
 def test_a_wrapper_may_run_again_what_it_encloses(observers, make_trainer, make_plugin):
     """`state.again()` belongs to the wrapper under way, watched or not."""
     called = []
@@ -118,3 +119,25 @@ def test_without_observers_nothing_is_put_around(state):
     given = implementation("a", "batch_end", lambda: None)
 
     assert observe([given], []) == (given,)
+
+
+def test_a_plugin_may_enter_a_context_around_each_call(make_trainer, make_plugin):
+    """A tracer is installed like any other plugin; whatever is called, it is inside."""
+    inside = []
+
+    class Watch:
+        @contextmanager
+        def around_calls(self, plugin, hook, state):
+            inside.append((plugin, hook))
+            yield
+            inside.remove((plugin, hook))
+
+        @hookimpl
+        def close(self): ...
+
+    seen = []
+    other = make_plugin("other", batch_end=lambda: seen.append(list(inside)))
+    make_trainer(algorithms=[other], callbacks=[Watch()], max_duration="1ba").fit()
+
+    assert seen == [[("other", "batch_end")]]
+    assert inside == []

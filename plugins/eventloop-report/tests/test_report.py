@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from eventloop import PluginError, Trace, hookimpl
+from eventloop import PluginError, hookimpl
 from eventloop.testing import (
     differences,
     edited_checkpoint,
@@ -15,6 +15,7 @@ from eventloop.testing import (
     tiny_task,
 )
 from eventloop_report import Report
+from eventloop_trace import Trace
 
 
 class Ends:
@@ -38,12 +39,12 @@ class Ends:
             state.request_stop(self.reason, self.kind)
 
 
-def fit(folder, report=None, ends=None, **given):
+def fit(folder, report=None, ends=None, others=(), **given):
     """Trains 2 epochs of 6 batches; gives the text of the page and the plugin."""
     settings = {"max_duration": "2ep", "log_interval": "1ba"} | given
     report = report or Report(pngs=False)
     task = tiny_task(train_dataloader=tiny_batches(6))
-    plugins = {"algorithms": [ends or Ends()], "callbacks": [report]}
+    plugins = {"algorithms": [ends or Ends()], "callbacks": [report, *others]}
     with isolated_trainer(folder, task, **plugins, **settings) as trainer:
         trainer.fit()
     return report
@@ -61,7 +62,7 @@ def curves(report):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    report = fit(folder, Report(), observers=[Trace()])
+    report = fit(folder, Report(), others=[Trace()])
     return folder, report
 
 
@@ -93,7 +94,7 @@ def test_with_a_trace_the_page_has_what_each_plugin_cost(finished):
     folder, _ = finished
 
     assert "<td>ends</td><td>batch_end</td>" in text_of(folder)
-    assert "--trace" not in text_of(folder)
+    assert "weren't timed" not in text_of(folder)
 
 
 def test_a_run_that_failed_has_a_page(tmp_path):
@@ -105,7 +106,7 @@ def test_a_run_that_failed_has_a_page(tmp_path):
 
     assert '<p class="status failed">failed: EOFError: &lt;no more&gt;</p>' in text
     assert "loss" in re.findall(r'<figure aria-label="([^"]*)"', text)
-    assert "fit --trace trace.json" in text
+    assert "times them" in text
 
 
 def test_a_run_that_was_stopped_has_a_page(tmp_path):

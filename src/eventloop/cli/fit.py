@@ -58,7 +58,6 @@ COMMAND = Command(
         CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
         CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
         *CHANGES,
-        CommandOption("trace", "FILE.json", "take the time of every hook call, for Perfetto"),
         NPROC,
         CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
         *OPTIONS,
@@ -75,8 +74,7 @@ def run(arguments: Arguments) -> int:
     output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
-    trace_file = output_path(arguments, "trace", ".json")
-    diagnostics = Diagnostics(trace_file, "check" in arguments.given)
+    diagnostics = Diagnostics("check" in arguments.given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
         require_lock(job.configuration)

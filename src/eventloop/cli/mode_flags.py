@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +14,6 @@ from eventloop.cli.output import write_lines, write_table
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.diagnostics.check import Check
-from eventloop.diagnostics.trace import Trace
 from eventloop.errors import UsageError, counted
 from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
 from eventloop.plugin.records import FlagPlugin
@@ -155,21 +152,16 @@ class Diagnostics:
     """The observers of a run; they report when it ends, however it ends.
 
     Args:
-        trace_file: where the spans go; None for no trace.
         check: whether to check.
     """
 
-    def __init__(self, trace_file: Path | None, check: bool) -> None:
-        if trace_file is not None and (rank := os.environ.get("RANK", "0")) != "0":
-            trace_file = trace_file.with_suffix(f".rank{rank}{trace_file.suffix}")
-        self._trace_file = trace_file
-        self._trace = Trace() if trace_file is not None else None
+    def __init__(self, check: bool) -> None:
         self._check = Check() if check else None
 
     @property
     def observers(self) -> list[Observer]:
         """What the trainer puts around the hooks."""
-        return [one for one in (self._check, self._trace) if one is not None]
+        return [] if self._check is None else [self._check]
 
     @property
     def status(self) -> int:
@@ -180,13 +172,6 @@ class Diagnostics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._trace is not None and self._trace_file is not None:
-            write_table(Trace.columns, self._trace.rows())
-            self._trace.write(self._trace_file)
-            spans, more = len(self._trace.spans), self._trace.num_left_out
-            opened = f"{self._trace_file}; open it in https://ui.perfetto.dev"
-            left = [f"trace: {more} more are in the table, but not in the file"] if more else []
-            write_lines([f"trace: {spans} spans in {opened}", *left])
         if self._check is not None:
             rows = list(self._check.rows())
             if rows:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ class PluginFacts:
     free_options: tuple[str, ...] = ()
     state_per_rank: bool = False
     unsuitable: Callable[[Any], str | None] | None = None
+    around_calls: Callable[[str, str, Any], AbstractContextManager[object]] | None = None
     needs_eval_data: bool = False
     shows_progress: bool = False
     takes_turns: str = ""
@@ -32,6 +34,7 @@ class PluginFacts:
 
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}
 # Words that a plugin may well need in another form: `names`, `notes`.
+_METHODS = ("unsuitable", "around_calls")
 _DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
 
 
@@ -46,7 +49,7 @@ def facts_of(target: object) -> PluginFacts:
 def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
     """Yields attributes that are none of these by a letter or two, each with the one that is meant.
 
-    Options, methods other than `unsuitable`, and what comes from elsewhere are the plugin's affair.
+    Options, other methods, and what comes from elsewhere are the plugin's affair.
     """
     init = type(target).__init__
     options = inspect.signature(init).parameters if inspect.isfunction(init) else ()
@@ -57,5 +60,5 @@ def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
                 continue
             near = difflib.get_close_matches(name, _DISTINCT, n=1, cutoff=0.9)
             is_method = inspect.isroutine(value) or inspect.isdatadescriptor(value)
-            if near and is_method == (near[0] == "unsuitable"):
+            if near and is_method == (near[0] in _METHODS):
                 yield name, near[0]

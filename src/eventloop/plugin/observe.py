@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +46,21 @@ def observe(
     for observer in observers:
         observed = [observer.observed(one) for one in observed]
     return tuple(observed)
+
+
+@dataclass(frozen=True)
+class Around:
+    """Runs each call of every implementation in a context that a plugin gives.
+
+    Args:
+        enter: its `around_calls`, for the names of plugin and hook, and the State.
+    """
+
+    enter: Callable[[str, str, Any], AbstractContextManager[object]]
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Returns the implementation with the context around it."""
+        return watched(one, partial(self.enter, one.plugin.name, one.hook.name))
 
 
 def caller(one: Implementation) -> Callable[..., Any]:

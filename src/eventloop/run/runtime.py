@@ -23,7 +23,7 @@ from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences
 from eventloop.plugin.declared import HOOKS, checked
 from eventloop.plugin.facts import facts_of
-from eventloop.plugin.observe import Observer, observe
+from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.plans import Plans, freeze, new_plans, nothing, told
 from eventloop.plugin.records import Plugin
 from eventloop.run.run_manifest import RunFile, manifest_of, tested
@@ -186,7 +186,8 @@ class Core:
         """Makes the plans of all hooks; once more where a plugin has dropped out."""
         self.assembly, state = assembly, self.state
         self._compiled = compiled_of(assembly, state)
-        observers = (*self._compiled, *self.observers)
+        enters = (one.facts.around_calls for one in assembly.plugins)
+        observers = (*self._compiled, *self.observers, *(Around(one) for one in enters if one))
         for name, hook in assembly.hooks.items():
             implementations = assembly.implementations[name].implementations
             if observers:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from eventloop import Settings, Trace
+from eventloop import Settings
 from eventloop_report.page import Table, number
 from eventloop_report.series import Series
 
@@ -75,17 +75,22 @@ def phases(seconds: Mapping[str, float]) -> Table:
 
 def plugin_costs(state: StateView) -> Table:
     """Returns each plugin's share of the run, if each call was timed."""
-    trace = next((one for one in state.observers if isinstance(one, Trace)), None)
+    trace = state.plugins.get("trace")
     title, columns = "Cost of plugins", ("plugin", "hook", "calls", "ms a call", "seconds")
-    if trace is None:
-        note = "Their calls weren't timed; `eventloop fit --trace trace.json` times them."
+    if trace is None or not _is_of("eventloop_trace", trace):
+        note = "Their calls weren't timed; `-p trace` of eventloop-trace times them."
         return Table(title, (), columns, note)
     rows = [
         (one.plugin, one.hook, one.calls, one.own_ns / max(one.calls, 1) / 1e6, one.own_ns / 1e9)
-        for one in trace.shares()[:40]
+        for one in trace.spans.shares()[:40]
     ]
     note = "Of the host, since this process began; without what their calls enclose."
     return Table(title, rows, columns, note)
+
+
+def _is_of(package: str, plugin: object) -> bool:
+    """Returns whether a plugin comes from a package, which may not be installed."""
+    return type(plugin).__module__.partition(".")[0] == package
 
 
 def _weights(checkpoint: str | None) -> str:

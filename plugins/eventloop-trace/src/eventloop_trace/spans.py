@@ -1,4 +1,4 @@
-"""The trace: every hook call of every plugin as a span, and whose time a run was.
+"""Spans: every call of every hook with its time, and whose time a run was.
 
 Spans measure the host. A hook that starts work on the device is short; one that waits is long.
 """
@@ -15,14 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventloop.plugin.observe import watched
-
 if TYPE_CHECKING:
-    from eventloop.plugin.order import Implementation
-    from eventloop.plugin.records import Plugin
-
-# A file with more is slow to open in any viewer; the table goes on counting.
-MAX_SPANS = 1_000_000
+    from eventloop import Clock
 
 
 class Span(NamedTuple):
@@ -54,34 +48,35 @@ class Share:
     own_ns: int = 0
 
 
-class Trace:
-    """Watches a run and takes the time of each call, the core's and the task's too.
+class Spans:
+    """The spans of a run, and what each implementation took.
 
     Args:
-        max_spans: how many are kept for the file; the table counts all.
+        max_spans: how many are kept for the file, which is slow to open in any viewer where it has
+            more than a million; the table counts all.
+
+    Attributes:
+        kept: the first spans.
+        num_left_out: how many weren't kept.
     """
 
     columns = ("plugin", "hook", "calls", "ms a call", "ms a batch", "s", "share")
 
-    def __init__(self, max_spans: int = MAX_SPANS) -> None:
-        self.spans: list[Span] = []
+    def __init__(self, max_spans: int) -> None:
+        self.kept: list[Span] = []
         self.num_left_out = 0
         self._max_spans = max_spans
         self._began_ns = time.perf_counter_ns()
         self._shares: dict[tuple[str, str], Share] = {}
         self._enclosed_ns: list[int] = [0]
         self._batches = (0, 0)
-        self._rank = 0
-
-    def observed(self, one: Implementation) -> Implementation:
-        """Returns the implementation with the time taken of each call."""
-        return watched(one, lambda state: self._taken(one.plugin, one.hook.name, state))
 
     @contextmanager
-    def _taken(self, plugin: Plugin, hook: str, state: Any) -> Iterator[None]:
-        epoch, batch = state.clock.epoch, state.clock.batch
+    def taken(self, plugin: str, hook: str, clock: Clock) -> Iterator[None]:
+        """Takes the time of what it encloses."""
+        epoch, batch = clock.epoch, clock.batch
         if not self._shares:
-            self._batches, self._rank = (batch, batch), state.rank
+            self._batches = (batch, batch)
         self._enclosed_ns.append(0)
         start_ns = time.perf_counter_ns()
         try:
@@ -90,13 +85,13 @@ class Trace:
             duration_ns = time.perf_counter_ns() - start_ns
             own_ns = duration_ns - self._enclosed_ns.pop()
             self._enclosed_ns[-1] += duration_ns
-            share = self._shares.setdefault((plugin.name, hook), Share(plugin.name, hook))
+            share = self._shares.setdefault((plugin, hook), Share(plugin, hook))
             share.calls += 1
             share.own_ns += own_ns
-            self._batches = (self._batches[0], state.clock.batch)
-            if len(self.spans) < self._max_spans:
+            self._batches = (self._batches[0], clock.batch)
+            if len(self.kept) < self._max_spans:
                 from_ns = start_ns - self._began_ns
-                self.spans.append(Span(plugin.name, hook, from_ns, duration_ns, epoch, batch))
+                self.kept.append(Span(plugin, hook, from_ns, duration_ns, epoch, batch))
             else:
                 self.num_left_out += 1
 
@@ -129,17 +124,17 @@ class Trace:
                 f"{one.own_ns / whole_ns:.1%}",
             )
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, rank: int) -> None:
         """Writes the spans in the Trace Event Format, which Perfetto and chrome://tracing read.
 
         Source: Trace Event Format, Google, section "Complete Events".
         """
         place = {"pid": os.getpid(), "tid": threading.get_native_id()}
-        name = {"name": f"eventloop, rank {self._rank}"}
+        name = {"name": f"eventloop, rank {rank}"}
         with path.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
             file.write(json.dumps({"ph": "M", "name": "process_name", **place, "args": name}))
-            for span in sorted(self.spans, key=lambda one: (one.start_ns, -one.duration_ns)):
+            for span in sorted(self.kept, key=lambda one: (one.start_ns, -one.duration_ns)):
                 file.write(",\n" + json.dumps(_event(span) | place))
             file.write("\n]}\n")
 
