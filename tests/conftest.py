@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -194,7 +196,10 @@ def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
         if store_until is not None:
             assert wait_until(store_until, 60)
             del store
+        late = threading.Timer(300, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+        late.start()  # ranks that hang fail their test alone
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        late.cancel()
         return Ended(statuses, errors.read_text(), time.time())
 
     return end_ranks

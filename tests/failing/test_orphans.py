@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
+import time
 
 import pytest
+
+from eventloop.distributed.exit import end_process
 
 PARENT = """
 import subprocess, sys, time
@@ -30,3 +35,21 @@ def test_a_process_ends_with_a_parent_that_is_killed():
 
     # The child has the pipe, too: it ends with the last of the two.
     assert parent.communicate(timeout=60) == (b"", None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_that_ends_leaves_its_parent_s_workers_alone():
+    """It inherits the list of them, and would kill those that the parent still reads data with."""
+    worker = multiprocessing.get_context("fork").Process(
+        target=time.sleep, args=(600,), daemon=True
+    )
+    worker.start()
+    try:
+        if not (child := os.fork()):
+            end_process(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        worker.join(0.5)
+        assert worker.is_alive()
+    finally:
+        worker.kill()
+        worker.join()

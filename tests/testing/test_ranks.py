@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -45,6 +46,15 @@ def test_ranks_are_started_before_there_is_a_store(monkeypatch):
 
     assert run_ranks(lambda: int(os.environ["RANK"]), world_size=3) == [0, 1, 2]
     assert num_started == [3]
+
+
+def test_a_timer_of_pytest_s_faulthandler_does_not_stop_the_ranks():
+    """The lock of its thread, which a fork doesn't have, would be waited for without end."""
+    faulthandler.dump_traceback_later(60)
+    try:
+        assert run_ranks(lambda: int(os.environ["RANK"]), timeout_s=20) == [0, 1]
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def test_garbage_of_the_caller_is_not_collected_in_a_rank():

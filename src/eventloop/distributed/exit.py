@@ -37,7 +37,9 @@ def end_process(status: int) -> None:
     # Whatever starts workers has imported it; an import here could wait for another thread's.
     processes = sys.modules.get("multiprocessing.process")
     for worker in processes.active_children() if processes else ():
-        worker.kill()
+        with contextlib.suppress(AssertionError):  # a fork has its parent's list: not its workers
+            if worker.is_alive():
+                worker.kill()
     # A thread that is stuck in a write holds the lock of the stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()

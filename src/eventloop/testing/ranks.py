@@ -51,6 +51,7 @@ def run_ranks(
     ranks = []
     with tempfile.TemporaryDirectory() as stacks:
         gc.freeze()  # in a fork, what libraries do there may collect before `_run` is called
+        faulthandler.cancel_dump_traceback_later()  # a fork would wait for the thread of pytest's
         try:
             for rank in range(world_size):
                 job = (Path(stacks, str(rank)), timeout_s, function, args, kwargs)
