@@ -111,7 +111,19 @@ def test_the_table_finds_who_sleeps(traced):
     rows = [line.split() for line in traced.out.splitlines()]
     (sleeps,) = (row for row in rows if row[:2] == ["sleeps", "batch_end"])
 
-    assert rows[0] == ["plugin", "hook", "calls", "ms", "a", "call", "ms", "a", "batch", "s", "share"]
+    assert rows[0] == [
+        "plugin",
+        "hook",
+        "calls",
+        "ms",
+        "a",
+        "call",
+        "ms",
+        "a",
+        "batch",
+        "s",
+        "share",
+    ]
     assert sleeps[2] == "100"
     assert float(sleeps[4]) == pytest.approx(traced.slept_s * 1000 / 100, rel=0.1)
     assert float(sleeps[4]) >= 5

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data.combine import FirstBatches, known_length, too_few
 from eventloop.data.iterables import to_evaluate
+from eventloop.data.map_style import iterate
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
@@ -58,7 +59,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
         TaskError: there is none, or fewer than its length.
     """
     num_batches = 0
-    batches = iter(_read_from(dataloader))
+    batches = iterate(_read_from(dataloader))
     while True:
         try:
             batch = next(batches)
