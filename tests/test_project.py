@@ -20,7 +20,7 @@ FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml
 SECTIONS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
 SOURCE = ROOT / "src"
 # What is named on the command line or imported, and takes part in no run by being installed.
-IMPORTED = {"eventloop-finetune", "eventloop-lightning", "eventloop-runs"}
+IMPORTED = {"eventloop-blending", "eventloop-finetune", "eventloop-lightning", "eventloop-runs"}
 
 every_plugin = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 every_extension = pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.toolbox.blending import SecondTargets, has_turn
 from eventloop.toolbox.messages import switch_off
 from eventloop.toolbox.samples import describe_pair, is_pair
+from eventloop_blending import SecondTargets, has_turn
 from eventloop_cutmix.cutting import cut_and_paste, draw_box
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from eventloop import hookimpl
 from eventloop.testing import tiny_batches, tiny_task
-from eventloop.toolbox.blending import has_turn
+from eventloop_blending import has_turn
 
 
 class Takes:

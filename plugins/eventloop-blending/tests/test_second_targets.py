@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from eventloop import TaskError, hookimpl
 from eventloop.testing import tiny_batches, tiny_task
-from eventloop.toolbox.blending import SecondTargets, blended
+from eventloop_blending import SecondTargets, blended
 
 
 class Backwards:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from eventloop.errors import TaskError
-from eventloop.text import switch_off
+from eventloop import TaskError
+from eventloop.toolbox.messages import switch_off
 
 if TYPE_CHECKING:
-    from eventloop.state import State
-
-__all__ = ["SecondTargets", "TakesTurns", "blended", "has_turn"]
+    from eventloop import State
 
 Result = TypeVar("Result")
 Number = TypeVar("Number", float, Tensor)
