@@ -7,7 +7,11 @@ checkers alone import doesn't count. The second part runs the `eventloop` that t
 
 - Python calls, and files with code that ran, of building a `Trainer`, of one batch, and of saving
   one checkpoint of `Linear(3, 3)`, each the second time, so that no import is counted;
-- how often one `eventloop fit` discovers, selects and loads plugins, and seeds.
+- from `Trainer(...)` to the first batch: the files that calls enter, and how often they return to
+  one that they have been in; of all calls, and of those that are handed the settings, as keywords,
+  as a `Configuration` or as `Settings`;
+- how often one `eventloop fit` discovers, selects and loads plugins, and seeds, without a lock and
+  with one.
 """
 
 from __future__ import annotations
@@ -157,6 +161,50 @@ class Calls:
             self.by_name[frame.f_code.co_name] += 1
 
 
+class FirstBatchError(Exception):
+    """Ends what is measured."""
+
+
+class Route:
+    """Follows calls from file to file, until the first batch begins.
+
+    Args:
+        package: the folder whose files are counted.
+    """
+
+    def __init__(self, package: Path) -> None:
+        self._package = f"{package}{os.sep}"
+        self.all: list[str] = []
+        self.settings: list[str] = []
+
+    def __enter__(self) -> Route:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(self._package):
+            return
+        self._enter(self.all, code.co_filename)
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]
+        if any(_has_settings(frame.f_locals.get(name)) for name in names):
+            self._enter(self.settings, code.co_filename)
+
+    @staticmethod
+    def _enter(visited: list[str], file: str) -> None:
+        if not visited or visited[-1] != file:
+            visited.append(file)
+
+
+def _has_settings(value: object) -> bool:
+    if isinstance(value, dict):
+        return "max_duration" in value
+    return type(value).__name__ in ("Settings", "Configuration")
+
+
 def run() -> dict[str, Any]:
     """Measures what runs: a trainer, a batch, a checkpoint, a command."""
     import torch
@@ -196,18 +244,49 @@ def run() -> dict[str, Any]:
         saved = saving(folder, "second")
         idle = fit(2, run_dir=str(Path(folder, "third")))
     unsaved = fit(2).files
-    asked = _command(package)
+    route = _route(package, trainer)
+    asked, locked = _command(package), _command(package, is_locked=True)
     return {
         "Trainer(): calls": built.num,
         "Trainer(): files": len(built.files),
         "a batch: calls": batch,
         "a checkpoint: calls": saved.num - idle.num,
         "a checkpoint: files": len(saved.files - unsaved),
+        "to the first batch: files": len(set(route.all)),
+        "to the first batch: returns": len(route.all) - len(set(route.all)),
+        "the path of a setting: files": len(set(route.settings)),
+        "the path of a setting: returns": len(route.settings) - len(set(route.settings)),
         **{f"one fit: {name}": asked.by_name[function] for name, function in QUESTIONS.items()},
+        **{
+            f"one locked fit: {name}": locked.by_name[function]
+            for name, function in QUESTIONS.items()
+        },
     }
 
 
-def _command(package: Path) -> Calls:
+def _route(package: Path, trainer: Callable[..., Any]) -> Route:
+    """Follows the calls of a run until its first batch begins."""
+    from eventloop import hookimpl
+
+    class Ends:
+        name = "ends"
+
+        @hookimpl
+        def batch_start(self) -> None:
+            sys.setprofile(None)  # what comes of the exception is no part of it
+            raise FirstBatchError
+
+    ends = [Ends()]
+    with (
+        contextlib.suppress(FirstBatchError),
+        Route(package) as route,
+        trainer(max_duration="1ba", algorithms=ends) as made,
+    ):
+        made.fit()
+    return route
+
+
+def _command(package: Path, *, is_locked: bool = False) -> Calls:
     """Counts over one `eventloop fit`."""
     from eventloop.cli import main
 
@@ -216,6 +295,10 @@ def _command(package: Path) -> Calls:
         Path(folder, "task.py").write_text(_TASK)
         os.chdir(folder)
         try:
+            if is_locked:
+                Path("pyproject.toml").touch()
+                with contextlib.redirect_stdout(io.StringIO()):
+                    main(["plugins", "lock"])
             with Calls(package) as calls, contextlib.redirect_stdout(io.StringIO()):
                 main(["fit", "task.py", "--max-duration", "1ep", "--device", "cpu"])
         finally:

@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> int:
     diagnostics = Diagnostics("check" in arguments.given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
-        require_lock(job.configuration)
+        require_lock(job.configuration, job.candidates)
     task = job.build_task()
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_settings(task))))

@@ -109,8 +109,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             f"`eventloop {command.name}` needs a TASK",
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
-    configuration = configuration_of(arguments)
-    candidates = Candidates(configuration)
+    candidates = Candidates(configuration := configuration_of(arguments))
     awake, options = _plugins(configuration, candidates)
     # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
     importlib.import_module("rich.default_styles")

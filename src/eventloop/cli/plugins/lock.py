@@ -14,6 +14,7 @@ from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
+    from eventloop.plugin.candidates import Candidates
 
 _CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
 COMMAND = Command(
@@ -59,7 +60,7 @@ def _require_file(path: Path) -> None:
         )
 
 
-def require_lock(configuration: Configuration) -> None:
+def require_lock(configuration: Configuration, candidates: Candidates) -> None:
     """Refuses what differs from the lock; does nothing where there is none.
 
     What is compared is what `eventloop plugins lock` writes: the installed plugins as they would
@@ -70,5 +71,5 @@ def require_lock(configuration: Configuration) -> None:
     """
     path = lock_path(Path.cwd())
     if path.is_file():
-        assembly = dry_assemble(configuration).assembly
+        assembly = dry_assemble(configuration, candidates=candidates).assembly
         check_lock(path, assembly.plugins, assembly.implementations)
