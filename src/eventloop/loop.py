@@ -51,23 +51,23 @@ class Loop:
         processes: those that train together.
         retry: makes of the function that fills `.grad` one that may run a batch again.
         numbers: what is logged and not yet delivered.
+        best_weights: lends the model the weights of the best evaluation.
 
     Attributes:
         feeds: where batches come from.
         entry: where the run is entered.
-        best_weights: lends the model the weights of the best evaluation.
         is_finished: whether the last fit has done all that it had to, in this process or before.
     """
 
     __slots__ = (
         "_accumulate",
+        "_best_weights",
         "_can_update",
         "_evaluated_at",
         "_has_begun",
         "_in_training",
         "_numbers",
         "_saved_at",
-        "best_weights",
         "entry",
         "feeds",
         "hooks",
@@ -85,6 +85,7 @@ class Loop:
         processes: Processes,
         retry: Callable[[Accumulate], Accumulate],
         numbers: Numbers,
+        best_weights: Callable[[State], AbstractContextManager[None]],
     ) -> None:
         self.hooks = hooks
         self.quiet = quiet
@@ -92,11 +93,11 @@ class Loop:
         self.processes = processes
         self._accumulate = retry(self._microbatches)
         self._numbers = numbers
+        self._best_weights = best_weights
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(hooks, processes)
         self.entry = Entry()
-        self.best_weights: Callable[[State], AbstractContextManager[None]]
         self.is_finished = True
         self._in_training = False
         self._evaluated_at = -1
@@ -434,7 +435,7 @@ class Loop:
         """Evaluates the test sets, with the best weights that were kept."""
         names = [name for name in state.eval_dataloaders if name in state.test_sets]
         if names:
-            with state.evaluating(names), self.best_weights(state):
+            with state.evaluating(names), self._best_weights(state):
                 self.hooks.evaluate(state)
 
     def _save_if_due(self, state: State) -> None:

@@ -19,6 +19,7 @@ from eventloop.data.side_pass import pass_beside
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
 from eventloop.signals import StopReason
+from eventloop.training.evaluation import current_count
 from eventloop.training.numbers import Numbers
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.capture import Captured
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.records import Plugin
+    from eventloop.plugin.active import ActivePlugins
+    from eventloop.plugin.observe import Observer
     from eventloop.signals import StopKind
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 CALLABLE = ("forward", "loss")
 # Ends the name of a generator that draws the same on all ranks.
 ALIKE = "/alike"
-Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], Any]
+Update = Callable[["State", Callable[["State"], Tensor], Iterable[str]], "bool | StepOutcome"]
 
 
 class State:
@@ -93,7 +95,6 @@ class State:
             `eventloop.toolbox.passes.evaluation_mode`.
         attempt: how often the batch under way was begun again, 0 at first.
         stop_reason: why the run shall stop; None while it goes on.
-        plugins: the active plugins themselves, by folded name; fixed.
         enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
         observers: what looks on while hooks are called, `Check`, say; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
@@ -101,13 +102,10 @@ class State:
     """
 
     __slots__ = (
-        "_callable_hooks",
+        "_active",
         "_capture",
-        "_current_count",
         "_generators",
-        "_hook_hint",
         "_numbers",
-        "_owner",
         "_processes",
         "_update",
         "attempt",
@@ -139,7 +137,6 @@ class State:
         "observers",
         "optimizers",
         "outputs",
-        "plugins",
         "precision",
         "resumed",
         "run_dir",
@@ -162,6 +159,12 @@ class State:
         processes: Processes,
         numbers: Numbers,
         run_dir: Path,
+        active: ActivePlugins,
+        update: Update,
+        capture: Callable[[State], Captured],
+        criterion: Callable[[Any, Any], Tensor] | None,
+        duration: Time | None,
+        observers: Sequence[Observer],
     ) -> None:
         self.settings: Final = settings
         self.device: Final = device
@@ -171,18 +174,16 @@ class State:
         self.clock: Final = Clock()
         self._generators: dict[str, torch.Generator] = {}
         self._numbers = numbers
-        self.plugins: Mapping[str, Any] = {}
-        self._callable_hooks: Mapping[str, Callable[..., Any]] = {}
-        self._hook_hint: Callable[[str], str] = lambda hook: ""
-        self._owner: Callable[[str], Plugin] | None = None
-        self.enclosed: Callable[..., Any] | None = None
-        self._update: Update | None = None
-        self._capture: Callable[[], Captured] | None = None
-        self._current_count: Callable[[], Count] | None = None
+        self._active = active
+        self._update = update
+        self._capture = capture
+        self.criterion: Final = criterion
+        self.duration: Final = duration
+        self.observers: Final = observers
 
+        self.enclosed: Callable[..., Any] | None = None
         self.model: nn.Module = nn.Identity()
         self.wrapped_model: nn.Module = self.model
-        self.criterion: Callable[[Any, Any], Tensor] | None = None
         self.optimizers: Mapping[str, Optimizer] = {}
         self.schedulers: Mapping[str, Any] = {}
         self.train_dataloader: Any = ()
@@ -205,7 +206,6 @@ class State:
         self.eval_name: str | None = None
         self.eval_batch_idx = 0
         self.eval_metrics: dict[str, dict[str, Tensor]] = {}
-        self.duration = settings.max_duration
         self.epoch_length: int | None = None
         self.until = settings.max_duration or Time("1ep")
         self.resumed = False
@@ -214,7 +214,6 @@ class State:
         self.stop_reason: StopReason | None = None
         self.checkpoint_requested = False
         self.manifest: Mapping[str, Any] = {}
-        self.observers: Sequence[Any] = ()
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
@@ -238,6 +237,11 @@ class State:
     def world_size(self) -> int:
         """How many processes train together."""
         return self._processes.world_size
+
+    @property
+    def plugins(self) -> Mapping[str, Any]:
+        """The active plugins themselves, by folded name."""
+        return self._active.by_name
 
     @property
     def active_model(self) -> nn.Module:
@@ -324,8 +328,7 @@ class State:
 
         For what is averaged over them: a metric, say. No device is read.
         """
-        assert self._current_count is not None
-        return self._current_count()
+        return current_count(self, self._active.plans)
 
     def resolve(self, time: Time) -> Time:
         """Returns a time that the clock can count: no fraction of the run, none of an epoch.
@@ -394,8 +397,7 @@ class State:
         Raises:
             PluginError: it has no implementation, or there is no such action.
         """
-        assert self._owner is not None
-        return self._owner(action).name
+        return self._active.assembly.owner(action).name
 
     def generator(self, name: str, *, alike: bool = False) -> torch.Generator:
         """Returns the random generator of this name, on `device`; the same one each time.
@@ -445,11 +447,10 @@ class State:
             PluginError: no `train_batch` is under way, or another update is; no optimizer has such
                 a name; the loss is None, or depends on no parameter of theirs.
         """
-        assert self._update is not None
         names = self.optimizers if optimizers is None else optimizers
         outer, self.enclosed = self.enclosed, None  # is the caller's, and not its events'
         try:
-            return self._update(self, loss_fn, names)  # type: ignore[no-any-return]
+            return self._update(self, loss_fn, names)
         finally:
             self.enclosed = outer
 
@@ -493,8 +494,7 @@ class State:
                 "state.capture() while a batch is under way would give half of it",
                 fix="call it in save_checkpoint, batch_checkpoint or epoch_checkpoint",
             )
-        assert self._capture is not None
-        return self._capture()
+        return self._capture(self)
 
     def call(self, hook: str, *args: Any, **given: Any) -> Any:
         """Calls a hook that a plugin declares with `hookspecs`; the State itself is passed first.
@@ -514,13 +514,7 @@ class State:
             PluginError: no active plugin declares such a hook, or it takes other arguments; the
                 loop's own are the loop's to call.
         """
-        plan = self._callable_hooks.get(hook)
-        if plan is None:
-            raise PluginError(
-                f"no active plugin declares a hook {hook!r}{self._hook_hint(hook)}",
-                fix="declare it in a module or class that is the plugin's `hookspecs`",
-            )
-        return plan(self, *args, **given)
+        return self._active.plan_to_call(hook)(self, *args, **given)
 
     def again(self, *args: Any) -> Any:
         """Runs what the wrapper that is under way encloses once more; gives its result.
@@ -538,34 +532,3 @@ class State:
         if self.enclosed is None:
             raise PluginError("state.again() works inside a wrapper of an action only")
         return self.enclosed(*args)
-
-
-def connect(
-    state: State,
-    *,
-    plugins: Mapping[str, Any],
-    callable_hooks: Mapping[str, Callable[..., Any]],
-    hint: Callable[[str], str],
-    owner: Callable[[str], Plugin],
-    update: Update,
-    capture: Callable[[], Captured],
-    current_count: Callable[[], Count],
-) -> None:
-    """Hands a State what its methods need, once plans are frozen.
-
-    Args:
-        plugins: the active ones by folded name.
-        callable_hooks: what calls the hooks that plugins declare, and those in `CALLABLE`.
-        hint: says what is known of a name that no hook has.
-        owner: returns the plugin that answers an action.
-        update: makes one update of some optimizers.
-        capture: returns what a checkpoint of now holds.
-        current_count: returns what the microbatch or eval batch under way counts for.
-    """
-    state.plugins = plugins
-    state._callable_hooks = callable_hooks
-    state._hook_hint = hint
-    state._owner = owner
-    state._update = update
-    state._capture = capture
-    state._current_count = current_count

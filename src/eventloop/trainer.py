@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from torch import Tensor
 
+from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.storage import storage_of
 from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states, with_tied
 from eventloop.clock import Time, resolve
@@ -116,10 +117,16 @@ class Trainer:
         configuration = self._start.narrowed(configuration)
         # What the task has drawn depends on the program; what plugins draw when built must not.
         seed_everything(chosen.seed)
-        core = self._core = Core(chosen, processes, storage, builder.origin, self._start)
-        core.state.duration = self._start.duration(chosen)
-        core.state.criterion = brought.criterion
-        self.state, self._hooks, self._loop = core.state, core.hooks, core.loop
+        core = self._core = Core(
+            chosen,
+            processes,
+            storage,
+            builder.origin,
+            self._start,
+            brought.criterion,
+            (*observers_of(chosen), *builder.observers),
+        )
+        self.state, self._hooks, self._loop = core.state, core.active.plans, core.loop
         assembly = assemble(
             configuration,
             candidates=builder.candidates,
@@ -130,7 +137,6 @@ class Trainer:
             of_task=(brought.algorithms, brought.callbacks),
         )
         self._insists = configuration.insists_on
-        core.observers = core.state.observers = (*observers_of(chosen), *builder.observers)
         core.freeze(assembly)
         self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
         with self._told_of_failure(closing=True):
@@ -140,7 +146,7 @@ class Trainer:
             interval = configuration.setting_values(brought.settings)["eval_interval"]
             check_evaluation(
                 self.state,
-                evaluates=core.bookkeeping.evaluates,
+                evaluates=core.active.evaluates,
                 is_interval_set=interval.source != "default",
             )
 
@@ -162,17 +168,17 @@ class Trainer:
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """The active plugins in order, from the task to the callbacks."""
-        return tuple(one for one in self._core.assembly.plugins if one.role != "core")
+        return tuple(one for one in self._core.active.assembly.plugins if one.role != "core")
 
     @property
     def off(self) -> tuple[Selected, ...]:
         """The installed plugins that don't take part, each with the reason."""
-        return self._core.assembly.off
+        return self._core.active.assembly.off
 
     @property
     def assembly(self) -> Assembly:
         """What the plugins implement, in order, and who owns which action."""
-        return self._core.assembly
+        return self._core.active.assembly
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -194,7 +200,7 @@ class Trainer:
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
-        return bool(self.state.eval_dataloaders) or self._core.bookkeeping.evaluates
+        return bool(self.state.eval_dataloaders) or self._core.active.evaluates
 
     def first_runs(self) -> list[str]:
         """Returns a line for each installed algorithm that no run here had before; once for each."""
@@ -206,7 +212,7 @@ class Trainer:
             if one.role == "algorithm" and one.found and one.found.local is None
             if not self._insists(one.found)
         ]
-        return first_runs(unasked, self._core.assembly.wishes.installed, Path.cwd())
+        return first_runs(unasked, self._core.active.assembly.wishes.installed, Path.cwd())
 
     def owner(self, action: str) -> Plugin:
         """Returns the plugin that answers an action: a plugin, else the task, else the core.
@@ -215,10 +221,10 @@ class Trainer:
             ValueError: there is no such action.
             PluginError: it has no implementation.
         """
-        hooks = self._core.assembly.hooks
+        hooks = self._core.active.assembly.hooks
         if action not in hooks or hooks[action].kind != "action":
             raise ValueError(f"no action is named {action!r}{hooks.hint(action)}")
-        return self._core.assembly.owner(action)
+        return self._core.active.assembly.owner(action)
 
     def fit(self, until: str | Time | None = None) -> Result:
         """Trains until the whole duration is done, or until `until`, from where it stopped.
@@ -247,7 +253,7 @@ class Trainer:
                     'fit(until="10ep")',
                 )
             counts_tokens = self._counts_tokens
-            check_trainable(state, self._core.assembly, end, counts_tokens=counts_tokens)
+            check_trainable(state, self._core.active.assembly, end, counts_tokens=counts_tokens)
             state.until = end
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
@@ -267,7 +273,7 @@ class Trainer:
             history=list(self._core.bookkeeping.history),
             run_dir=state.run_dir,
             model=state.model,
-            tested_with=self._core.tested_with,
+            tested_with=self._core.best_weights.lent,
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:
@@ -350,13 +356,13 @@ class Trainer:
         """
         with self._told_of_failure():
             try:
-                averaging = self._core.assembly.exporting if as_evaluated else ()
+                averaging = self._core.active.assembly.exporting if as_evaluated else ()
                 found, states = weights_and_states(Path(path), averaging)
                 weights = with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._core.capture.plugins.put(states)
-                self._core.capture.restore_model(weights, strict=strict)
+                restore_model(self.state, self._hooks, weights, strict=strict)
             except (OSError, RuntimeError) as error:
                 raise TaskError(
                     f"the weights in {path} can't be loaded: {error}",

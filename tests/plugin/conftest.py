@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop.checkpoint.capture import Captured
 from eventloop.config.settings import Settings
 from eventloop.distributed.processes import Processes
 from eventloop.hooks import hookimpl
+from eventloop.plugin.active import ActivePlugins
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.plans import Plan, freeze
@@ -35,6 +37,12 @@ def new_state() -> Callable[[], State]:
             processes=Processes(),
             numbers=Numbers(Settings().log_interval),
             run_dir=Path("runs"),
+            active=ActivePlugins(),
+            update=lambda state, loss_fn, names: False,
+            capture=lambda state: Captured({}, {}),
+            criterion=None,
+            duration=None,
+            observers=(),
         )
 
     return new_state

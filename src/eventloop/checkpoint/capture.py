@@ -52,10 +52,10 @@ class Capture:
     """Collects what a checkpoint of a run holds, and restores a run from it.
 
     Args:
-        state: of the run.
         hooks: the plans of the run.
         feeds: of the run.
-        training: what knows where the run is, by the name under which it is kept.
+        training: what knows where the run is, beside clock and precision, by the name under which
+            it is kept.
         own: what knows something of this rank alone, likewise.
         plugins: what the plugins keep.
         processes: the ranks.
@@ -66,7 +66,6 @@ class Capture:
 
     def __init__(
         self,
-        state: State,
         hooks: Plans,
         feeds: Feeds,
         training: Mapping[str, Stateful],
@@ -75,19 +74,18 @@ class Capture:
         processes: Processes,
     ) -> None:
         self._processes = processes
-        self._state = state
         self._hooks = hooks
         self._feeds = feeds
         self._training = training
         self._own = own
         self.plugins = plugins
-        self.generators = Generators(state)
+        self.generators = Generators()
 
-    def all(self) -> Captured:
+    def all(self, state: State) -> Captured:
         """Returns what a checkpoint of now holds; see `State.capture`."""
-        return Captured(self.take(), facts_of(self._state))
+        return Captured(self.take(state), facts_of(state))
 
-    def take(self) -> Parts:
+    def take(self, state: State) -> Parts:
         """Returns the parts of a checkpoint of now; collective: every rank must call it.
 
         The tensors are the run's own: they change when it goes on.
@@ -96,14 +94,14 @@ class Capture:
             All parts on rank 0; on other ranks nothing of use. Where the model is in slices, each
             rank's own, and what it alone knows; on rank 0 besides what all know.
         """
-        state, hooks = self._state, self._hooks
+        hooks = self._hooks
         weights = dict(hooks.capture_model(state))
         _require_own_memory(weights)
         parts: Parts = {
             "model": weights,
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {
-                **{name: dict(one.state_dict()) for name, one in self._training.items()},
+                **{name: dict(one.state_dict()) for name, one in self._of_training(state).items()},
                 "schedulers": {
                     interval: [
                         {"optimizer": name, "state": one.state_dict()} for name, one in pairs
@@ -118,7 +116,7 @@ class Capture:
         own = {
             **{name: dict(one.state_dict()) for name, one in self._own.items()},
             "feed": self._feeds.current.state_dict(),
-            "generators": dict(self.generators.state_dict()),
+            "generators": dict(self.generators.state_dict(state)),
             "metrics": counts_of(state.metrics["train"]),
             "plugins": self.plugins.take(per_rank=True),
         }
@@ -128,22 +126,26 @@ class Capture:
         everybody = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
         return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
 
-    def put(self, parts: Mapping[str, Any]) -> None:
+    def _of_training(self, state: State) -> dict[str, Stateful]:
+        return {"clock": state.clock, "precision": state.precision, **self._training}
+
+    def put(self, state: State, parts: Mapping[str, Any]) -> None:
         """Restores the run from a checkpoint's parts, except what a single rank knew.
 
         Raises:
             CheckpointError: something doesn't fit this run.
         """
-        state, hooks, training = self._state, self._hooks, parts["training"]
+        hooks, training = self._hooks, parts["training"]
         try:
-            self.restore_model(parts["model"], strict=True)
-            hooks.restore_optimizers(state, self._optimizer_states(parts["optimizers"]))
+            restore_model(state, hooks, parts["model"], strict=True)
+            states = _optimizer_states(state, hooks, parts["optimizers"])
+            hooks.restore_optimizers(state, states)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoint doesn't fit this model and its optimizers: {error}",
                 fix="start the run with the task that wrote it, or a new one in another run_dir",
             ) from error
-        for name, one in self._training.items():
+        for name, one in self._of_training(state).items():
             with loading(f"training.{name}"):
                 one.load_state_dict(training[name])
         _put_schedulers(state, training["schedulers"])
@@ -153,38 +155,12 @@ class Capture:
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
 
-    def restore_model(self, weights: Mapping[str, Any], *, strict: bool) -> None:
-        """Loads weights by the action of that name, which gets saved tensors if it can take slices.
-
-        The core's loads one tensor after the other, and reads it then.
-        """
-        if not self._is_sharded and self._state.owner("restore_model") == "core":
-            weights = unread(weights)
-        elif not self._is_sharded:
-            weights = read_all(weights)
-        self._hooks.restore_model(self._state, weights, strict)
-
-    def _optimizer_states(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the states of optimizers as their owner takes them; on the host is one tensor at a time."""
-        if self._is_sharded:
-            return saved
-        optimizers = self._state.optimizers
-        return {
-            name: read_states(one, optimizers[name]) if name in optimizers else read_all(one)
-            for name, one in saved.items()
-        }
-
-    @property
-    def _is_sharded(self) -> bool:
-        state = self._state
-        return state.world_size > 1 and holds_slices(self._hooks.capture_model(state))
-
-    def put_own(self, parts: Mapping[str, Any]) -> None:
+    def put_own(self, state: State, parts: Mapping[str, Any]) -> None:
         """Restores what this rank alone knew; a rank that is new keeps its own."""
-        own = parts.get(f"rank{self._state.rank}")
+        own = parts.get(f"rank{state.rank}")
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]
-        part = f"rank{self._state.rank if own else 0}"
+        part = f"rank{state.rank if own else 0}"
         with loading(f"{part}.feed"):
             self._feeds.current.load_state_dict(known["feed"])
         for name, one in self._own.items():
@@ -192,11 +168,37 @@ class Capture:
                 one.load_state_dict(known[name])
         if own is not None:
             with loading(f"{part}.metrics"):
-                put_counts(self._state.metrics["train"], own["metrics"])
+                put_counts(state.metrics["train"], own["metrics"])
             self.plugins.put(own["plugins"], f"{part}.plugins")
             self.generators.load_state_dict(own["generators"])
         else:
-            self.generators.join(parts["rank0"]["generators"])
+            self.generators.join(state, parts["rank0"]["generators"])
+
+
+def restore_model(state: State, hooks: Plans, weights: Mapping[str, Any], *, strict: bool) -> None:
+    """Loads weights by the action of that name, which gets saved tensors if it can take slices.
+
+    The core's loads one tensor after the other, and reads it then.
+    """
+    if not _is_sharded(state, hooks):
+        is_core = state.owner("restore_model") == "core"
+        weights = unread(weights) if is_core else read_all(weights)
+    hooks.restore_model(state, weights, strict)
+
+
+def _optimizer_states(state: State, hooks: Plans, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the states of optimizers as their owner takes them; on the host is one tensor at a time."""
+    if _is_sharded(state, hooks):
+        return saved
+    optimizers = state.optimizers
+    return {
+        name: read_states(one, optimizers[name]) if name in optimizers else read_all(one)
+        for name, one in saved.items()
+    }
+
+
+def _is_sharded(state: State, hooks: Plans) -> bool:
+    return state.world_size > 1 and holds_slices(hooks.capture_model(state))
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:

@@ -162,31 +162,27 @@ class Generators:
 
     Those of a run that was loaded are put back when it goes on, after the events of its entry,
     which may draw. Whatever is saved before that has them where the checkpoint had them.
-
-    Args:
-        state: of the run.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._loaded: Mapping[str, Any] | None = None
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self, state: State) -> Mapping[str, Any]:
         """Returns where they stand, or will stand when the run goes on."""
-        return _standing(self._state) if self._loaded is None else self._loaded
+        return _standing(state) if self._loaded is None else self._loaded
 
     def load_state_dict(self, standing: Mapping[str, Any]) -> None:
         """Takes what `state_dict` returned, for `go_on`."""
         self._loaded = standing
 
-    def join(self, standing: Mapping[str, Any]) -> None:
+    def join(self, state: State, standing: Mapping[str, Any]) -> None:
         """Takes what is alike on all ranks from another rank's `state_dict`, for a new rank."""
         named = standing["named"].items()
         if alike := {name: one for name, one in named if name.endswith(ALIKE)}:
-            own = _standing(self._state)
+            own = _standing(state)
             self._loaded = {**own, "named": {**own["named"], **alike}}
 
-    def go_on(self) -> None:
+    def go_on(self, state: State) -> None:
         """Puts them where the checkpoint that was loaded had them, once.
 
         On a device of another kind its generators begin anew.
@@ -195,8 +191,8 @@ class Generators:
             CheckpointError: no generators of their kinds stand there.
         """
         if self._loaded is not None:
-            with loading(f"rank{self._state.rank}.generators"):
-                _put(self._state, self._loaded)
+            with loading(f"rank{state.rank}.generators"):
+                _put(state, self._loaded)
             self._loaded = None
 
 

@@ -119,6 +119,22 @@ class Assembly:
         """The plugins that export other weights than the model's, by folded name."""
         return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether a plugin or the task evaluates by itself, with eval data or without.
+
+        One that owns `evaluate`, or implements an event of evaluation, and not only to watch one.
+        """
+        if self.owner("evaluate").role != "core":
+            return True
+        events = [name for name, hook in self.hooks.items() if hook.per in ("eval", "eval batch")]
+        return any(
+            not one.plugin.facts.needs_eval_data
+            for name in events
+            for one in self.implementations[name]
+            if one.hook.kind == "event" and one.plugin.role != "core"
+        )
+
     def idle(self, hook: str) -> set[str]:
         """Returns the plugins that implement neither a hook nor the event that closes it, folded."""
         if hook not in self.hooks:

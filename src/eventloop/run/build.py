@@ -44,12 +44,12 @@ def build(
     Raises:
         EventloopError: something can't be trained, or isn't what the run was begun with.
     """
-    state, hooks = core.state, core.hooks
+    state, hooks = core.state, core.active.plans
     # Once more: the model is the same whatever installed plugins drew when imported and built.
     seed_everything(state.settings.seed)
     state.model = hooks.build_model(state)
     hooks.init(state)
-    check_model(state, core.assembly)
+    check_model(state, core.active.assembly)
     state.wrapped_model = hooks.wrap_model(state)
     require_layers(state)
     check_memory(state)
@@ -79,7 +79,7 @@ def build(
 
 def _drop_unsuitable(core: Core, who_insists: Callable[[Found], Reason | None]) -> None:
     """Asks the plugins that want to know whether they suit the first batch."""
-    asked = [one for one in core.assembly.plugins if callable(one.facts.unsuitable)]
+    asked = [one for one in core.active.assembly.plugins if callable(one.facts.unsuitable)]
     if not asked:
         return
     state = core.state
@@ -93,4 +93,4 @@ def _drop_unsuitable(core: Core, who_insists: Callable[[Found], Reason | None]) 
     # What doesn't suit one rank is off on all.
     reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}
     if reasons:
-        core.freeze(without(core.assembly, reasons))
+        core.freeze(without(core.active.assembly, reasons))

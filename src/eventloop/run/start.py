@@ -204,7 +204,7 @@ class FromCheckpoint(Start):
 
     def load(self, core: Core) -> None:
         """Calls `before_load`, then restores everything; the generators when the loop continues."""
-        state, hooks, loop, capture = core.state, core.hooks, core.loop, core.capture
+        state, hooks, loop, capture = core.state, core.active.plans, core.loop, core.capture
         parts, self._parts = self._parts, None
         assert parts is not None
         hooks.before_load(state)
@@ -212,10 +212,10 @@ class FromCheckpoint(Start):
         kept = {name: one for name, one in parts["plugins"].items() if name in missing}
         capture.plugins.kept = read_all(kept)
         made = MadeWith(state)
-        capture.put(parts)
+        capture.put(state, parts)
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
-        capture.put_own(parts)
+        capture.put_own(state, parts)
         if self._allowed.config_change:
             made.restore(state, self._changes)
         is_in_epoch = loop.feeds.current.under_way
@@ -223,7 +223,7 @@ class FromCheckpoint(Start):
         if found := self._then.get("tested"):
             state.manifest = {**state.manifest, "tested": found}
             name = found["checkpoint"]
-            core.tested_with = None if name is None else self._place.parent / name
+            core.best_weights.lent = None if name is None else self._place.parent / name
         loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from eventloop.clock import Time
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.plans import Plans
+    from eventloop.plugin.active import ActivePlugins
     from eventloop.state import State
     from eventloop.training.numbers import Numbers
 
@@ -31,7 +31,7 @@ class Bookkeeping:
     """Does what every run needs at its events: evaluation when due, loss, metrics, learning rates.
 
     Args:
-        plans: the plans of the run.
+        active: the plugins of the run, and their plans.
         processes: those that train together.
         numbers: what is logged.
         device: where losses are.
@@ -39,34 +39,28 @@ class Bookkeeping:
     Attributes:
         history: see `Result`.
         loss: of the epoch under way.
-        eval_loss: computes that of the outputs at hand.
-        evaluates: whether a plugin evaluates by itself, with eval data or without.
     """
 
     __slots__ = (
+        "_active",
         "_eval_interval",
         "_in_fit",
         "_numbers",
-        "_plans",
         "_processes",
-        "eval_loss",
-        "evaluates",
         "history",
         "loss",
     )
 
     def __init__(
-        self, plans: Plans, processes: Processes, numbers: Numbers, device: torch.device
+        self, active: ActivePlugins, processes: Processes, numbers: Numbers, device: torch.device
     ) -> None:
-        self._plans = plans
+        self._active = active
         self._numbers = numbers
         self._processes = processes
         self._eval_interval: Time | None = None
         self._in_fit = False
         self.history: list[dict[str, float]] = []
         self.loss = EpochLoss(device)
-        self.eval_loss: Callable[[State], Tensor]
-        self.evaluates = False
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -96,7 +90,7 @@ class Bookkeeping:
     @hookimpl
     def should_eval(self, state: State) -> bool:
         interval = self._eval_interval
-        if interval is None or not (state.eval_sets or self.evaluates):
+        if interval is None or not (state.eval_sets or self._active.evaluates):
             return False
         clock = state.clock
         return clock.crossed(interval) or clock.reached(state.until)
@@ -110,7 +104,7 @@ class Bookkeeping:
         metrics = state.metrics["train"]
         # An update of a plugin's may leave none: see `State.update`.
         if metrics and state.outputs is not None:
-            self._plans.update_metrics(state, metrics)
+            self._active.plans.update_metrics(state, metrics)
 
     @hookimpl
     def batch_end(self, state: State) -> None:
@@ -143,7 +137,7 @@ class Bookkeeping:
         # What a plugin has logged at this event; that of the batches is among the results.
         late = self._numbers.of_set.take(self._processes, state.device)
         results |= {name: value for name, value in late.items() if name not in results}
-        if not results and LOSS in state.metrics[f"{EVAL}{name}"] and not self.evaluates:
+        if not results and LOSS in state.metrics[f"{EVAL}{name}"] and not self._active.evaluates:
             raise TaskError(
                 f"the evaluation of {name!r} gave no number: the task has neither loss nor metrics, "
                 "and the model's outputs have no .loss",
@@ -190,9 +184,10 @@ class Bookkeeping:
         from eventloop.training.mean_of import MeanOf  # slow to import: see there
 
         is_core = state.owner("loss") == "core"
+        unwrapped = self._active.unwrapped_loss(state)
 
         def loss(_outputs: Any, _targets: Any) -> Tensor | None:
-            return loss_in(state.outputs) if is_core else self.eval_loss(state)
+            return loss_in(state.outputs) if is_core else unwrapped(state)
 
         count = state.current_count
         return MeanOf("the loss", loss, count, state.device, weighs="weight", is_higher=False)

@@ -43,7 +43,7 @@ class AfterCheckpoint(Entry):
             no other run.
     """
 
-    def __init__(self, hooks: Plans, is_in_epoch: bool, go_on: Callable[[], None]) -> None:
+    def __init__(self, hooks: Plans, is_in_epoch: bool, go_on: Callable[[State], None]) -> None:
         self._hooks = hooks
         self._is_between = not is_in_epoch
         self._is_in = is_in_epoch
@@ -60,7 +60,7 @@ class AfterCheckpoint(Entry):
         if not self._is_between:
             return state.clock.reached(state.until)
         self._is_between = False
-        self._go_on()
+        self._go_on(state)
         return bool(self._hooks.should_stop(state))
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
@@ -68,5 +68,5 @@ class AfterCheckpoint(Entry):
         if not self._is_in:
             return False, False
         self._is_in = False
-        self._go_on()
+        self._go_on(state)
         return bool(self._hooks.should_end_epoch(state)), bool(self._hooks.should_stop(state))
