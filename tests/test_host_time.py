@@ -50,7 +50,7 @@ def test_what_is_asked_every_batch_has_slots(make_trainer, make_task):
     """In Python 3.11 an attribute in a dict is read in three steps, one in a slot in one."""
     trainer = make_trainer(make_task())
 
-    assert [type(one.target).__name__ for one in trainer._core.plugins
+    assert [type(one.target).__name__ for one in trainer._run.core_plugins
             if hasattr(one.target, "__dict__")] == []  # fmt: skip
 
 

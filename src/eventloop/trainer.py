@@ -1,14 +1,11 @@
-"""The Trainer: settings and task become parts, in the order of the loop's first section."""
+"""The Trainer: a run is opened, and trains, evaluates, predicts and exports."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -17,12 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.storage import storage_of
 from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states, with_tied
 from eventloop.clock import Time, resolve
-from eventloop.config.configuration import Configuration
-from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.join import join_processes
 from eventloop.errors import (
     EventloopError,
     SettingError,
@@ -31,47 +24,33 @@ from eventloop.errors import (
     counted,
     failures_of,
     keep,
-    notes_of,
 )
-from eventloop.naming import listed
-from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.first_runs import first_runs
-from eventloop.plugin.manager import assemble
-from eventloop.plugin.observe import observers_of
-from eventloop.plugin.plans import told
-from eventloop.plugin.records import Plugin, Selected
-from eventloop.rng import seed_everything
-from eventloop.run.build import build
-from eventloop.run.checks import (
-    check_evaluation,
-    check_trainable,
-    require_usable,
-    warn_of_zero_rates,
-)
-from eventloop.run.find import find_start
+from eventloop.run.checks import check_trainable, warn_of_zero_rates
+from eventloop.run.open import Request, configured, open_run
 from eventloop.run.plugin_table import plugin_table
 from eventloop.run.result import Result
-from eventloop.run.runtime import Core, close_all
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
-from eventloop.task.task_defaults import refuse_task_values, task_defaults_of, task_plugin
 from eventloop.text import allowing, as_set, is_command
 from eventloop.training.evaluation import try_evaluation
-from eventloop.training.shapes import shapes_must_match
 from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
     from eventloop.config.settings import SettingValues
-    from eventloop.plugin.candidates import Candidates
+    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer
+    from eventloop.plugin.records import Plugin, Selected
 
 
 class Trainer:
     """Trains a task.
 
     Args:
-        task: a `Task`, or an object or module with hook implementations.
+        task: a `Task`, or an object or module with hook implementations; or a `Request`, which has
+            everything else, too.
         algorithms: plugins that may change the training, beside those that are installed.
         callbacks: plugins that only watch, likewise.
         settings: how to train; see `Settings`. They win over environment and files.
@@ -89,73 +68,20 @@ class Trainer:
         callbacks: Sequence[object] = (),
         **settings: Unpack[SettingValues],
     ) -> None:
-        self._set_up(task, algorithms, callbacks, TrainerBuilder(), settings)
-
-    def _set_up(
-        self,
-        task: object,
-        algorithms: Sequence[object],
-        callbacks: Sequence[object],
-        builder: TrainerBuilder,
-        settings: SettingValues,
-    ) -> None:
-        refuse_task_values(settings)
-        configuration = builder.configuration
-        if configuration is None:
-            configuration = Configuration.read(flags=settings)
-        elif settings:
-            raise TypeError("give settings as keywords or in `configuration`, not both")
-        brought = task_defaults_of(task)
-        self._counts_tokens = brought.counts_tokens
-        chosen = configuration.settings(brought.settings)
-
-        self._processes = processes = join_processes()
-        new_run_dir = processes.from_first(_new_run_dir(brought.name))
-        storage = storage_of(chosen.run_dir, new_run_dir)
-        require_usable(storage.run_dir)
-        self._start = find_start(chosen, storage, processes, builder.allowed)
-        configuration = self._start.narrowed(configuration)
-        # What the task has drawn depends on the program; what plugins draw when built must not.
-        seed_everything(chosen.seed)
-        core = self._core = Core(
-            chosen,
-            processes,
-            storage,
-            builder.origin,
-            self._start,
-            brought.criterion,
-            (*observers_of(chosen), *builder.observers),
-        )
-        self.state, self._hooks, self._loop = core.state, core.active.plans, core.loop
-        assembly = assemble(
-            configuration,
-            candidates=builder.candidates,
-            task=task_plugin(task),
-            core=[*core.plugins, *(Plugin("core", "core", one) for one in builder.core)],
-            algorithms=listed(algorithms, "algorithms"),
-            callbacks=listed(callbacks, "callbacks"),
-            of_task=(brought.algorithms, brought.callbacks),
-        )
-        self._insists = configuration.insists_on
-        core.freeze(assembly)
-        self._finalizer = weakref.finalize(self, close_all, self._hooks, self.state)
-        with self._told_of_failure(closing=True):
-            require_same_run(processes, self.state.manifest)
-            self._start.check(self.state.manifest)
-            build(core, self._start, configuration.who_insists, brought.described)
-            interval = configuration.setting_values(brought.settings)["eval_interval"]
-            check_evaluation(
-                self.state,
-                evaluates=core.active.evaluates,
-                is_interval_set=interval.source != "default",
-            )
+        if not isinstance(task, Request):
+            task = Request(task, configured(settings), algorithms, callbacks)
+        elif algorithms or callbacks or settings:
+            raise TypeError("a Request has plugins and settings already")
+        self._run = run = open_run(task)
+        self.state, self._hooks, self._loop = run.state, run.active.plans, run.loop
+        self._finalizer = weakref.finalize(self, run.close)
 
     def __repr__(self) -> str:
         state = self.state
         done = f"{counted(state.clock.epoch, 'epoch')}, {counted(state.clock.batch, 'batch', 'batches')}"
         end = state.settings.max_duration or "no end"
         names = ", ".join(one.name for one in self.plugins if one.role != "task") or "none"
-        is_open = "" if self._finalizer.alive else ", closed"
+        is_open = "" if self._run.is_open else ", closed"
         return (
             f"<Trainer: {done} of {end}; {state.device}, {state.precision.name}; "
             f"plugins: {names}; run_dir={str(state.run_dir)!r}{is_open}>"
@@ -168,22 +94,22 @@ class Trainer:
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """The active plugins in order, from the task to the callbacks."""
-        return tuple(one for one in self._core.active.assembly.plugins if one.role != "core")
+        return tuple(one for one in self.assembly.plugins if one.role != "core")
 
     @property
     def off(self) -> tuple[Selected, ...]:
         """The installed plugins that don't take part, each with the reason."""
-        return self._core.active.assembly.off
+        return self.assembly.off
 
     @property
     def assembly(self) -> Assembly:
         """What the plugins implement, in order, and who owns which action."""
-        return self._core.active.assembly
+        return self._run.active.assembly
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the header says: where the run goes on, what the core's features and plugins do."""
-        return (*self._start.notes, *self._core.notes)
+        return self._run.notes
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
@@ -200,7 +126,7 @@ class Trainer:
     @property
     def evaluates(self) -> bool:
         """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
-        return bool(self.state.eval_dataloaders) or self._core.active.evaluates
+        return bool(self.state.eval_dataloaders) or self._run.active.evaluates
 
     def first_runs(self) -> list[str]:
         """Returns a line for each installed algorithm that no run here had before; once for each."""
@@ -210,9 +136,9 @@ class Trainer:
             one
             for one in self.plugins
             if one.role == "algorithm" and one.found and one.found.local is None
-            if not self._insists(one.found)
+            if not self._run.configuration.insists_on(one.found)
         ]
-        return first_runs(unasked, self._core.active.assembly.wishes.installed, Path.cwd())
+        return first_runs(unasked, self.assembly.wishes.installed, Path.cwd())
 
     def owner(self, action: str) -> Plugin:
         """Returns the plugin that answers an action: a plugin, else the task, else the core.
@@ -221,10 +147,10 @@ class Trainer:
             ValueError: there is no such action.
             PluginError: it has no implementation.
         """
-        hooks = self._core.active.assembly.hooks
+        hooks = self.assembly.hooks
         if action not in hooks or hooks[action].kind != "action":
             raise ValueError(f"no action is named {action!r}{hooks.hint(action)}")
-        return self._core.active.assembly.owner(action)
+        return self.assembly.owner(action)
 
     def fit(self, until: str | Time | None = None) -> Result:
         """Trains until the whole duration is done, or until `until`, from where it stopped.
@@ -243,7 +169,7 @@ class Trainer:
         if not is_command():  # which has them in its header
             sys.stderr.writelines(f"eventloop: {line}\n" for line in self.first_runs())
         signals = Signals(state)
-        with self._told_of_failure():
+        with self._run.guarded():
             duration = self._resolved("max_duration", state.settings.max_duration)
             end = duration if until is None else self._resolved("until", Time(until))
             if end is None:
@@ -252,8 +178,7 @@ class Trainer:
                     fix='set max_duration, for example max_duration="10ep", or call '
                     'fit(until="10ep")',
                 )
-            counts_tokens = self._counts_tokens
-            check_trainable(state, self._core.active.assembly, end, counts_tokens=counts_tokens)
+            check_trainable(self._run, end)
             state.until = end
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
@@ -261,19 +186,19 @@ class Trainer:
             else:
                 warn_of_zero_rates(state)
                 state.stop_reason = None
-                self._processes.exchange.start_fit()
+                self._run.processes.exchange.start_fit()
                 # What a signal asks for from here on isn't forgotten.
                 with signals:
                     self._loop.fit(state, duration)
-                    if signals.agree(self._processes):
+                    if signals.agree(self._run.processes):
                         self._loop.save_once(state)
         signals.pass_on()
         return Result(
             metrics={name: dict(found) for name, found in state.eval_metrics.items()},
-            history=list(self._core.bookkeeping.history),
+            history=list(self._run.bookkeeping.history),
             run_dir=state.run_dir,
             model=state.model,
-            tested_with=self._core.best_weights.lent,
+            tested_with=self._run.best_weights.lent,
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:
@@ -284,7 +209,7 @@ class Trainer:
         """
         self._require_eval_data()
         state = self.state
-        with self._told_of_failure(), state.evaluating(state.eval_dataloaders):
+        with self._run.guarded(), state.evaluating(state.eval_dataloaders):
             metrics = self._hooks.evaluate(state)
             self._loop.deliver_everything(self.state)
         return {name: dict(found) for name, found in metrics.items()}
@@ -304,7 +229,7 @@ class Trainer:
         if num_batches < 1:
             raise ValueError(f"sanity_eval({num_batches}) evaluates nothing; give 1 batch or more")
         self._require_eval_data()
-        with self._told_of_failure():
+        with self._run.guarded():
             try_evaluation(self._hooks, self.state, self._loop.move, num_batches)
 
     def predict(self, dataloader: Any) -> list[Any]:
@@ -322,7 +247,7 @@ class Trainer:
                 f"predict takes a data loader, not {a(type(dataloader).__name__)}",
                 fix="give an iterable of batches: a DataLoader, or a list, [batch]",
             )
-        with self._told_of_failure():
+        with self._run.guarded():
             return self._hooks.predict(self.state, dataloader)
 
     def export(self, path: str | Path) -> Path:
@@ -332,7 +257,7 @@ class Trainer:
             EventloopError: it can't be written.
         """
         self._require_open()
-        with self._told_of_failure():
+        with self._run.guarded():
             return self._hooks.export(self.state, Path(path))
 
     def load_weights(
@@ -354,14 +279,14 @@ class Trainer:
             TaskError: they can't be read, or don't fit the model.
             CheckpointError: the checkpoint doesn't verify.
         """
-        with self._told_of_failure():
+        with self._run.guarded():
             try:
-                averaging = self._core.active.assembly.exporting if as_evaluated else ()
+                averaging = self.assembly.exporting if as_evaluated else ()
                 found, states = weights_and_states(Path(path), averaging)
                 weights = with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
-                self._core.capture.plugins.put(states)
+                self._run.capture.plugins.put(states)
                 restore_model(self.state, self._hooks, weights, strict=strict)
             except (OSError, RuntimeError) as error:
                 raise TaskError(
@@ -376,20 +301,18 @@ class Trainer:
 
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
         """Returns why a fit would do nothing; "" where there is something left to do."""
-        state, stopped = self.state, self._start.stop_reason
+        state, stopped = self.state, self._run.start.stop_reason
         done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):
-            return (
-                f"{state.until} is done ({done}); {_further(state.until, is_named=until is None)}"
-            )
+            return f"{state.until} is done ({done}); {_further(state.until)}"
         if self._loop.entry.is_ahead and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"
         return ""
 
     def _require_open(self) -> None:
-        if not self._finalizer.alive:
+        if not self._run.is_open:
             raise EventloopError(
                 "the trainer is closed, and so are its plugins",
                 fix="call it inside `with Trainer(...) as trainer:`, or build another trainer",
@@ -420,24 +343,8 @@ class Trainer:
         except ValueError as error:
             raise SettingError(f"{name}: {error}", fix=f"write {name} in batches: 100ba") from None
 
-    @contextmanager
-    def _told_of_failure(self, *, closing: bool = False) -> Iterator[None]:
-        """Calls `exception` on every plugin when one passes; notes on it what they raise."""
-        try:
-            with self._processes.watched(), self.state.precision.in_force(), shapes_must_match():
-                yield
-        except BaseException as error:
-            _note_moment(error, self.state)
-            late = failures_of(lambda: self._loop.deliver_everything(self.state, alone=True))
-            failures = late + told(self._hooks.exception, self.state, error)
-            if closing:
-                failures += failures_of(self.close)
-            for failure in failures:
-                keep(error, failure)
-            raise
 
-
-def _further(end: Time, *, is_named: bool) -> str:
+def _further(end: Time) -> str:
     """Returns how to train longer than to an end, as the caller writes it."""
     longer = str(Time(end.value * 2, end.unit))
     if is_command():
@@ -445,33 +352,19 @@ def _further(end: Time, *, is_named: bool) -> str:
     return f"`fit(until={longer!r})` goes further"
 
 
-def _note_moment(error: BaseException, state: State) -> None:
-    """Notes when something failed that isn't the doing of a hook: a data loader, say."""
-    is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
-    if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
-        error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
-
-
 @dataclass(frozen=True)
 class TrainerBuilder:
-    """Builds trainers with what commands, tools and tests have beside a task and plugins.
+    """Builds trainers with what tools and tests have beside a task and plugins.
 
     Args:
         configuration: what environment and files say; read from the process's unless given.
-        observers: what looks on while hooks are called, `Check`, say.
-        allowed: what may differ from the run that is resumed.
-        origin: what the manifest says of the task beside its settings, for a comparison when the
-            run is resumed: the digest of its file, its options. Values that JSON can hold.
-        candidates: the plugins that a command has discovered and loaded already.
-        core: plugins that take part beside the core's own.
+        observers, allowed, origin: see `Request`.
     """
 
     configuration: Configuration | None = None
     observers: Sequence[Observer] = ()
     allowed: Allowed = NOTHING
     origin: Mapping[str, Any] | None = None
-    candidates: Candidates | None = None
-    core: Sequence[object] = ()
 
     def build(
         self,
@@ -486,12 +379,6 @@ class TrainerBuilder:
         Raises:
             EventloopError: as `Trainer` does.
         """
-        trainer = Trainer.__new__(Trainer)
-        trainer._set_up(task, algorithms, callbacks, self, settings)
-        return trainer
-
-
-def _new_run_dir(task_name: str) -> Path:
-    """Returns a new folder's unique name: `runs/digits/20260131-120000-3fa9`."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
+        configuration = configured(settings, self.configuration)
+        more = (self.observers, self.allowed, self.origin)
+        return Trainer(Request(task, configuration, algorithms, callbacks, *more))

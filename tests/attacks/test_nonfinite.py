@@ -145,7 +145,7 @@ def test_one_that_isnt_finite_is_never_the_best(trainer_of, tmp_path):
     trainer = trainer_of(spoils, **best, **given)
     with pytest.warns(UserWarning, match="aren't finite"):
         weights_after_fit(trainer)
-    known = trainer._core.best_weights._saver.state_dict()
+    known = trainer._run.best_weights._saver.state_dict()
 
     assert known["batch"] < 6
     assert known["batch"] in marked(tmp_path / "run")

@@ -15,9 +15,10 @@ from eventloop.checkpoint.shares import require_shared
 from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
-from eventloop.errors import CheckpointError, ResumeError, SettingError, as_first, failures_of
+from eventloop.errors import CheckpointError, ResumeError, as_first, failures_of
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
+from eventloop.training.bookkeeping import resolved
 from eventloop.training.slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
 from eventloop.urls import Url
@@ -106,11 +107,7 @@ class Saver:
             self._best = Best.named(wanted, state)
             self._best.load_state_dict(self._kept_best)
         if self._interval is not None:
-            try:
-                self._interval = state.resolve(self._interval)
-            except ValueError as error:
-                fix = "write checkpoint_interval in batches: 100ba"
-                raise SettingError(f"checkpoint_interval: {error}", fix=fix) from None
+            self._interval = resolved("checkpoint_interval", self._interval, state)
 
     @hookimpl
     def fit_start(self, state: State) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,12 @@ def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
         return Storage(run_dir, store, storage.lock(wanted, RunLock(run_dir)))
     run_dir = wanted or new_run_dir
     return Storage(run_dir, Store(run_dir / FOLDER), RunLock(run_dir) if wanted else None)
+
+
+def new_run_dir(task_name: str) -> Path:
+    """Returns a new folder's unique name: `runs/digits/20260131-120000-3fa9`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
 
 
 def local_folder(url: Url) -> Path:

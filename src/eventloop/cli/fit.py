@@ -21,7 +21,7 @@ from eventloop.cli.arguments import (
     CommandOption,
     allowed,
 )
-from eventloop.cli.job import Job, header_lines, output_path, prepare, task_settings
+from eventloop.cli.job import Job, header_lines, output_path, prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Diagnostics, Modes
@@ -36,18 +36,19 @@ from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
+from eventloop.run.open import Request
 from eventloop.run.run_manifest import write_manifest
+from eventloop.task.task_defaults import task_defaults_of
 from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
-from eventloop.trainer import TrainerBuilder
+from eventloop.trainer import Trainer
 from eventloop.training.metrics import named_metrics, scalars_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
-    from eventloop.config.configuration import Configuration
+    from eventloop.config.settings import Settings
     from eventloop.run.result import Result
-    from eventloop.trainer import Trainer
 
 COMMAND = Command(
     "fit",
@@ -80,7 +81,7 @@ def run(arguments: Arguments) -> int:
         require_lock(job.configuration, job.candidates)
     task = job.build_task()
     if "print_config" in arguments.given:
-        write_text("\n".join(config_lines(job, task_settings(task))))
+        write_text("\n".join(config_lines(job, task_defaults_of(task).settings)))
         return 0
     with modes:
         _train(arguments, job, task, modes, diagnostics)
@@ -92,24 +93,26 @@ def _train(
 ) -> None:
     """Trains, between a header and a line with the result."""
     configuration = modes.configured(job.configuration)
-    _require_duration(configuration, task)
+    settings = configuration.settings(task_defaults_of(task).settings)
+    _require_duration(settings)
     result_file = ResultFile(arguments.path("result"))
     lines = ProgressLines(write=lambda line: write_lines([line]))
-    is_compiled = configuration.settings(task_settings(task)).compile is not False
+    is_compiled = settings.compile is not False
     with (
         diagnostics,
         crash_report() as active,
-        TrainerBuilder(
-            configuration,
-            observers=[*modes.observers, *diagnostics.observers],
-            allowed=allowed(arguments),
-            origin=job.origin(),
-            candidates=job.candidates,
-            core=[lines, *[Compiling()] * is_compiled],
-        ).build(
-            task,
-            algorithms=modes.algorithms,
-            callbacks=result_file.callbacks,
+        Trainer(
+            Request(
+                task,
+                configuration,
+                modes.algorithms,
+                result_file.callbacks,
+                observers=[*modes.observers, *diagnostics.observers],
+                allowed=allowed(arguments),
+                origin=job.origin(),
+                candidates=job.candidates,
+                core=[lines, *[Compiling()] * is_compiled],
+            )
         ) as trainer,
     ):
         active += trainer.plugins
@@ -180,13 +183,13 @@ _NOTHING_KEPT = (
 )
 
 
-def _require_duration(configuration: Configuration, task: object) -> None:
+def _require_duration(settings: Settings) -> None:
     """Checks that the run has an end, before anything is built and the header is written.
 
     Raises:
         SettingError: max_duration is not set.
     """
-    if configuration.settings(task_settings(task)).max_duration is None:
+    if settings.max_duration is None:
         raise SettingError(
             "max_duration is not set",
             fix="give `--max-duration 10ep`, or Task(settings={'max_duration': '10ep'})",

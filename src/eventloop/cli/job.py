@@ -26,7 +26,6 @@ from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.load import load
 from eventloop.plugin.select import name_problems
 from eventloop.rng import seed_everything
-from eventloop.task import Task
 from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url
 
@@ -109,7 +108,8 @@ def prepare(arguments: Arguments, command: Command) -> Job:
             f"`eventloop {command.name}` needs a TASK",
             fix=f"name a file or module, as in `eventloop {command.name} examples/digits.py`",
         )
-    candidates = Candidates(configuration := configuration_of(arguments))
+    configuration = configuration_of(arguments)
+    candidates = Candidates(configuration)
     awake, options = _plugins(configuration, candidates)
     # Behind what may draw when it is imported, plugins and rich; file and task draw from here on.
     importlib.import_module("rich.default_styles")
@@ -144,16 +144,11 @@ def _plugins(
             if not is_dormant or configuration.insists_on(one.found):
                 typed_options(one.found, one.target, section)
                 awake.append(one)
-        except Exception as error:  # noqa: BLE001 - the survey meets it again, and tells of it
+        except Exception as error:  # noqa: BLE001 - `dry_assemble` meets it again, and tells of it
             failures.append(unexpected(one.found, error))
     if problems or failures:
         raise_all(dry_assemble(configuration, None, candidates).problems)
     return tuple(awake), options
-
-
-def task_settings(task: object) -> dict[str, Any]:
-    """Returns the settings that a task brings; one that is hooks alone brings none."""
-    return task.settings if isinstance(task, Task) else {}
 
 
 def job_help(arguments: Arguments, command: Command) -> str:
@@ -267,12 +262,5 @@ def _plugin(plugin: Plugin) -> str:
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    if not options:
-        return ""
-    return (
-        " ("
-        + ", ".join(
-            f"{name}={'none' if value is None else value}" for name, value in options.items()
-        )
-        + ")"
-    )
+    texts = (f"{name}={'none' if value is None else value}" for name, value in options.items())
+    return f" ({', '.join(texts)})" if options else ""

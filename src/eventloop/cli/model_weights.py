@@ -11,7 +11,8 @@ from eventloop.cli.checkpoints.paths import BEST, one_checkpoint
 from eventloop.cli.job import Job, header_lines
 from eventloop.cli.output import SUFFIX, crash_report, write_lines
 from eventloop.errors import TaskError, UsageError, closest
-from eventloop.trainer import Trainer, TrainerBuilder
+from eventloop.run.open import Request
+from eventloop.trainer import Trainer
 from eventloop.urls import Url, place_of
 
 WEIGHTS = CommandOption(
@@ -50,12 +51,16 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
 @contextmanager
 def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
     """Yields the job's trainer; a failure is reported with the plugins that took part."""
-    builder = TrainerBuilder(
-        job.configuration, allowed=allowed(arguments), candidates=job.candidates
-    )
-    with crash_report() as active, builder.build(job.build_task()) as trainer:
-        active += trainer.plugins
-        yield trainer
+    with crash_report() as active:
+        request = Request(
+            job.build_task(),
+            job.configuration,
+            allowed=allowed(arguments),
+            candidates=job.candidates,
+        )
+        with Trainer(request) as trainer:
+            active += trainer.plugins
+            yield trainer
 
 
 def load_weights(trainer: Trainer, arguments: Arguments, path: Path | None) -> None:

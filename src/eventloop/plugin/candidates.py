@@ -90,7 +90,7 @@ def load_all(
     """Loads and builds what was selected; one whose place an object takes is left out.
 
     Returns:
-        The rows, and all that is wrong with them, but for what `choose` tells.
+        The rows, and all that is wrong with them, but for what `select_all` tells.
     """
     replaced = set(map(fold, given or ()))
     unusable = name_problems(selected)
@@ -109,7 +109,7 @@ def load_all(
     for idx, row in enumerate(rows):  # what is wrong with options that were set for its plugin
         own = [problem for section, problem in unknown if section == fold(row.found.name)]
         rows[idx] = dataclasses.replace(row, problems=(*row.problems, *own))
-    # What is wrong with names, `choose` has told already.
+    # What is wrong with names, `select_all` has told already.
     problems = [one for row in rows if row.found not in unusable for one in row.problems]
     return rows, list(dict.fromkeys([*problems, *(problem for _, problem in unknown)]))
 

@@ -21,6 +21,7 @@ from eventloop.text import as_set
 if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.plugin.assembly import Assembly
+    from eventloop.run.runtime import Run
     from eventloop.state import State
 
 
@@ -150,19 +151,17 @@ def warn_of_zero_rates(state: State) -> None:
         )
 
 
-def check_evaluation(state: State, *, evaluates: bool, is_interval_set: bool) -> None:
+def check_evaluation(run: Run) -> None:
     """Checks that a run which was told when to evaluate has something to evaluate.
-
-    Args:
-        evaluates: whether a plugin evaluates by itself.
-        is_interval_set: whether eval_interval isn't the default.
 
     Raises:
         SettingError: it hasn't.
     """
-    settings = state.settings
-    if state.eval_sets or evaluates:
+    settings = run.state.settings
+    if run.state.eval_sets or run.active.evaluates:
         return
+    interval = run.configuration.setting_values(run.task.settings)["eval_interval"]
+    is_interval_set = interval.source != "default"
     asked = [f"eval_interval is {settings.eval_interval}"] * (
         is_interval_set and settings.eval_interval is not None
     )
@@ -175,23 +174,21 @@ def check_evaluation(state: State, *, evaluates: bool, is_interval_set: bool) ->
         )
 
 
-def check_trainable(state: State, assembly: Assembly, end: Time, *, counts_tokens: bool) -> None:
+def check_trainable(run: Run, end: Time) -> None:
     """Checks that everything is there that a fit needs.
-
-    Args:
-        counts_tokens: whether the task says how, should its `count_batch` be asked.
 
     Raises:
         TaskError: there is no data, not enough of it, or nothing to train.
         SettingError: a setting is in tokens, and they aren't counted.
     """
+    state, assembly = run.state, run.active.assembly
     _check_train_dataloader(state, assembly, end)
     if not any(params for _, params in _parameters(state.optimizers)):
         raise TaskError(
             "no optimizer holds a parameter, so nothing would be trained",
             fix="give Task(optimizer=lambda model: SGD(model.parameters(), lr=0.1)), say",
         )
-    silent = ("core",) if counts_tokens else ("core", "task")
+    silent = ("core",) if run.task.counts_tokens else ("core", "task")
     waiting = _waiting_for_tokens(state, end)
     if waiting and assembly.owner("count_batch").role in silent:
         raise SettingError(

@@ -64,7 +64,12 @@ def find_start(
         damage[place] = found
     checkpoint = _read(path, processes)
     if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
-        raise _not_finite(place)
+        raise ResumeError(
+            f"the weights of {place} aren't finite, so that nothing can be learned from there",
+            fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that "
+            f"is finite; {as_set(on_bad_loss='ignore')} with {allowing('config_change')} goes on from "
+            "this one",
+        )
     return FromCheckpoint(checkpoint, allowed, refused, place)
 
 
@@ -136,11 +141,3 @@ def _named(wanted: Place, newest: Place | None) -> Place:
 
 def _resolved(place: Place) -> Place:
     return place.resolve() if isinstance(place, Path) else place
-
-
-def _not_finite(place: Place) -> ResumeError:
-    return ResumeError(
-        f"the weights of {place} aren't finite, so that nothing can be learned from there",
-        fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that is "
-        f"finite; {as_set(on_bad_loss='ignore')} with {allowing('config_change')} goes on from this one",
-    )

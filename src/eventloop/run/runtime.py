@@ -1,23 +1,24 @@
-"""The core of one run: its own plugins, always the last in order, and the plans of all plugins."""
+"""A run: the core's own plugins, always the last in order, around its State and its loop."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
-from eventloop.errors import keep
+from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.active import ActivePlugins
 from eventloop.plugin.facts import facts_of
+from eventloop.plugin.observe import observers_of
 from eventloop.plugin.plans import told
 from eventloop.plugin.records import Plugin
 from eventloop.run.best_weights import BestWeights
@@ -36,47 +37,50 @@ from eventloop.training.features import (
 )
 from eventloop.training.numbers import Numbers
 from eventloop.training.precision import choose_precision
+from eventloop.training.shapes import shapes_must_match
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
+    from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
-    from eventloop.data.sample_order import Stateful
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.assembly import Assembly
-    from eventloop.plugin.observe import Observer
-    from eventloop.plugin.plans import Plans
+    from eventloop.run.open import Request
     from eventloop.run.start import Start
+    from eventloop.task.task_defaults import TaskDefaults
     from eventloop.training.precision import Precision
 
 
-class Core:
+class Run:
     """The State, the loop, and what else the core brings to a run.
 
     Args:
-        settings: what of it there is: features, precision, the kind of accumulation.
+        request: what is asked of it.
+        configuration: with the plugins that belong to it.
+        task: what the task brings beside its hooks.
         processes: those that train together.
-        storage: where the run's files go.
-        origin: what the manifest says of the task.
-        start: how the run starts.
-        criterion: the task's loss.
-        observers: what is put around the implementations.
+        storage: where its files go.
+        start: how it starts.
 
     Attributes:
-        active: the plugins of the run, and the plans of all hooks; empty before `freeze`.
-        capture: takes the run apart for a checkpoint, and puts it together again.
+        active: its plugins, and the plans of all hooks; empty before `freeze`.
+        capture: takes it apart for a checkpoint, and puts it together again.
         best_weights: lends the model the weights of the best evaluation.
+        is_open: whether its plugins aren't closed.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        request: Request,
+        configuration: Configuration,
+        task: TaskDefaults,
         processes: Processes,
         storage: Storage,
-        origin: Mapping[str, Any] | None,
         start: Start,
-        criterion: Callable[[Any, Any], Tensor] | None,
-        observers: Sequence[Observer],
     ) -> None:
+        self.configuration, self.task, self.start = configuration, task, start
+        self.processes, self._origin, self.is_open = processes, request.origin, True
+        settings = configuration.settings(task.settings)
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
         self._numbers = numbers = Numbers(settings.log_interval, processes.reducer(device))
@@ -84,27 +88,20 @@ class Core:
         plans = active.plans
         states = PluginStates(lambda: active.assembly.plugins)
         saver = Saver(plans, storage, settings, processes)
-        self.best_weights = BestWeights(active, states, saver, storage, processes)
+        self.best_weights = best = BestWeights(active, states, saver, storage, processes)
         fits = functools.partial(AutoMicrobatch, processes)
         retry = fits if settings.microbatch_size == "auto" else lambda accumulate: accumulate
-        self.loop = Loop(
-            plans,
-            active.quiet,
-            mover_to(device),
-            processes,
-            retry,
-            numbers,
-            self.best_weights,
-        )
-        self.bookkeeping = Bookkeeping(active, processes, numbers, device)
-        training: dict[str, Stateful] = {
-            "bookkeeping": self.bookkeeping,
-            "loop": self.loop,
-            "feeds": self.loop.feeds,
+        move = mover_to(device)
+        self.loop = loop = Loop(plans, active.quiet, move, processes, retry, numbers, best)
+        self.bookkeeping = books = Bookkeeping(active, processes, numbers, device)
+        training: dict[str, Any] = {
+            "bookkeeping": books,
+            "loop": loop,
+            "feeds": loop.feeds,
             "saver": saver,
         }
-        own = {"loss": self.bookkeeping.loss}
-        self.capture = Capture(plans, self.loop.feeds, training, own, states, processes)
+        own = {"loss": books.loss}
+        self.capture = Capture(plans, loop.feeds, training, own, states, processes)
         self.state = State(
             settings=settings,
             device=device,
@@ -113,37 +110,34 @@ class Core:
             numbers=numbers,
             run_dir=storage.run_dir,
             active=active,
-            update=self.loop.update,
+            update=loop.update,
             capture=self.capture.all,
-            criterion=criterion,
-            duration=start.duration(settings),
-            observers=observers,
+            criterion=task.criterion,
+            duration=start.duration or settings.max_duration,
+            observers=(*observers_of(settings), *request.observers),
         )
-        self._origin = origin
         self._compiled: tuple[Compiled, ...] = ()
         self._features = (*processes.hooks(settings), *features_of(settings, device, precision))
-        self._plugins = (
+        targets = (
             Defaults(plans, processes.wrap, processes.mean),
-            self.bookkeeping,
-            self.loop,
+            books,
+            loop,
             *self._features,
-            *watches_of(settings, self.bookkeeping.loss, processes, precision),
+            *watches_of(settings, books.loss, processes, precision),
             saver,
             RunFile(start, is_named=settings.run_dir is not None),
+            *request.core,
         )
-
-    @property
-    def plugins(self) -> list[Plugin]:
-        """The core's own plugins."""
-        return [Plugin("core", "core", target) for target in self._plugins]
+        self.core_plugins = [Plugin("core", "core", one) for one in targets]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: what features switched on and off, and what plugins did."""
+        """What the header says: of the start, of features switched on and off, of plugins."""
         having = (*self._features, *self._compiled)
         plugins = (one for one in self.active.assembly.plugins if one.role not in ("task", "core"))
         told = ((one.name, facts_of(one.target).note) for one in plugins)
         return (
+            *self.start.notes,
             *(one.note for one in having if one.note),
             *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
         )
@@ -157,15 +151,44 @@ class Core:
         manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest = {**manifest, "task": dict(self._origin or {})}
 
+    @contextmanager
+    def guarded(self, *, closing: bool = False) -> Iterator[None]:
+        """Calls `exception` on every plugin when one passes; notes on it what they raise.
 
-def close_all(hooks: Plans, state: State) -> None:
-    """Closes every plugin; raises the first failure with the others noted on it."""
-    failures = told(hooks.close, state)
-    if failures:
-        first, *others = failures
-        for other in others:
-            keep(first, other)
-        raise first
+        Args:
+            closing: whether the plugins are closed then.
+        """
+        state, loop = self.state, self.loop
+        try:
+            with self.processes.watched(), state.precision.in_force(), shapes_must_match():
+                yield
+        except BaseException as error:
+            _note_moment(error, state)
+            late = failures_of(lambda: loop.deliver_everything(state, alone=True))
+            failures = late + told(self.active.plans.exception, state, error)
+            if closing:
+                failures += failures_of(self.close)
+            for failure in failures:
+                keep(error, failure)
+            raise
+
+    def close(self) -> None:
+        """Closes every plugin, once; raises the first failure with the others noted on it."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if failures := told(self.active.plans.close, self.state):
+            first, *others = failures
+            for other in others:
+                keep(first, other)
+            raise first
+
+
+def _note_moment(error: BaseException, state: State) -> None:
+    """Notes when something failed that isn't the doing of a hook: a data loader, say."""
+    is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
+    if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
+        error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
 
 
 class Feature(Protocol):

@@ -15,6 +15,7 @@ from eventloop.clock import Time
 from eventloop.config.choice import Reason
 from eventloop.errors import ResumeError
 from eventloop.naming import fold
+from eventloop.run.checks import warn_of_doubts
 from eventloop.run.differences import config_differences, plugin_differences, task_differences
 from eventloop.run.made_with import MadeWith
 from eventloop.text import allowing, pip
@@ -23,8 +24,7 @@ from eventloop.training.entry import AfterCheckpoint
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.configuration import Configuration
-    from eventloop.config.settings import Settings
-    from eventloop.run.runtime import Core
+    from eventloop.run.runtime import Run
     from eventloop.urls import Place
 
 
@@ -51,7 +51,18 @@ class Start:
 
     Args:
         note: what the header says of it, if anything.
+
+    Attributes:
+        duration: the length of the run when it was begun, which fractions are of; None if unknown.
+        resumed: the checkpoint that the run goes on from, by its path; None for one that begins.
+        changes: what differs from the run as it was begun, complete once it is loaded.
+        stop_reason: why the run was stopped, if nothing was left to do.
     """
+
+    duration: Time | None = None
+    resumed: str | None = None
+    changes: Sequence[str] = ()
+    stop_reason: str | None = None
 
     def __init__(self, note: str = "") -> None:
         self._note = note
@@ -61,33 +72,9 @@ class Start:
         """What the header says of it."""
         return (self._note,) if self._note else ()
 
-    @property
-    def resumed(self) -> str | None:
-        """The checkpoint that the run goes on from, by its path; None for one that begins."""
-        return None
-
-    @property
-    def changes(self) -> Sequence[str]:
-        """What differs from the run as it was begun, complete once everything is built."""
-        return ()
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run was stopped, if all was done then that was to do."""
-        return None
-
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Returns the configuration with the plugins that belong to the run."""
         return configuration
-
-    @property
-    def absent(self) -> Sequence[Mapping[str, Any]]:
-        """The algorithms of the run that aren't here, as its manifest told of them."""
-        return ()
-
-    def duration(self, settings: Settings) -> Time | None:
-        """Returns the length of the run that fractions are of."""
-        return settings.max_duration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Refuses a run that is made of something else.
@@ -96,11 +83,9 @@ class Start:
             ResumeError: it is, with what differs.
         """
 
-    def check_optimizers(self, described: Mapping[str, Any]) -> None:
-        """Refuses other optimizers, as `check` refuses another configuration."""
-
-    def load(self, core: Core) -> None:
-        """Puts the run where it goes on."""
+    def load(self, run: Run) -> None:
+        """Puts the run, which is built, where it goes on; refuses other optimizers, as `check` does."""
+        warn_of_doubts(run.state, run.loop.feeds.current.doubts)
 
 
 class FromCheckpoint(Start):
@@ -128,12 +113,18 @@ class FromCheckpoint(Start):
         self._facts = checkpoint.facts
         # Given up when the run has been loaded: they take as much memory as the run itself.
         self._parts: Mapping[str, Any] | None = checkpoint.parts
-        self._is_finished: bool = checkpoint.parts["training"]["loop"]["is_finished"]
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
         self._allowed = allowed
         self._refused = tuple(refused)
-        self._changes: list[str] = []
         self._missing: list[Mapping[str, Any]] = []
+        # That of then: an extension bends no schedule.
+        duration = self._facts["duration"]
+        self.duration = None if duration is None else Time(duration)
+        self.resumed = str(self._place)
+        self.changes: list[str] = []
+        is_finished = checkpoint.parts["training"]["loop"]["is_finished"]
+        if is_finished and self._facts.get("status") != "interrupted":
+            self.stop_reason = self._facts["stop_reason"]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -143,25 +134,12 @@ class FromCheckpoint(Start):
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
             f"resumed: {self._place}, epoch {at['epoch']}, batch {at['batch']}",
             *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
-            *(f"changed since the run began: {one}" for one in self._changes),
+            *(f"changed since the run began: {one}" for one in self.changes),
             *(
                 f"{one['name']} isn't here; what it kept stays in the checkpoints"
                 for one in self._missing
             ),
         )
-
-    @property
-    def resumed(self) -> str:
-        return str(self._place)
-
-    @property
-    def changes(self) -> Sequence[str]:
-        return self._changes
-
-    @property
-    def stop_reason(self) -> str | None:
-        is_over = self._is_finished and self._facts.get("status") != "interrupted"
-        return self._facts["stop_reason"] if is_over else None
 
     def narrowed(self, configuration: Configuration) -> Configuration:
         """Keeps algorithms out that weren't there when the run began."""
@@ -172,15 +150,6 @@ class FromCheckpoint(Start):
         }
         choice = dataclasses.replace(configuration.choice, begun_with=begun_with, off_then=off)
         return dataclasses.replace(configuration, choice=choice)
-
-    @property
-    def absent(self) -> Sequence[Mapping[str, Any]]:
-        return self._missing
-
-    def duration(self, settings: Settings) -> Time | None:
-        """Returns the length that was set when the run began: an extension bends no schedule."""
-        then = self._facts["duration"]
-        return settings.max_duration if then is None else Time(then)
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         self._check_missing(manifest)
@@ -198,13 +167,11 @@ class FromCheckpoint(Start):
         task = task_differences(self._then["task"], manifest["task"])
         self._refuse([*settings, *task, *options])
 
-    def check_optimizers(self, described: Mapping[str, Any]) -> None:
-        now = {"optimizers": described}
-        self._refuse(list(config_differences(self._then, now, "optimizers")))
-
-    def load(self, core: Core) -> None:
+    def load(self, run: Run) -> None:
         """Calls `before_load`, then restores everything; the generators when the loop continues."""
-        state, hooks, loop, capture = core.state, core.active.plans, core.loop, core.capture
+        state, hooks, loop, capture = run.state, run.active.plans, run.loop, run.capture
+        self._refuse(list(config_differences(self._then, state.manifest, "optimizers")))
+        state.manifest = {**state.manifest, "absent": list(self._missing)}
         parts, self._parts = self._parts, None
         assert parts is not None
         hooks.before_load(state)
@@ -217,13 +184,13 @@ class FromCheckpoint(Start):
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(state, parts)
         if self._allowed.config_change:
-            made.restore(state, self._changes)
+            made.restore(state, self.changes)
         is_in_epoch = loop.feeds.current.under_way
         # Of a run that is over, until it is extended to another end.
         if found := self._then.get("tested"):
             state.manifest = {**state.manifest, "tested": found}
             name = found["checkpoint"]
-            core.best_weights.lent = None if name is None else self._place.parent / name
+            run.best_weights.lent = None if name is None else self._place.parent / name
         loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
@@ -249,7 +216,7 @@ class FromCheckpoint(Start):
                 )
         known = {fold(one["name"]) for one in self._algorithms()}
         new = [one for name, one in now.items() if name not in known]
-        self._changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
+        self.changes += [f"{one['name']} takes part" for one in new if one["role"] == "algorithm"]
 
     def _algorithms(self) -> Iterator[Mapping[str, Any]]:
         there = (one for one in self._then["plugins"] if one["role"] == "algorithm")
@@ -259,7 +226,7 @@ class FromCheckpoint(Start):
         if not differences:
             return
         if self._allowed.config_change:
-            self._changes += differences
+            self.changes += differences
             return
         raise ResumeError(
             "the run was begun with another configuration",

@@ -17,9 +17,10 @@ from eventloop.config.configuration import Configuration
 from eventloop.diagnostics.check import Check, Finding
 from eventloop.events import Event
 from eventloop.hooks import hookimpl
+from eventloop.run.open import Request
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.task import Task
-from eventloop.trainer import Trainer, TrainerBuilder
+from eventloop.trainer import Trainer
 
 if TYPE_CHECKING:
     from eventloop.plugin.observe import Observer
@@ -226,7 +227,7 @@ def isolated_trainer(
         folder: where the run's files go.
         task: `tiny_task()` unless given.
         algorithms, callbacks: see `Trainer`.
-        observers, allowed, origin: see `TrainerBuilder`.
+        observers, allowed, origin: see `Request`.
         settings: on the CPU, for one epoch, without checkpoints, unless given.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -238,14 +239,10 @@ def isolated_trainer(
         "checkpoint_interval": None,
         "autoload": False,
     } | settings
-    builder = TrainerBuilder(
-        Configuration.read(chosen, environ={}, directory=folder),
-        observers=observers,
-        allowed=allowed,
-        origin=origin,
-    )
     given = tiny_task() if task is None else task
-    return builder.build(given, algorithms=algorithms, callbacks=callbacks)
+    configuration = Configuration.read(chosen, environ={}, directory=folder)
+    more = (observers, allowed, origin)
+    return Trainer(Request(given, configuration, algorithms, callbacks, *more))
 
 
 class Recorder:

@@ -65,9 +65,9 @@ class Bookkeeping:
     @hookimpl
     def after_load(self, state: State) -> None:
         settings = state.settings
-        self._numbers.interval = _resolved("log_interval", settings.log_interval, state)
+        self._numbers.interval = resolved("log_interval", settings.log_interval, state)
         if settings.eval_interval is not None:
-            self._eval_interval = _resolved("eval_interval", settings.eval_interval, state)
+            self._eval_interval = resolved("eval_interval", settings.eval_interval, state)
 
     # Innermost, so that what several ranks do with metrics is done with this one, too.
     @hookimpl(wrapper=True, trylast=True)
@@ -215,7 +215,12 @@ def log_train_metrics(state: State) -> None:
         metric.reset()
 
 
-def _resolved(name: str, interval: Time, state: State) -> Time:
+def resolved(name: str, interval: Time, state: State) -> Time:
+    """Returns an interval that the clock can count: see `State.resolve`.
+
+    Raises:
+        SettingError: it is a fraction of an unknown length.
+    """
     try:
         return state.resolve(interval)
     except ValueError as error:
