@@ -50,17 +50,6 @@ def test_the_core_alone_is_called_directly(plan_of, plugin):
     assert plan_of("forward", core) is core.target.forward
 
 
-def test_plans_of_one_or_two_plugins_share_no_code(plan_of, plugin):
-    """Python prepares calls in the code, and each plan calls something else."""
-    hear = lambda state: None  # noqa: E731
-    some = [plugin(name, batch_start=hear, batch_end=hear) for name in "ab"]
-
-    codes = [plan_of(hook, *few).__code__ for hook in ("batch_start", "batch_end")
-             for few in (some[:1], some)]  # fmt: skip
-
-    assert len(set(map(id, codes))) == 4
-
-
 def test_a_wrapper_around_nothing_receives_an_empty_list(plan_of, plugin, state):
     """It may add to what it receives, whether anybody else listens or not."""
 

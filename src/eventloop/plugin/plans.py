@@ -10,7 +10,7 @@ of the core's events that no wrapper receives, for one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventloop.actions import Actions
@@ -123,7 +123,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
                 blame(error, only, state)
                 raise
 
-        return _with_own_code(tell_one)
+        return tell_one
     if len(calls) == 2:
         (first, first_given, one), (second, second_given, other) = calls
 
@@ -137,7 +137,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
                 blame(error, asked, state)
                 raise
 
-        return _with_own_code(tell_two)
+        return tell_two
 
     def tell_each(_state: State) -> None:
         for function, given, one in calls:
@@ -148,15 +148,6 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
                 raise
 
     return tell_each
-
-
-def _with_own_code(plan: Any) -> Plan:
-    """Returns a function that shares its code with no other plan.
-
-    Python prepares a call for the function that it met there, which differs from plan to plan.
-    """
-    code = plan.__code__.replace()
-    return FunctionType(code, plan.__globals__, plan.__name__, None, plan.__closure__)
 
 
 def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
