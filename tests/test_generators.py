@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from eventloop.rng import (
+    arrays_to_tensors,
     get_rng_state,
     global_generators,
     host_generators,
     is_generator,
-    plain,
     set_rng_state,
-    unplain,
+    tensors_to_arrays,
 )
 
 KINDS = {
@@ -56,7 +56,7 @@ def test_generators_are_told_from_other_values(name):
 @pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.array([], "uint32"), np.eye(2)])
 def test_arrays_become_tensors_and_back(array):
     """A checkpoint holds tensors and plain values alone."""
-    found = unplain(plain({"a": array, "b": np.float64(0.5), "c": None}))
+    found = tensors_to_arrays(arrays_to_tensors({"a": array, "b": np.float64(0.5), "c": None}))
 
     np.testing.assert_array_equal(found["a"], array)
     assert found["a"].dtype == array.dtype

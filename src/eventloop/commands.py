@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "config.options": "flag",
             "distributed.exit": "FAILURE ending_with_parent",
             "errors": "UsageError a closest counted",
-            "naming": "fold plain",
+            "naming": "fold json_value",
             "plugin.candidates": "Candidates",
             "plugin.lock": "file_digests",
             "plugin.records": "Candidate",

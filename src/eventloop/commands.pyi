@@ -45,7 +45,7 @@ from .errors import (
 )
 from .naming import (
     fold as fold,
-    plain as plain,
+    json_value as json_value,
 )
 from .plugin.candidates import (
     Candidates as Candidates,

@@ -53,14 +53,14 @@ def listed(objects: object, what: str) -> tuple[object, ...]:
     return tuple(objects)
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Returns a value as JSON can hold it; what it can't, as text."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [json_value(one) for one in value]
     if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): json_value(one) for name, one in value.items()}
     return str(value)
 
 

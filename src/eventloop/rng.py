@@ -42,8 +42,8 @@ def get_rng_state(generator: Any) -> Any:
         version, words, gauss = generator.getstate()
         return {"version": version, "words": torch.tensor(words), "gauss": gauss}
     if callable(getattr(generator, "get_state", None)):
-        return plain(generator.get_state(legacy=False))
-    return plain(generator.bit_generator.state)
+        return arrays_to_tensors(generator.get_state(legacy=False))
+    return arrays_to_tensors(generator.bit_generator.state)
 
 
 def set_rng_state(generator: Any, standing: Any) -> None:
@@ -59,9 +59,9 @@ def set_rng_state(generator: Any, standing: Any) -> None:
         words = tuple(standing["words"].tolist())
         generator.setstate((standing["version"], words, standing["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
-        generator.set_state(_within_memory(unplain(standing)))
+        generator.set_state(_within_memory(tensors_to_arrays(standing)))
     else:
-        generator.bit_generator.state = _within_memory(unplain(standing))
+        generator.bit_generator.state = _within_memory(tensors_to_arrays(standing))
 
 
 def _within_memory(state: Any) -> Any:
@@ -86,10 +86,10 @@ def reseed(generator: Any, seed: int) -> None:
         bits.state = type(bits)(seed).state
 
 
-def plain(value: Any) -> Any:
+def arrays_to_tensors(value: Any) -> Any:
     """Returns a nest in which NumPy's arrays are tensors with the name of their type."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: arrays_to_tensors(one) for key, one in value.items()}
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         raw, kind = bytearray(value.tobytes()), torch.uint8
@@ -98,15 +98,15 @@ def plain(value: Any) -> Any:
     return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
-def unplain(value: Any) -> Any:
-    """Returns the nest that `plain` was given."""
+def tensors_to_arrays(value: Any) -> Any:
+    """Returns the nest that `arrays_to_tensors` was given."""
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"array", "shape", "bytes"}:
         numpy = importlib.import_module("numpy")
         words = numpy.frombuffer(value["bytes"].numpy().tobytes(), value["array"])
         return words.reshape(value["shape"]).copy()
-    return {key: unplain(one) for key, one in value.items()}
+    return {key: tensors_to_arrays(one) for key, one in value.items()}
 
 
 def seed_everything(seed: int) -> None:

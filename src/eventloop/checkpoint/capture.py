@@ -18,7 +18,7 @@ from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts
 from eventloop.checkpoint.unread import read_states, unread
 from eventloop.errors import CheckpointError
-from eventloop.naming import plain
+from eventloop.naming import json_value
 from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
@@ -275,7 +275,10 @@ def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
         name: {
             "kind": f"{type(one).__module__}.{type(one).__qualname__}",
             "groups": [
-                {key: plain(_value(group.get(key, value))) for key, value in one.defaults.items()}
+                {
+                    key: json_value(_value(group.get(key, value)))
+                    for key, value in one.defaults.items()
+                }
                 for group in one.param_groups
             ],
         }

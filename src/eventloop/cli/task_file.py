@@ -26,7 +26,7 @@ from eventloop.errors import (
     closest,
     text_of,
 )
-from eventloop.naming import plain
+from eventloop.naming import json_value
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.local import spec_of_file
 from eventloop.plugin.records import Plugin
@@ -71,7 +71,7 @@ class TaskFile:
         digest = hashlib.sha256(self.source.encode()).hexdigest()
         set_ = self.typed_options(values)
         chosen = {one.name: set_.get(one.name, one.default) for one in self.options.values()}
-        options = {name: plain(value) for name, value in chosen.items()}
+        options = {name: json_value(value) for name, value in chosen.items()}
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from eventloop.data.sharding import RankPart
 from eventloop.data.uneven_steps import UnevenSteps
 from eventloop.errors import TaskError
 from eventloop.rng import (
+    arrays_to_tensors,
     get_rng_state,
     global_generators,
     is_generator,
-    plain,
     set_rng_state,
-    unplain,
+    tensors_to_arrays,
 )
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -245,7 +245,7 @@ class Watched:
         attributes = _attributes(self._sampler).items()
         drawn = {name: get_rng_state(one) for name, one in attributes if is_generator(one)}
         changed = {
-            name: plain(one)
+            name: arrays_to_tensors(one)
             for name, one in _plain_attributes(self._sampler).items()
             if name not in self._built or not _equal(one, self._built[name])
         }
@@ -265,7 +265,7 @@ class Watched:
             if is_generator(attributes.get(name)):
                 set_rng_state(attributes[name], one)
         for name, one in state["attributes"].items():
-            value = unplain(one)
+            value = tensors_to_arrays(one)
             if not declares(self._sampler, name) or not _is_plain(value):
                 raise ValueError(
                     f"a {self.kind} sets no attribute {name!r} to values of this kind; give it "

@@ -21,7 +21,7 @@ from eventloop.plugin.order import (
     order_of_owners,
 )
 from eventloop.plugin.records import Plugin, Selected
-from eventloop.plugin.relations import name_problems, relation_problems
+from eventloop.plugin.relations import clashing_names, relation_problems
 from eventloop.plugin.validate import (
     equal_plugins,
     implementations,
@@ -188,7 +188,7 @@ def arrange(
     """
     place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
     plugins = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
-    problems = [*name_problems(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
+    problems = [*clashing_names(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
     hooks, clashes = hooks_of(plugins, off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:

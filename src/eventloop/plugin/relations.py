@@ -12,7 +12,7 @@ from eventloop.plugin.select import RESERVED
 from eventloop.text import pip, switch_off
 
 
-def name_problems(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
+def clashing_names(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
     """Finds names that stand for something else, or that two plugins have."""
     by_name: dict[str, Plugin] = {}
     for plugin in plugins:

@@ -24,7 +24,7 @@ import eventloop
 from eventloop.errors import EventloopError, as_first
 from eventloop.files.run_folder import RunFolder, read_json
 from eventloop.hooks import hookimpl
-from eventloop.naming import has_function, plain
+from eventloop.naming import has_function, json_value
 from eventloop.plugin.lock import order_digest
 from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
@@ -56,7 +56,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
                 "distribution": one.distribution,
                 "version": one.version,
                 "source": one.source,
-                "options": {name: plain(value) for name, value in one.options.items()},
+                "options": {name: json_value(value) for name, value in one.options.items()},
                 "free": sorted(one.facts.free_options),
                 "functions": sorted(
                     name for name in one.options if has_function(one.options[name])
@@ -76,7 +76,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
         ],
         "owners": {one.action: one.owner.name for one in assembly.decisions()},
         "order": order_digest(assembly.implementations),
-        "settings": {name: plain(value) for name, value in vars(settings).items()},
+        "settings": {name: json_value(value) for name, value in vars(settings).items()},
         "device": str(device),
         "versions": {
             "eventloop": eventloop.__version__,

@@ -17,8 +17,8 @@ from eventloop.commands import (
     UsageError,
     flag,
     fold,
+    json_value,
     place_of,
-    plain,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def describe(
         apart_from: settings that don't, since each run has its own.
     """
     settings = {
-        name: plain(value.value)
+        name: json_value(value.value)
         for name, value in job.configuration.setting_values().items()
         if value.source != "default" and name not in apart_from
     }
@@ -77,7 +77,9 @@ def describe(
                 "name": one.found.name,
                 "role": one.found.role,
                 "version": one.found.version,
-                "options": {name: plain(value) for name, value in job.plugin_options(one).items()},
+                "options": {
+                    name: json_value(value) for name, value in job.plugin_options(one).items()
+                },
             }
             for one in plugins
         ],
