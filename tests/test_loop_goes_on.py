@@ -212,3 +212,25 @@ def test_a_batch_that_fails_leaves_no_number_at_the_one_before(make_trainer, mak
         trainer.fit()
 
     assert [(batch, row["made/batch"]) for batch, row in rows] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_resumed_run_does_not_save_the_batch_that_it_was_saved_at(
+    make_trainer, make_plugin, tmp_path
+):
+    """A run that is started again and again would write its checkpoint each time."""
+    saved = []
+    watch = make_plugin(
+        should_checkpoint=lambda state: True,
+        checkpoint_saved=lambda state, path: saved.append(path.name),
+    )
+    for until in ("2ba", "3ba"):
+        trainer = make_trainer(
+            callbacks=[watch], run_dir=tmp_path / "run", checkpoint_interval=None
+        )
+        trainer.fit(until)
+        trainer.close()
+        saved.append(until)
+
+    first, second = (names.split() for names in " ".join(saved).split("2ba"))
+    assert len(set(first)) == len(first)
+    assert not set(first) & set(second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from eventloop.errors import SettingError
 from eventloop.plugin.declared import HOOKS
@@ -160,6 +161,25 @@ def test_forward_and_loss_run_in_the_precision_of_the_run(
     assert dtypes == dict.fromkeys(hooks, dtype)
     assert trainer.state.precision.name == precision
     assert {param.dtype for param in trainer.state.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("action", ["forward", "loss", "eval_forward", "predict_forward"])
+def test_an_owner_of_a_pass_runs_under_autocast(action, make_trainer, make_task, make_plugin):
+    """Its operations would otherwise be those of another precision than the core's."""
+    enabled = []
+
+    def owned(state):
+        enabled.append(torch.is_autocast_enabled("cpu"))
+        outputs = state.model(state.batch[0])
+        return cross_entropy(outputs, state.batch[1]) if action == "loss" else outputs
+
+    batches = make_task().train_dataloader
+    task = make_task(eval_dataloaders=batches)
+    trainer = make_trainer(task, algorithms=[make_plugin(**{action: owned})], precision="bf16")
+    trainer.fit()
+    trainer.predict(batches)
+
+    assert set(enabled) == {True}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

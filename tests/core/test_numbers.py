@@ -99,6 +99,20 @@ def test_a_moment_that_will_not_come_leaves_nothing():
     assert [row for _, row in numbers.everything(clock)] == [{"n": 1.0}]
 
 
+def test_parts_of_a_batch_that_failed_do_not_join_the_next():
+    """Its mean would be that of two batches."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    numbers.weights = (1.0, 1.0, 1.0)
+    for values in ([100.0, 200.0, 300.0], [1.0, 2.0]):
+        numbers.forget()
+        for idx, value in enumerate(values):
+            numbers.record_part("n", value, idx)
+
+    numbers.record_batch(None, {})
+
+    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.5}]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_value_is_lost(value):
     """A loss that isn't finite is what people look for."""

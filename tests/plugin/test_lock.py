@@ -63,6 +63,17 @@ def test_another_order_has_another_digest(three):
     assert len(digests) == 3
 
 
+def test_another_order_of_callbacks_has_another_digest(plugin):
+    """They may watch each other's effects: a logger before the one that writes what it logs."""
+    callbacks = [plugin(name, "callback", epoch_end=lambda state: None) for name in ("a", "b")]
+    edge = Edge("b", "a", "me", by_user=True)
+
+    plain, edged = (arranged(callbacks, edges).implementations for edges in ([], [edge]))
+
+    assert [one.plugin.name for one in edged["epoch_end"]] == ["b", "a"]
+    assert order_digest(plain) != order_digest(edged)
+
+
 def test_every_kind_of_option_is_written_as_toml(three):
     """What TOML doesn't know is written as text."""
     options = {

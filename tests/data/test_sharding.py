@@ -1,0 +1,48 @@
+"""A rank's part of an order that all ranks draw alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import SequentialSampler, WeightedRandomSampler
+
+from eventloop.data.sharding import RankPart
+
+
+def orders(seed, num_epochs=3, num_ranks=2):
+    """Returns what each rank draws in each epoch."""
+    sampler = WeightedRandomSampler([1.0] * 12, 12)
+    parts = [RankPart(sampler, rank, num_ranks, seed, "pad") for rank in range(num_ranks)]
+    drawn = []
+    for epoch in range(num_epochs):
+        for part in parts:
+            part.set_epoch(epoch)
+        drawn.append([list(map(int, part)) for part in parts])
+    return drawn
+
+
+def test_each_epoch_has_another_order():
+    """A sampler of the user's own would otherwise give the same samples again and again."""
+    first, second, third = orders(seed=0)
+
+    assert first != second != third != first
+
+
+def test_all_ranks_draw_one_order_and_another_with_another_seed():
+    """They take turns in it: an order of each one's own would repeat and miss samples."""
+    ranks = orders(seed=0)[0]
+    torch.manual_seed(0)
+    whole = list(WeightedRandomSampler([1.0] * 12, 12))
+
+    assert [one for pair in zip(*ranks, strict=True) for one in pair] == whole
+    assert orders(seed=1) != orders(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("even", "parts"), [("pad", [[0, 2, 4], [1, 3, 0]]), ("drop", [[0, 2], [1, 3]])]
+)
+def test_ranks_get_as_many_samples(even, parts):
+    """A rank with one batch more would wait for the others."""
+    sampler = SequentialSampler(range(5))
+
+    assert [list(RankPart(sampler, rank, 2, None, even)) for rank in range(2)] == parts

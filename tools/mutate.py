@@ -1,0 +1,180 @@
+"""Makes mistakes in the sources, one at a time, and runs the tests that should find each.
+
+    python tools/mutate.py [NAME ...] [--list]
+
+Each mutant is a line of `src` written another way, and the test file nearest to it. A mutant is detected if
+these tests fail on it, in a copy of the sources; the exit status is 1 if fewer than 95 % are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LEAST_DETECTED = 0.95
+
+
+class Mutant(NamedTuple):
+    """A mistake.
+
+    Attributes:
+        path: of the file, below `src/eventloop`.
+        old: what stands there, once.
+        new: what is written instead.
+        tests: that should fail, below `tests`.
+    """
+
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = {
+    "every epoch has one order on several ranks": Mutant(
+        "data/sharding.py", "self.seed + self._epoch", "self.seed", "data/test_sharding.py"
+    ),
+    "ranks begin at the next one's share": Mutant(
+        "data/sharding.py",
+        "drawn[self.rank :: self.num_replicas]",
+        "drawn[self.rank + 1 :: self.num_replicas]",
+        "data/test_sharding.py",
+    ),
+    "a resumed run saves its batch again": Mutant(
+        "loop.py", '"saved_at": self._saved_at', '"saved_at": -1', "test_loop_goes_on.py"
+    ),
+    "the lock accepts another order of callbacks": Mutant(
+        "plugin/lock.py",
+        'role in ("algorithm", "callback")',
+        'role in ("algorithm",)',
+        "plugin/test_lock.py",
+    ),
+    "the last of equal evaluations is the best": Mutant(
+        "checkpoint/best.py",
+        "not value > self._value",
+        "not value >= self._value",
+        "checkpoint/test_best.py",
+    ),
+    "parts of a failed batch join the next": Mutant(
+        "training/numbers.py",
+        "self._row, self._parts, self._update = {}, {}, 0",
+        "self._row, self._update = {}, 0",
+        "core/test_numbers.py",
+    ),
+    "predict_forward runs outside of autocast": Mutant(
+        "training/precision.py", ', "predict_forward")', ")", "test_precision.py"
+    ),
+    "another seed may resume a run": Mutant(
+        "run/differences.py", '"run_dir",', '"run_dir", "seed",', "run/test_differences.py"
+    ),
+    "after_loss isn't called": Mutant(
+        "loop.py", "    hooks.after_loss(state)\n", "", "test_loop.py"
+    ),
+    "the clock advances after batch_end": Mutant(
+        "loop.py",
+        "        state.clock.end_batch(samples, tokens, seconds)\n        hooks.batch_end(state)\n",
+        "        hooks.batch_end(state)\n        state.clock.end_batch(samples, tokens, seconds)\n",
+        "test_loop.py",
+    ),
+    "a checkpoint is saved before batch_checkpoint": Mutant(
+        "loop.py",
+        "        hooks.batch_checkpoint(state)\n        self._save_if_due(state)\n",
+        "        self._save_if_due(state)\n        hooks.batch_checkpoint(state)\n",
+        "test_loop.py",
+    ),
+    "an evaluation's draws move the training's": Mutant(
+        "training/evaluation.py",
+        "with torch.no_grad(), kept_generators():",
+        "with torch.no_grad():",
+        "test_evaluation.py",
+    ),
+    "microbatches aren't weighted": Mutant(
+        "distributed/processes.py",
+        "scaled = loss * (weight / self._known)",
+        "scaled = loss / len(self._weights)",
+        "test_accumulation.py",
+    ),
+    "a microbatch's numbers aren't weighted": Mutant(
+        "training/numbers.py",
+        "products = map(weighted, self.values.values(), weights)\n",
+        "weights = [1.0] * len(weights)\n        products = map(weighted, self.values.values(), weights)\n",
+        "test_logged_numbers.py",
+    ),
+    "a reader without workers stops after an error": Mutant(
+        "data/map_style.py",
+        "return map(batch_of, indices)",
+        "return (batch_of(one) for one in indices)",
+        "data/test_map_style.py",
+    ),
+    "a fork ends its parent's workers": Mutant(
+        "distributed/exit.py",
+        "            if worker.is_alive():\n",
+        "            if True:\n",
+        "failing/test_orphans.py",
+    ),
+}
+
+
+def survives(mutant: Mutant) -> bool:
+    """Returns whether the tests pass with the mistake."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder, "src")
+        shutil.copytree(ROOT / "src", sources, ignore=shutil.ignore_patterns("*.egg-info"))
+        path = sources / "eventloop" / mutant.path
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.path} has {mutant.old!r} {text.count(mutant.old)} times")
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-p",
+                "no:cacheprovider",
+                f"tests/{mutant.tests}",
+            ],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(sources)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if ended.returncode not in (0, 1):
+        raise SystemExit(ended.stdout + ended.stderr)
+    return ended.returncode == 0
+
+
+def main() -> int:
+    """Prints what became of each mutant; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; default: all")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
+    names = given.names or list(MUTANTS)
+    if given.list:
+        sys.stdout.writelines(f"{name}\n" for name in names)
+        return 0
+    survivors = 0
+    for name in names:
+        lives = survives(MUTANTS[name])
+        survivors += lives
+        sys.stdout.write(
+            f"{'SURVIVES' if lives else 'detected'}  {name}  ({MUTANTS[name].tests})\n"
+        )
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(names) - survivors} of {len(names)} are detected\n")
+    return int(len(names) - survivors < LEAST_DETECTED * len(names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
