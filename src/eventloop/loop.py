@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.data.feed import Feed
     from eventloop.distributed.processes import Processes
+    from eventloop.plugin.active import ActivePlugins
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.numbers import Numbers
 
@@ -45,8 +46,7 @@ class Loop:
     """Runs the plans of one trainer over its State.
 
     Args:
-        hooks: the plans; complete before the first call.
-        quiet: the same plans, with nothing for the events of a microbatch.
+        active: has the plans, complete before the first call.
         move: copies a batch to the device.
         processes: those that train together.
         retry: makes of the function that fills `.grad` one that may run a batch again.
@@ -79,16 +79,14 @@ class Loop:
 
     def __init__(
         self,
-        hooks: Plans,
-        quiet: Plans,
+        active: ActivePlugins,
         move: Callable[[Any], Any],
         processes: Processes,
         retry: Callable[[Accumulate], Accumulate],
         numbers: Numbers,
         best_weights: Callable[[State], AbstractContextManager[None]],
     ) -> None:
-        self.hooks = hooks
-        self.quiet = quiet
+        self.hooks, self.quiet = active.plans, active.quiet
         self.move = move
         self.processes = processes
         self._accumulate = retry(self._microbatches)
@@ -96,7 +94,7 @@ class Loop:
         self._best_weights = best_weights
         self._has_begun = False
         self._can_update = False
-        self.feeds = Feeds(hooks, processes)
+        self.feeds = Feeds(self.hooks, processes)
         self.entry = Entry()
         self.is_finished = True
         self._in_training = False

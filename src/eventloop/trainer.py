@@ -16,6 +16,7 @@ from torch import Tensor
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states, with_tied
 from eventloop.clock import Time, resolve
+from eventloop.config.configuration import Configuration
 from eventloop.errors import (
     EventloopError,
     SettingError,
@@ -27,18 +28,18 @@ from eventloop.errors import (
 )
 from eventloop.plugin.first_runs import first_runs
 from eventloop.run.checks import check_trainable, warn_of_zero_rates
-from eventloop.run.open import Request, configured, open_run
+from eventloop.run.open import Request, open_run
 from eventloop.run.plugin_table import plugin_table
 from eventloop.run.result import Result
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
+from eventloop.task.task_defaults import refuse_task_values
 from eventloop.text import allowing, as_set, is_command
 from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
-    from eventloop.config.configuration import Configuration
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer
@@ -69,7 +70,8 @@ class Trainer:
         **settings: Unpack[SettingValues],
     ) -> None:
         if not isinstance(task, Request):
-            task = Request(task, configured(settings), algorithms, callbacks)
+            refuse_task_values(settings)
+            task = Request(task, Configuration.read(flags=settings), algorithms, callbacks)
         elif algorithms or callbacks or settings:
             raise TypeError("a Request has plugins and settings already")
         self._run = run = open_run(task)
@@ -379,6 +381,9 @@ class TrainerBuilder:
         Raises:
             EventloopError: as `Trainer` does.
         """
-        configuration = configured(settings, self.configuration)
+        refuse_task_values(settings)
+        if settings and self.configuration is not None:
+            raise TypeError("give settings as keywords or in `configuration`, not both")
+        configuration = self.configuration or Configuration.read(flags=settings)
         more = (self.observers, self.allowed, self.origin)
         return Trainer(Request(task, configuration, algorithms, callbacks, *more))

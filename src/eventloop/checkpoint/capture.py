@@ -81,18 +81,14 @@ class Capture:
         self.plugins = plugins
         self.generators = Generators()
 
-    def all(self, state: State) -> Captured:
-        """Returns what a checkpoint of now holds; see `State.capture`."""
-        return Captured(self.take(state), facts_of(state))
-
-    def take(self, state: State) -> Parts:
-        """Returns the parts of a checkpoint of now; collective: every rank must call it.
+    def take(self, state: State) -> Captured:
+        """Returns what a checkpoint of now holds, see `State.capture`; every rank must call it.
 
         The tensors are the run's own: they change when it goes on.
 
         Returns:
-            All parts on rank 0; on other ranks nothing of use. Where the model is in slices, each
-            rank's own, and what it alone knows; on rank 0 besides what all know.
+            All parts on rank 0, beside the facts; on other ranks nothing of use. Where the model is in
+            slices, each rank's own, and what it alone knows; on rank 0 besides what all know.
         """
         hooks = self._hooks
         weights = dict(hooks.capture_model(state))
@@ -122,9 +118,10 @@ class Capture:
         }
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
-            return of_all | {f"rank{state.rank}": own}
+            return Captured(of_all | {f"rank{state.rank}": own}, facts_of(state))
         everybody = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
-        return parts | {f"rank{rank}": one for rank, one in enumerate(everybody)}
+        parts |= {f"rank{rank}": one for rank, one in enumerate(everybody)}
+        return Captured(parts, facts_of(state))
 
     def _of_training(self, state: State) -> dict[str, Stateful]:
         return {"clock": state.clock, "precision": state.precision, **self._training}

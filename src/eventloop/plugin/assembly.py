@@ -127,12 +127,12 @@ class Assembly:
         """
         if self.owner("evaluate").role != "core":
             return True
-        events = [name for name, hook in self.hooks.items() if hook.per in ("eval", "eval batch")]
         return any(
             not one.plugin.facts.needs_eval_data
-            for name in events
+            for name, hook in self.hooks.items()
+            if hook.kind == "event" and hook.per in ("eval", "eval batch")
             for one in self.implementations[name]
-            if one.hook.kind == "event" and one.plugin.role != "core"
+            if one.plugin.role != "core"
         )
 
     def idle(self, hook: str) -> set[str]:

@@ -156,8 +156,9 @@ def _judged(row: Candidate, configuration: Configuration, candidates: Candidates
     One that a run in progress began without has them, too, where it would still take no part if the
     run began now: the command that began it may set them.
     """
-    section = configuration.section(row.found.name)
-    if row.selected.kind not in ("run", "unsuitable") or not section:
+    if row.selected.kind not in ("run", "unsuitable"):
+        return row.target
+    if not (section := configuration.section(row.found.name)):
         return row.target
     loaded, _ = candidates.loaded([dataclasses.replace(row.selected, status="active")])
     target = loaded[0].target if loaded else None

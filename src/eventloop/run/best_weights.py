@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.storage import local_copy
 from eventloop.checkpoint.weights import weights_and_states
 from eventloop.run.run_manifest import tested
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from eventloop.checkpoint.saver import Saver
     from eventloop.checkpoint.states import PluginStates
-    from eventloop.checkpoint.storage import Storage
-    from eventloop.distributed.processes import Processes
     from eventloop.plugin.active import ActivePlugins
     from eventloop.state import State
     from eventloop.urls import Place
@@ -29,8 +28,7 @@ class BestWeights:
         active: the plugins of the run, and their plans.
         states: what the plugins keep.
         saver: knows the checkpoint of the best evaluation.
-        storage: where it is.
-        processes: the ranks.
+        local: returns where a checkpoint can be read on this machine.
 
     Attributes:
         lent: the checkpoint whose weights the test sets had; None for the last weights.
@@ -41,11 +39,9 @@ class BestWeights:
         active: ActivePlugins,
         states: PluginStates,
         saver: Saver,
-        storage: Storage,
-        processes: Processes,
+        local: Callable[[Place], Path],
     ) -> None:
-        self._active, self._states, self._saver = active, states, saver
-        self._storage, self._processes = storage, processes
+        self._active, self._states, self._saver, self._local = active, states, saver, local
         self.lent: Place | None = None
 
     @contextmanager
@@ -61,8 +57,7 @@ class BestWeights:
             state.manifest = {**state.manifest, "tested": tested(state, None)}
             return
         hooks, names = self._active.plans, self._active.assembly.exporting
-        path = local_copy(place, self._storage, self._processes)
-        weights, states = weights_and_states(path, names)
+        weights, states = weights_and_states(self._local(place), names)
         # As this rank has them: of shards, those that are its own.
         now = copy.deepcopy(dict(state.model.state_dict()))
         taken = self._states.take(per_rank=False).items()

@@ -95,10 +95,9 @@ def _chosen(
     settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Any, str]
 ) -> tuple[Place | None, Refused]:
     """Returns the checkpoint to go on from, and newer ones that can't be used."""
-    is_new = settings.run_dir is None
     place: Place | None = None
     refused: Refused = []
-    if not is_new:
+    if settings.run_dir is not None:
         place, refused = storage.store.latest(shards=shards, damage=damage)
     wanted = settings.resume
     if wanted == "never" and (place is not None or refused):

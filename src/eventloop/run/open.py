@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.storage import new_run_dir, storage_of
-from eventloop.config.configuration import Configuration
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.join import join_processes
 from eventloop.naming import listed
@@ -18,9 +17,10 @@ from eventloop.run.checks import check_evaluation, require_usable
 from eventloop.run.find import find_start
 from eventloop.run.runtime import Run
 from eventloop.run.start import NOTHING, Allowed
-from eventloop.task.task_defaults import refuse_task_values, task_defaults_of, task_plugin
+from eventloop.task.task_defaults import task_defaults_of, task_plugin
 
 if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
 
@@ -51,23 +51,6 @@ class Request:
     core: Sequence[object] = ()
 
 
-def configured(
-    settings: Mapping[str, Any], configuration: Configuration | None = None
-) -> Configuration:
-    """Returns a configuration: the given one, or that of the process with these settings.
-
-    Raises:
-        SettingError: a setting can't be used.
-        TypeError: both are given.
-    """
-    refuse_task_values(settings)
-    if configuration is None:
-        return Configuration.read(flags=settings)
-    if settings:
-        raise TypeError("give settings as keywords or in `configuration`, not both")
-    return configuration
-
-
 def open_run(request: Request) -> Run:
     """Opens a run: finds where it starts, chooses its plugins, builds its parts, loads a checkpoint.
 
@@ -83,7 +66,7 @@ def open_run(request: Request) -> Run:
     configuration = start.narrowed(request.configuration)
     # What the task has drawn depends on the program; what plugins draw when built must not.
     seed_everything(settings.seed)
-    run = Run(request, configuration, task, processes, storage, start)
+    run = Run(request, configuration, settings, task, processes, storage, start)
     run.freeze(
         assemble(
             configuration,

@@ -12,6 +12,7 @@ import torch
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
+from eventloop.checkpoint.storage import local_copy
 from eventloop.data.prefetch import mover_to
 from eventloop.distributed.join import choose_device
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
@@ -56,7 +57,7 @@ class Run:
 
     Args:
         request: what is asked of it.
-        configuration: with the plugins that belong to it.
+        configuration: with the plugins that belong to it; `settings` are its settings.
         task: what the task brings beside its hooks.
         processes: those that train together.
         storage: where its files go.
@@ -73,6 +74,7 @@ class Run:
         self,
         request: Request,
         configuration: Configuration,
+        settings: Settings,
         task: TaskDefaults,
         processes: Processes,
         storage: Storage,
@@ -80,7 +82,6 @@ class Run:
     ) -> None:
         self.configuration, self.task, self.start = configuration, task, start
         self.processes, self._origin, self.is_open = processes, request.origin, True
-        settings = configuration.settings(task.settings)
         device = choose_device(settings.device, processes.local_rank)
         precision = choose_precision(settings.precision, device)
         self._numbers = numbers = Numbers(settings.log_interval, processes.reducer(device))
@@ -88,18 +89,13 @@ class Run:
         plans = active.plans
         states = PluginStates(lambda: active.assembly.plugins)
         saver = Saver(plans, storage, settings, processes)
-        self.best_weights = best = BestWeights(active, states, saver, storage, processes)
+        local = functools.partial(local_copy, storage=storage, processes=processes)
+        self.best_weights = best = BestWeights(active, states, saver, local)
         fits = functools.partial(AutoMicrobatch, processes)
         retry = fits if settings.microbatch_size == "auto" else lambda accumulate: accumulate
-        move = mover_to(device)
-        self.loop = loop = Loop(plans, active.quiet, move, processes, retry, numbers, best)
+        self.loop = loop = Loop(active, mover_to(device), processes, retry, numbers, best)
         self.bookkeeping = books = Bookkeeping(active, processes, numbers, device)
-        training: dict[str, Any] = {
-            "bookkeeping": books,
-            "loop": loop,
-            "feeds": loop.feeds,
-            "saver": saver,
-        }
+        training: Any = {"bookkeeping": books, "loop": loop, "feeds": loop.feeds, "saver": saver}
         own = {"loss": books.loss}
         self.capture = Capture(plans, loop.feeds, training, own, states, processes)
         self.state = State(
@@ -111,7 +107,7 @@ class Run:
             run_dir=storage.run_dir,
             active=active,
             update=loop.update,
-            capture=self.capture.all,
+            capture=self.capture.take,
             criterion=task.criterion,
             duration=start.duration or settings.max_duration,
             observers=(*observers_of(settings), *request.observers),
