@@ -228,7 +228,8 @@ def test_a_run_that_does_not_end_well_says_so(tmp_path, store, error, status):
 
 
 @pytest.mark.parametrize(
-    ("batches", "by_kill"), [([1], False), ([5], False), ([9], True), ([6, 7, 5, 9], True)]
+    ("batches", "by_kill"),
+    [([1], False), ([3], True), ([5], False), ([9], True), ([6, 7, 5, 9], True)],
 )
 def test_a_resumed_run_goes_on_with_its_numbers_once(tmp_path, store, in_one_go, batches, by_kill):
     """In one run of MLflow's, however often it was killed, and whatever was sent by then."""
@@ -353,6 +354,7 @@ def test_the_first_batches_wait_for_no_store(tmp_path, store, in_one_go, monkeyp
 def test_a_fork_waits_for_what_runs_beside_it():
     """A worker of a data loader would have locks of imports that no thread of its own releases."""
     beside = Beside(lambda: time.sleep(0.3))
+    beside.start()
 
     child = os.fork()
     if not child:

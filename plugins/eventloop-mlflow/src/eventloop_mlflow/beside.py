@@ -26,9 +26,13 @@ class Beside(Generic[T]):
         self._call = call
         self._future: Future[T] = Future()
         # A daemon: a process that is told to end twice doesn't wait for a server.
-        thread = Thread(target=self._run, name="eventloop-mlflow", daemon=True)
-        _THREADS.add(thread)
-        thread.start()
+        self._thread = Thread(target=self._run, name="eventloop-mlflow", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; once."""
+        if self._thread.ident is None:
+            _THREADS.add(self._thread)
+            self._thread.start()
 
     def is_done(self) -> bool:
         """Returns whether the call has returned or raised."""
@@ -36,6 +40,7 @@ class Beside(Generic[T]):
 
     def result(self) -> T:
         """Waits for the call; returns what it returned, or raises what it raised."""
+        self.start()
         return self._future.result()
 
     def _run(self) -> None:

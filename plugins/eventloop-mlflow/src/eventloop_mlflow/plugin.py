@@ -64,6 +64,7 @@ class Mlflow:
         self._beside: Beside[TrackedRun] | None = None
         self._run: TrackedRun | None = None
         self._run_id: str | None = None
+        self._was_loaded = False
         self._waiting: list[Point] = []
         self._num_lost = 0
         self._send_at = 0.0
@@ -88,7 +89,7 @@ class Mlflow:
         yield
         if state.rank == 0:
             if self._run is None:
-                # Its import and its database take seconds, which the first batches needn't wait for.
+                # Its import and its database take seconds, which the first batch needn't wait for.
                 self._begin = self._beginning(state)
                 self._beside = Beside(self._begin)
             else:
@@ -110,6 +111,8 @@ class Mlflow:
     @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
         """Sends the numbers, if it is time."""
+        if self._beside is not None:
+            self._beside.start()
         has_begun = self._beside is None or self._beside.is_done()
         if has_begun and time.perf_counter() >= self._send_at:
             self._send()
@@ -147,13 +150,15 @@ class Mlflow:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id and what of the latest step was told; what was told is sent before."""
-        if self._begin is not None:
+        # At the start of a fit nothing is there to send, and the run is found again by its folder.
+        if self._begin is not None and (self._waiting or self._run is not None):
             self._send()
         of_this_run = {"run_id": self._run_id}
         return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._told)}
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes which run it is; it is found again when training goes on."""
+        self._was_loaded = True
         # In older checkpoints the id stands beside the step.
         self._run_id, self._step = state.get("of_this_run", state)["run_id"], state["step"]
         self._told = Counter(state["told"])
@@ -162,9 +167,9 @@ class Mlflow:
         """Returns what begins the run, or finds it again; to be repeated until it succeeds."""
         batch, run_dir, manifest = state.clock.batch, state.run_dir.absolute(), state.manifest
         # Naming a checkpoint to resume from begins another run.
-        goes_on = (batch > 0 or self._run_id is not None) and state.settings.resume == "auto"
+        goes_on = (batch > 0 or self._was_loaded) and state.settings.resume == "auto"
         run_id, step, told = self._run_id, self._step, dict(self._told)
-        uri = str(self.tracking_uri)
+        uri, start_ms = str(self.tracking_uri), time.time_ns() // 1_000_000
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "eventloop"
 
         def begin() -> TrackedRun:
@@ -175,7 +180,8 @@ class Mlflow:
                 # Without a state of its own it knows no more than where the run goes on.
                 found.leave_out(batch if run_id is None else step, told)
                 found.set_status("RUNNING")
-            run = found or TrackedRun.begin(uri, experiment, self.run_name or run_dir.name, run_dir)
+            name = self.run_name or run_dir.name
+            run = found or TrackedRun.begin(uri, experiment, name, run_dir, start_ms)
             run.describe(manifest)
             return run
 

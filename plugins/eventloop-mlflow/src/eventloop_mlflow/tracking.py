@@ -36,11 +36,14 @@ class TrackedRun:
         self._there: Counter[tuple[str, int]] = Counter()
 
     @classmethod
-    def begin(cls, uri: str, experiment: str, run_name: str, run_dir: Path) -> TrackedRun:
-        """Begins a run."""
+    def begin(
+        cls, uri: str, experiment: str, run_name: str, run_dir: Path, start_ms: int
+    ) -> TrackedRun:
+        """Begins a run that started at a time, in ms since 1970."""
         client = MlflowClient(uri)
         found = client.create_run(
             _experiment_id(client, uri, experiment),
+            start_time=start_ms,
             tags={RUN_DIR: str(run_dir)},
             run_name=run_name,
         )
