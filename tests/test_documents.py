@@ -43,6 +43,7 @@ LANGUAGES = ("python", "console", "bash", "toml", "yaml")
 # Pages of which the blocks take long, for a night; what they say is tested elsewhere, too.
 SLOW = {
     "docs/how-to/everyday-modes.md",
+    "docs/how-to/see-what-plugins-do.md",
     "docs/how-to/train-on-several-devices.md",
     "plugins/eventloop-mlflow/README.md",
 }

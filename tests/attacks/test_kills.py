@@ -207,7 +207,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(tmp_path, row, see
 
 def test_without_its_generators_a_killed_run_ends_otherwise(tmp_path, monkeypatch):
     """Control: the comparison sees what is lost with them."""
-    monkeypatch.setattr(Generators, "go_on", lambda self: None)
+    monkeypatch.setattr(Generators, "go_on", lambda self, state: None)
 
     whole, killed = whole_and_killed(tmp_path, ("shuffled", "none", "in mid-epoch"), 0)
 

@@ -40,7 +40,7 @@ task = Task(
 ONE_RANK = """
 import sys
 import torch
-import eventloop.trainer
+import eventloop.run.open
 from eventloop import Trainer, hookimpl
 from eventloop.distributed import data_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -57,7 +57,7 @@ class Guard:
         if state.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
 
-eventloop.trainer.join_processes = data_parallel.join
+eventloop.run.open.join_processes = data_parallel.join
 with Trainer(task, algorithms=[Guard()], device=sys.argv[1], autoload=False) as trainer:
     assert isinstance(trainer.state.wrapped_model, DistributedDataParallel)
     trainer.fit()
