@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from eventloop import State, hookimpl
-from eventloop.testing import isolated_trainer, tiny_task
+from eventloop_testing import isolated_trainer, tiny_task
 
 CHARLM = Path(__file__).parents[1] / "examples" / "charlm.py"
 

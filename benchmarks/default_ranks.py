@@ -37,7 +37,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer, hookimpl
 from eventloop.distributed.join import join_processes
-from eventloop.testing import run_ranks
+from eventloop_testing import run_ranks
 
 BATCH_SIZE, NUM_CLASSES = 64, 10
 Train = Callable[[int], None]

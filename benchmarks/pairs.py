@@ -46,7 +46,7 @@ from eventloop import EventloopError, Trainer, TrainerBuilder
 from eventloop.config.configuration import Configuration
 from eventloop.naming import fold
 from eventloop.plugin.records import GROUPS
-from eventloop.testing import run_ranks
+from eventloop_testing import run_ranks
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 MARKS = {"trains": ".", "refused": "x", "no part": "o", "fails": "F"}

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from eventloop import Task, Trainer, hookimpl
 from eventloop.distributed import data_parallel
 from eventloop.distributed.data_parallel import DataParallel
-from eventloop.testing import run_ranks
+from eventloop_testing import run_ranks
 
 NUM_STEPS = 160
 BATCH = 4

@@ -32,9 +32,9 @@ from pathlib import Path
 
 from soak_task import set_up
 
-from eventloop.checkpoint.diff import differences
-from eventloop.checkpoint.format import read
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.store import Store
+from eventloop_checkpoints.differences import differences
 
 TASK = Path(__file__).with_name("soak_task.py")
 START_UP_FRAC = 1 / 3  # of the kills
@@ -283,7 +283,7 @@ def compare(whole: Run, killed: Run) -> Iterator[str]:
     if None in paths:
         yield f"a run has no checkpoint: {paths}"
         return
-    first, second = (read(path) for path in paths if path is not None)
+    first, second = (read_checkpoint(path) for path in paths if path is not None)
     if first.batch != second.batch:
         yield f"one ended at batch {first.batch}, the other at {second.batch}"
     for one in differences(first.parts, second.parts):

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import eventloop
-from eventloop import actions, events, storage, testing, toolbox
+import eventloop_testing
+from eventloop import actions, events, storage, toolbox
 from eventloop.config.settings import setting_options
 from eventloop.hooks import Hook
 
@@ -110,7 +111,7 @@ def _toolbox_page() -> str:
         "[its own page](../how-to/add-a-command.md) lists.",
         "",
     ]
-    for module in (eventloop, *tools, testing, storage):
+    for module in (eventloop, *tools, storage, eventloop_testing):
         title = "`eventloop`" if module is eventloop else f"`{module.__name__}`"
         rows += [f"## {title}", "", _first_line(module), "", "| | |", "| --- | --- |"]
         rows += [f"| `{name}` | {_line_of(module, name)} |" for name in module.__all__]

@@ -79,6 +79,7 @@ QUERIES = {
     "test my plugin": "how-to/test-a-plugin/",
     "optuna": "how-to/sweep/",
     "find learning rate": "plugins/eventloop-lr-finder/",
+    "gradient accumulation bug": "how-to/check-a-loss/",
     "huggingface trainer": "how-to/coming-from-hugging-face/",
     "lightning module": "how-to/coming-from-lightning/",
     "custom dataset dict batch": "how-to/train-your-own-model/",

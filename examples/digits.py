@@ -12,6 +12,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, schedules
 
+# For `eventloop check-loss`: batch norms compute over the samples that they are given.
+LOSS_LAWS_NOT_KEPT = {"microbatches": "batch norms", "ranks": "batch norms"}
+
 
 def make_model(width: int) -> nn.Module:
     """Two convolutions and a linear layer; images of shape (B, 1, H, W) in, 10 logits out."""

@@ -21,6 +21,9 @@ from eventloop import Task, schedules
 from eventloop.toolbox.state_dicts import weights_at
 from eventloop_finetune import Unfreeze, freeze, param_groups
 
+# For `eventloop check-loss`: batch norms compute over the samples that they are given.
+LOSS_LAWS_NOT_KEPT = {"microbatches": "batch norms", "ranks": "batch norms"}
+
 
 class OddOrEven(nn.Module):
     """The backbone of `examples/digits.py` with a head of two logits."""

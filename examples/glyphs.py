@@ -36,6 +36,8 @@ FONTS = (
 )
 DRAWN = 40  # pixels of a letter as its font draws it
 SIZE = 20  # pixels of an image
+# For `eventloop check-loss`: batch norms compute over the samples that they are given.
+LOSS_LAWS_NOT_KEPT = {"microbatches": "batch norms", "ranks": "batch norms"}
 
 
 def drawn_letters() -> Tensor:

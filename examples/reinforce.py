@@ -17,6 +17,8 @@ from eventloop import State, Task
 
 NUM_PLACES, NUM_STEPS = 9, 20
 DOOR, CLIFF = 7, 0
+# For `eventloop check-loss`: a policy walks by chance.
+LOSS_LAWS_NOT_KEPT = {"draws": "the walks are drawn anew"}
 
 
 def walk(model: nn.Module, num_walkers: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

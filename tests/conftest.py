@@ -25,6 +25,7 @@ import eventloop
 from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
 from eventloop.distributed.failure_store import wait_until
 from eventloop.distributed.join import rank_variables
+from eventloop.errors import Wording
 
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
@@ -35,6 +36,17 @@ Batches = list[tuple[Tensor, Tensor]]
 def one_thread() -> None:
     """Sums are added up in one order, and tests that run side by side share the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def both_wordings() -> None:
+    """Fails where an f-string would drop the words of the shell; users' code may do it."""
+
+    def refuse(text: Wording, spec: str) -> str:
+        assert text.shell == str(text), f"join it with +, the shell reads {text.shell}"
+        return format(str(text), spec)
+
+    Wording.__format__ = refuse  # type: ignore[method-assign]
 
 
 @pytest.fixture

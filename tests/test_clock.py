@@ -206,7 +206,7 @@ def test_a_time_is_its_value_and_unit_alone():
 
     assert dataclasses.replace(time, value=5) == Time("5ba")
     assert pickle.loads(pickle.dumps(time)) == copy.deepcopy(time) == time
-    assert pickle.loads(pickle.dumps(time))._place == time._place
+    assert pickle.loads(pickle.dumps(time))._idx == time._idx
 
 
 def test_a_time_has_passed_when_it_was_over_a_batch_ago():

@@ -52,7 +52,7 @@ def test_discovering_plugins_does_not_import_a_parser_of_mails(run_python, insta
     """To parse metadata with it would cost the first plugin 11 ms of start-up."""
     install("aa-test")
     statement = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-    statement += "from eventloop.plugin.metadata import discover; assert discover()\n"
+    statement += "from eventloop.plugin.metadata import discover; assert discover()[0]\n"
     statement += "print('email' in sys.modules, 'email.parser' in sys.modules)"
 
     assert run_python(statement).stdout == "True False\n"

@@ -7,9 +7,9 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 
 from eventloop import Time, schedules
-from eventloop.checkpoint.diff import differences
-from eventloop.checkpoint.format import read
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop.errors import PluginError
+from eventloop_checkpoints.differences import differences
 
 
 def decay(optimizer):
@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_the_data_loader_that_it_had(
             trainer = make_trainer(algorithms=[longer], max_duration="3ep", **settings)
             trainer.fit(until=end)
             trainer.close()
-        kept[folder] = read(tmp_path / folder / "checkpoints" / "ba00000007").parts
+        kept[folder] = read_checkpoint(tmp_path / folder / "checkpoints" / "ba00000007").parts
 
     assert list(differences(kept["whole"], kept["parts"])) == []
 

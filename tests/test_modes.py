@@ -56,7 +56,7 @@ def test_limits_hold_in_training_and_evaluation(make_trainer, make_task, make_ba
 )
 def test_a_limited_loader_knows_its_length_where_the_loader_does(dataloader, limit, length):
     """Fractions of an epoch, and of the run, are counted with it."""
-    first = FirstBatches(dataloader, limit, known_length(dataloader))
+    first = FirstBatches(dataloader, limit)
 
     assert known_length(first) == length
 
@@ -66,7 +66,7 @@ def test_a_limited_loader_tells_its_sampler_the_epoch():
     data = TensorDataset(torch.arange(8))
     sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
 
-    first = FirstBatches(DataLoader(data, 2, sampler=sampler), 2, 4)
+    first = FirstBatches(DataLoader(data, 2, sampler=sampler), 2)
     Feed(first, Processes()).start_epoch(3)
 
     assert sampler.epoch == 3

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop import schedules
 from eventloop.clock import Clock
-from eventloop.diagnostics.check import HostReads
 from eventloop.errors import SettingError, TaskError
 from eventloop.run.start import Allowed
 from eventloop.task.courses import Course, Schedule
-from eventloop.testing import isolated_trainer, tiny_task
+from eventloop_check import HostReads
+from eventloop_testing import isolated_trainer, tiny_task
 
 STEPS_PER_EPOCH = 5
 NUM_STEPS = 20
@@ -458,7 +458,7 @@ DOWN_TO_0 = {
 @pytest.mark.parametrize("kind", DOWN_TO_0)
 def test_a_longer_run_at_rates_of_0_is_warned_of_whatever_made_them(kind, tmp_path):
     """It would train for nothing; in another process, and in the same one."""
-    said = f"goes on from batch 3 at learning rates of 0 by {kind}: what is trained changes no"
+    said = f"resumes at batch 3 with learning rates of 0 by {kind}: training has no effect"
 
     def build(duration):
         task = tiny_task(scheduler=DOWN_TO_0[kind])

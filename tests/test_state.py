@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eventloop import State, StateView
+from eventloop.distributed.processes import Processes
 from eventloop.errors import PluginError, ReadOnlyStateError
 from eventloop.view import view_of
 
@@ -82,7 +83,7 @@ HIDDEN = sorted({*dir(State), "nothing"} - {*dir(object), *vars(StateView)})
 @pytest.mark.parametrize("name", [name for name in HIDDEN if not name.startswith("__")])
 def test_a_view_shows_nothing_that_its_protocol_lacks(name, view):
     """Drawing a number moves a generator, running again trains; so might what the State gets later."""
-    with pytest.raises(ReadOnlyStateError, match=rf"state\.{name} isn't there for a callback"):
+    with pytest.raises(ReadOnlyStateError, match=rf"state\.{name} isn't available to a callback"):
         getattr(view, name)
 
 
@@ -146,6 +147,21 @@ def test_a_generator_is_seeded_by_the_runs_seed_and_its_name(make_trainer):
     ]
 
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_a_generator_differs_between_ranks_unless_it_is_to_be_alike(make_trainer, monkeypatch):
+    """Ranks that drew alike would see the same noise; noise on weights has to be alike."""
+
+    def draws(rank):
+        monkeypatch.setattr(Processes, "rank", rank)
+        state = make_trainer().state
+        generators = state.generator("a"), state.generator("a", alike=True)
+        return [torch.rand((), generator=one).item() for one in generators]
+
+    (own, alike), (others, as_alike) = draws(0), draws(1)
+
+    assert own != others
+    assert alike == as_alike
 
 
 @pytest.mark.parametrize(

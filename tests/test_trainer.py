@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import Task, Trainer
-from eventloop.diagnostics.check import Check
 from eventloop.errors import EventloopError, SettingError, TaskError
+from eventloop_check import Check
 
 
 @pytest.mark.parametrize("loader", [[], (), DataLoader(TensorDataset(torch.zeros(3, 2)),

@@ -151,7 +151,9 @@ def test_the_closest_attribute_is_named(make_trainer, make_plugin):
     watch = make_plugin("watch", fit_start=lambda state: state.lossy)
     trainer = make_trainer(callbacks=[watch])
 
-    with pytest.raises(AttributeError, match=r"state.lossy isn't there.*; the closest is 'loss'"):
+    with pytest.raises(
+        AttributeError, match=r"state.lossy isn't available to a callback; the closest is 'loss'"
+    ):
         trainer.fit()
     with pytest.raises(AttributeError, match=r"state has no 'lossy'; the closest is 'loss'"):
         trainer.state.lossy

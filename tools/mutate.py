@@ -63,13 +63,13 @@ MUTANTS = {
         "checkpoint/test_best.py",
     ),
     "parts of a failed batch join the next": Mutant(
-        "training/numbers.py",
+        "training/logged_numbers.py",
         "self._row, self._parts, self._update = {}, {}, 0",
         "self._row, self._update = {}, 0",
-        "core/test_numbers.py",
+        "training/test_logged_numbers.py",
     ),
     "predict_forward runs outside of autocast": Mutant(
-        "training/precision.py", ', "predict_forward")', ")", "test_precision.py"
+        "training/precision.py", ', "predict_forward")', ")", "training/test_precision.py"
     ),
     "another seed may resume a run": Mutant(
         "run/differences.py", '"run_dir",', '"run_dir", "seed",', "run/test_differences.py"
@@ -85,27 +85,29 @@ MUTANTS = {
     ),
     "a checkpoint is saved before batch_checkpoint": Mutant(
         "loop.py",
-        "        hooks.batch_checkpoint(state)\n        self._save_if_due(state)\n",
-        "        self._save_if_due(state)\n        hooks.batch_checkpoint(state)\n",
+        "        hooks.batch_checkpoint(state)\n"
+        "        if hooks.should_checkpoint(state):\n            self._save(state)\n",
+        "        if hooks.should_checkpoint(state):\n            self._save(state)\n"
+        "        hooks.batch_checkpoint(state)\n",
         "test_loop.py",
     ),
     "an evaluation's draws move the training's": Mutant(
         "training/evaluation.py",
         "with torch.no_grad(), kept_generators():",
         "with torch.no_grad():",
-        "test_evaluation.py",
+        "training/test_evaluation.py",
     ),
     "microbatches aren't weighted": Mutant(
         "distributed/processes.py",
         "scaled = loss * (weight / self._known)",
         "scaled = loss / len(self._weights)",
-        "test_accumulation.py",
+        "distributed/test_processes_accumulation.py",
     ),
     "a microbatch's numbers aren't weighted": Mutant(
-        "training/numbers.py",
+        "training/logged_numbers.py",
         "products = map(weighted, self.values.values(), weights)\n",
         "weights = [1.0] * len(weights)\n        products = map(weighted, self.values.values(), weights)\n",
-        "test_logged_numbers.py",
+        "training/test_logged_numbers_per_task.py",
     ),
     "a reader without workers stops after an error": Mutant(
         "data/map_style.py",
@@ -117,7 +119,101 @@ MUTANTS = {
         "distributed/exit.py",
         "            if worker.is_alive():\n",
         "            if True:\n",
-        "failing/test_orphans.py",
+        "distributed/test_exit.py",
+    ),
+    "a sum is averaged over the ranks": Mutant(
+        "distributed/data_parallel.py",
+        "                    row[name] = next(summed)\n",
+        "                    row[name] = next(summed) / self.world_size\n",
+        "distributed/test_data_parallel.py",
+    ),
+    "an epoch's loss counts batches, not samples": Mutant(
+        "training/epoch_loss.py",
+        "            part = torch.stack(losses).sum(dtype=torch.float64) * count\n"
+        "            total = part if total is None else total + part\n"
+        "            samples += count * len(losses)\n",
+        "            part = torch.stack(losses).sum(dtype=torch.float64)\n"
+        "            total = part if total is None else total + part\n"
+        "            samples += len(losses)\n",
+        "training/test_epoch_loss.py",
+    ),
+    "no checkpoint is saved at the start": Mutant(
+        "checkpoint/saver.py",
+        "return is_start or is_end or",
+        "return is_end or",
+        "checkpoint/test_saver.py",
+    ),
+    "a checkpoint more than asked for is kept": Mutant(
+        "checkpoint/saver.py",
+        "[: retention.newest]",
+        "[: retention.newest + 1]",
+        "checkpoint/test_saver.py",
+    ),
+    "a time that is reached has passed": Mutant(
+        "clock.py",
+        "return self._previous[time._idx] >= time.value",
+        "return self._now[time._idx] >= time.value",
+        "test_clock.py",
+    ),
+    "losses are looked at a batch late": Mutant(
+        "training/bad_loss.py", "AT_A_TIME = 10", "AT_A_TIME = 11", "training/test_bad_loss.py"
+    ),
+    "algorithms of a run in progress stay out of it": Mutant(
+        "config/choice.py",
+        "name in self.begun_with:",
+        "name not in self.begun_with:",
+        "config/test_choice.py",
+    ),
+    "no evaluation at the end of a fit": Mutant(
+        "training/bookkeeping.py",
+        "clock.crossed(interval) or clock.reached(state.until)",
+        "clock.crossed(interval)",
+        "training/test_bookkeeping.py",
+    ),
+    "plugins are closed in the order in which they started": Mutant(
+        "plugin/order.py", "        impls.reverse()\n", "", "plugin/test_order.py"
+    ),
+    "a batch that is repeated to pad counts": Mutant(
+        "data/feed.py",
+        "return NOTHING if self._is_padding else count",
+        "return count",
+        "data/test_feed_uneven.py",
+    ),
+    "a resumed run draws other random numbers": Mutant(
+        "run/start.py", "capture.generators.go_on)", "lambda state: None)", "run/test_start.py"
+    ),
+    "gradients are clipped by value before their norm": Mutant(
+        "training/defaults.py",
+        "        if settings.clip_norm is not None:\n"
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n'
+        "        if settings.clip_value is not None:\n"
+        "            nn.utils.clip_grad_value_(params, settings.clip_value)\n",
+        "        if settings.clip_value is not None:\n"
+        "            nn.utils.clip_grad_value_(params, settings.clip_value)\n"
+        "        if settings.clip_norm is not None:\n"
+        '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n',
+        "training/test_defaults.py",
+    ),
+    "schedulers move after a step that was skipped": Mutant(
+        "training/grad_scaling.py",
+        '        if stepped:\n            scheduler_step(state, "ba")\n',
+        '        scheduler_step(state, "ba")\n',
+        "training/test_grad_scaling.py",
+    ),
+    "a batch that is run again draws on": Mutant(
+        "training/auto_microbatch.py",
+        "        self._generators.put_back()\n",
+        "",
+        "training/test_auto_microbatch.py",
+    ),
+    "numbers are logged half as often": Mutant(
+        "config/settings.py",
+        'log_interval: Time = Time("10ba")',
+        'log_interval: Time = Time("20ba")',
+        "config/test_settings.py",
+    ),
+    "a plugin's generator is the same on all ranks": Mutant(
+        "state.py", "'' if is_alike else f'/{self.rank}'", "''", "test_state.py"
     ),
 }
 

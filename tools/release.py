@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "*.cff", "pyproject.toml", "docs/**/*.md", "plugins/*.md", "plugins/*/*.md")
-TASK = "from eventloop.testing import tiny_task as task\n"
+TASK = "from eventloop_testing import tiny_task as task\n"
 
 
 def main() -> None:

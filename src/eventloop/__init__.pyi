@@ -9,7 +9,6 @@ from .clock import (
 )
 from .config.settings import Settings as Settings
 from .data.batches import Count as Count
-from .diagnostics.check import Check as Check
 from .distributed.join import rank_zero_first as rank_zero_first
 from .errors import (
     CheckpointError as CheckpointError,
@@ -28,9 +27,9 @@ from .hooks import (
     hookimpl as hookimpl,
     hookspec as hookspec,
 )
+from .modes import fit as fit
 from .run.result import Result as Result
 from .run.start import Allowed as Allowed
-from .short_form import fit as fit
 from .signals import is_interruption as is_interruption
 from .state import State as State
 from .task import Task as Task

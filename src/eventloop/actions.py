@@ -114,11 +114,11 @@ class Actions(Protocol):
 
     @hookspec(per="batch", firstresult=True)
     def count_batch(self, state: State, batch: Any) -> Count:
-        """Counts samples and tokens, and gives the weight of the loss, of a batch.
+        """Counts the samples and tokens of a batch.
 
-        Asked: for every batch on the host, before it is copied to the device: samples and tokens
-        are used. And for every microbatch on the device where there are several: the weight is
-        used, a number or a tensor of shape ().
+        Asked: for every batch on the host, before it is copied to the device: `state.batch` is None
+            then. And by `state.current_count()` for a batch or microbatch under way, of which samples
+            alone are used: counting its tokens may wait for the device.
         """
 
     @hookspec(per="batch", firstresult=True)
@@ -138,6 +138,17 @@ class Actions(Protocol):
         """
 
     @hookspec(per="microbatch", firstresult=True)
+    def weigh_microbatch(self, state: State) -> float | Tensor:
+        """Returns the weight of `state.microbatch`, or `state.batch` in evaluation, in the mean loss.
+
+        Asked: once a microbatch, after `split_batch`, where there are several or the ranks may
+            differ; in evaluation, for means over a set.
+
+        A number, or a tensor of shape () on the device. Default: its labels other than -100 if the
+        model computes its own loss from labels of shape (N, T), otherwise its samples.
+        """
+
+    @hookspec(per="microbatch", firstresult=True)
     def forward(self, state: State) -> Any:
         """Returns the outputs of the model for `state.microbatch`, or `state.batch` in evaluation.
 
@@ -150,7 +161,7 @@ class Actions(Protocol):
         """Returns the loss of `state.outputs` and `state.targets`, a tensor of shape ().
 
         Asked: once a microbatch, after `before_loss`. Runs under autocast. A mean over what
-        `count_batch` weighs.
+        `weigh_microbatch` weighs.
         """
 
     @hookspec(per="microbatch", firstresult=True)
@@ -216,7 +227,7 @@ class Actions(Protocol):
 
     @hookspec(per="eval", firstresult=True)
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
-        """Evaluates over all eval data loaders; gives the metrics by data loader and name.
+        """Evaluates over all eval data loaders; returns the metrics by data loader and name.
 
         Asked: if `should_eval`, at most once a batch count, and by `trainer.eval`.
 
@@ -285,14 +296,14 @@ class Actions(Protocol):
 
     @hookspec(per="batch", firstresult=True)
     def save_checkpoint(self, state: State) -> Path | Url:
-        """Saves a checkpoint under `state.run_dir`, or the run's URL, and gives its place.
+        """Saves a checkpoint in `state.run_dir` or at the run's URL; returns its path or URL.
 
         Asked: if `should_checkpoint`, at most once a batch count.
         """
 
     @hookspec(per="run", firstresult=True)
     def export(self, state: State, path: Path) -> Path:
-        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path.
+        """Writes the weights that evaluation uses to a safetensors file; returns its path.
 
         Asked: by `trainer.export`.
 

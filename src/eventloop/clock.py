@@ -41,7 +41,7 @@ Counts = tuple[int, int, int, int, float]
 moment_of: Callable[[Counts], Moment] = functools.partial(tuple.__new__, Moment)
 
 FIELDS = {"ep": "epoch", "ba": "batch", "sp": "sample", "tok": "token", "sec": "seconds"}
-_PLACES = {unit: Moment._fields.index(name) for unit, name in FIELDS.items()}
+_IDX = {unit: Moment._fields.index(name) for unit, name in FIELDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Time:
 
     value: float
     unit: str
-    _place: int = field(init=False, repr=False, compare=False)
+    _idx: int = field(init=False, repr=False, compare=False)
 
     def __init__(self, value: str | float | Time, unit: str = "") -> None:
         if isinstance(value, Time):
@@ -77,7 +77,7 @@ class Time:
         whole = int(value) if value == int(value) and unit != "sec" else float(value)
         object.__setattr__(self, "value", whole)
         object.__setattr__(self, "unit", unit)
-        object.__setattr__(self, "_place", _PLACES.get(unit, len(_PLACES)))
+        object.__setattr__(self, "_idx", _IDX.get(unit, len(_IDX)))
 
     def __str__(self) -> str:
         return f"{self.value}{self.unit}"
@@ -185,20 +185,20 @@ class Clock:
 
     def reached(self, time: Time) -> bool:
         """Returns whether `time` is over, counted from the start of the run."""
-        return self._now[time._place] >= time.value
+        return self._now[time._idx] >= time.value
 
     def passed(self, time: Time) -> bool:
         """Whether `time` was over before the last batch, so that what was due then has been done."""
-        return self._previous[time._place] >= time.value
+        return self._previous[time._idx] >= time.value
 
     def crossed(self, interval: Time) -> bool:
         """Returns whether a multiple of `interval` lies between the previous batch and now.
 
-        `previous` is where the clock stood before the last batch, the end of an epoch included:
-        what the last batch of an epoch crossed still counts as crossed when the next one starts.
+        `previous` is the clock before the last batch. The end of an epoch doesn't change it: what an
+        epoch's last batch crossed still counts as crossed when the next epoch starts.
         """
-        place, length = interval._place, interval.value
-        return self._now[place] // length > self._previous[place] // length
+        idx, length = interval._idx, interval.value
+        return self._now[idx] // length > self._previous[idx] // length
 
 
 def resolve(time: Time, max_duration: Time | None, num_batches: int | None) -> Time:

@@ -8,15 +8,23 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         module: names.split()
         for module, names in {
+            "checkpoint.format": "Checkpoint read_checkpoint verify_part",
+            "checkpoint.leftovers": "is_replaced",
             "checkpoint.run_lock": "RunLock",
-            "cli.arguments": "Arguments Command CommandOption command_help read_arguments",
+            "checkpoint.saved_tensors": "SavedTensor",
+            "checkpoint.storage": "best_among checkpoints_at require_checkpoints why_none",
+            "checkpoint.store": "FoundCheckpoint look_at",
+            "checkpoint.verifying": "damages",
+            "cli.arguments": "Arguments Command CommandOption command_help read_arguments refuse_flags",
             "cli.job": "Job job_help output_path prepare",
             "cli.mode_flags": "FIT_OPTIONS",
+            "cli.named_checkpoints": "one_checkpoint size_text uploaded_at words",
             "cli.output": "stdout_to_stderr write_json write_lines write_table write_text",
             "cli.task_file": "load_task_file",
             "config.options": "flag",
-            "distributed.exit": "FAILURE ending_with_parent",
+            "distributed.exit": "FAILURE NO_CHECKPOINT ending_with_parent",
             "errors": "UsageError a closest counted",
+            "files.run_folder": "read_json",
             "naming": "fold json_value",
             "plugin.candidates": "Candidates",
             "plugin.lock": "file_digests",
@@ -24,7 +32,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "run.differences": "config_differences plugin_differences task_differences",
             "signals": "Interrupted Terminated",
             "text": "one_line",
-            "urls": "place_of",
+            "urls": "Place place_of",
         }.items()
     },
 )

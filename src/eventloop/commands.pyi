@@ -1,8 +1,32 @@
 # ruff: noqa: I001  names of one module stay together
 """The names of `commands.py`, as type checkers and editors read them."""
 
+from .checkpoint.format import (
+    Checkpoint as Checkpoint,
+    read_checkpoint as read_checkpoint,
+    verify_part as verify_part,
+)
+from .checkpoint.leftovers import (
+    is_replaced as is_replaced,
+)
 from .checkpoint.run_lock import (
     RunLock as RunLock,
+)
+from .checkpoint.saved_tensors import (
+    SavedTensor as SavedTensor,
+)
+from .checkpoint.storage import (
+    best_among as best_among,
+    checkpoints_at as checkpoints_at,
+    require_checkpoints as require_checkpoints,
+    why_none as why_none,
+)
+from .checkpoint.store import (
+    FoundCheckpoint as FoundCheckpoint,
+    look_at as look_at,
+)
+from .checkpoint.verifying import (
+    damages as damages,
 )
 from .cli.arguments import (
     Arguments as Arguments,
@@ -10,6 +34,7 @@ from .cli.arguments import (
     CommandOption as CommandOption,
     command_help as command_help,
     read_arguments as read_arguments,
+    refuse_flags as refuse_flags,
 )
 from .cli.job import (
     Job as Job,
@@ -19,6 +44,12 @@ from .cli.job import (
 )
 from .cli.mode_flags import (
     FIT_OPTIONS as FIT_OPTIONS,
+)
+from .cli.named_checkpoints import (
+    one_checkpoint as one_checkpoint,
+    size_text as size_text,
+    uploaded_at as uploaded_at,
+    words as words,
 )
 from .cli.output import (
     stdout_to_stderr as stdout_to_stderr,
@@ -35,6 +66,7 @@ from .config.options import (
 )
 from .distributed.exit import (
     FAILURE as FAILURE,
+    NO_CHECKPOINT as NO_CHECKPOINT,
     ending_with_parent as ending_with_parent,
 )
 from .errors import (
@@ -42,6 +74,9 @@ from .errors import (
     a as a,
     closest as closest,
     counted as counted,
+)
+from .files.run_folder import (
+    read_json as read_json,
 )
 from .naming import (
     fold as fold,
@@ -69,5 +104,6 @@ from .text import (
     one_line as one_line,
 )
 from .urls import (
+    Place as Place,
     place_of as place_of,
 )

@@ -6,7 +6,7 @@ import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 _FRAMES = ("Exception raised from ", "C++ CapturedTraceback", "frame #")
 
@@ -14,12 +14,43 @@ T = TypeVar("T")
 
 
 class Subject(Protocol):
-    """What a problem is about: a plugin, say."""
+    """The subject of a problem, such as a plugin."""
 
     @property
     def name(self) -> str:
-        """What a person types."""
+        """The name as the user types it."""
         ...
+
+
+class Wording(str):
+    """A text in the words of Python's callers; `shell` is the same in those of the command.
+
+    What prints for a shell takes `in_shell` of it. `+` and `joined` keep both, an f-string doesn't.
+    """
+
+    shell: str
+
+    def __new__(cls, python: str, shell: str = "") -> Self:  # noqa: D102 - pickle gives one alone
+        made = super().__new__(cls, python)
+        made.shell = shell
+        return made
+
+    def __add__(self, other: str) -> Wording:
+        return joined([self, other], "")
+
+    def __radd__(self, other: str) -> Wording:
+        return joined([other, self], "")
+
+
+def in_shell(text: str) -> str:
+    """Returns a text in the words of the shell."""
+    return text.shell if isinstance(text, Wording) else text
+
+
+def joined(texts: Iterable[str], end: str = "\n") -> Wording:
+    """Returns the texts as one, in the words of both."""
+    listed = list(texts)
+    return Wording(end.join(listed), end.join(map(in_shell, listed)))
 
 
 class EventloopError(Exception):
@@ -28,8 +59,8 @@ class EventloopError(Exception):
     Args:
         what: what happened, with the values seen; one sentence.
         fix: what to do next, with the line to paste.
-        subjects: the plugins that it is about; none where it is about the command as a whole.
-        facts: who did it and where, a line each, in the order given.
+        subjects: the plugins that it is about; none if it is about the command as a whole.
+        facts: further lines of the message, such as the plugin and the hook, in order.
     """
 
     def __init__(
@@ -40,37 +71,38 @@ class EventloopError(Exception):
             lines["fix"] = fix
         width = max((len(name) for name in lines), default=0)
         what, frames = _without_frames(what)
-        listed = (f"  {name:<{width}}  {text}" for name, text in lines.items())
-        super().__init__("\n".join([what, *listed, *frames]))
+        listed = (f"  {name:<{width}}  " + text for name, text in lines.items())
+        super().__init__(joined([what, *listed, *frames]))
         self.what = what
         self.fix = fix
         self.subjects = tuple(subjects)
 
 
 def _text(value: object) -> str:
-    """Returns a fact as text; a path with ends of lines in it as Python writes it."""
-    text = str(value)
+    """Returns a fact as text; a path with line breaks as its repr."""
+    text = value if isinstance(value, str) else str(value)
     return ascii(text) if isinstance(value, PurePath) and not text.isprintable() else text
 
 
 def _without_frames(text: str) -> tuple[str, list[str]]:
-    """Splits off what C++ says of its stack, which torch puts into the text of its errors."""
+    """Removes the C++ stack trace that torch adds to its messages."""
     lines = text.split("\n")
     starts = (idx for idx, line in enumerate(lines) if line.lstrip().startswith(_FRAMES))
     start = next(starts, len(lines))
-    return "\n".join(lines[:start]), lines[start:]
+    return "\n".join(lines[:start]) if lines[start:] else text, lines[start:]
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an exception of anyone's, or what is wrong with that."""
+    """Returns the text of any exception, a `Wording` if it has one, even if its `__str__` raises."""
     try:
-        return str(error)
+        text = error.args[0] if error.args else ""
+        return text if isinstance(text, Wording) else str(error)
     except Exception as problem:  # noqa: BLE001 - its class may do anything
         return f"(its text can't be read: __str__ raises {type(problem).__name__})"
 
 
 class UsageError(EventloopError):
-    """The command or its configuration asks for something that isn't there; exit status 2."""
+    """The command or its configuration requests something that doesn't exist; exit status 2."""
 
 
 class SettingError(UsageError, ValueError):
@@ -78,15 +110,15 @@ class SettingError(UsageError, ValueError):
 
 
 class TaskError(EventloopError):
-    """The task lacks something, or gives something that can't be trained."""
+    """The task lacks something, or returns something that can't be trained."""
 
 
 class TaskFileError(UsageError, TaskError):
-    """A task file can't be found, can't be read, or holds no task."""
+    """A task file can't be found, can't be read, or has no task."""
 
 
 class NonFiniteError(EventloopError):
-    """The loss or the gradients aren't numbers any more, so that nothing can be learned."""
+    """The loss or a gradient is NaN or infinite."""
 
 
 class CheckpointError(EventloopError):
@@ -94,57 +126,57 @@ class CheckpointError(EventloopError):
 
 
 class ResumeError(UsageError):
-    """A run can't go on as it is started: something differs from how it was begun."""
+    """A run can't be resumed: something differs from how it began."""
 
 
 class RunFolderError(UsageError):
-    """Something else than a file is where a run opens one: a link, a pipe, a device, say."""
+    """A path in the run folder isn't a regular file."""
 
 
 class PluginError(EventloopError):
-    """A plugin can't take part, or broke the contract of a hook."""
+    """A plugin can't be used, or broke the contract of a hook."""
 
 
 class ReadOnlyStateError(PluginError, AttributeError):
-    """A callback tried to change what it may only watch."""
+    """A callback tried to change something that is read-only for callbacks."""
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """Returns "; the closest is 'x'" for the nearest of `names`, or "" where none is near."""
+def closest(name: str, names: Iterable[str], what: str = "the closest") -> str:
+    """Returns "; the closest is 'x'" for the closest of `names`, or "" if none is close."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"; the closest is {found[0]!r}" if found else ""
+    return f"; {what} is {found[0]!r}" if found else ""
 
 
 def a(noun: str) -> str:
-    """Returns a noun with its article: "a Tensor", "an int"; None as it is."""
+    """Returns a noun with its article: "a Tensor", "an int"; None unchanged."""
     if noun == "NoneType":
         return "None"
     return f"an {noun}" if noun[0] in "aeiouAEIOU" else f"a {noun}"
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
-    """Returns a number with its noun: "1 sample", "2,000 samples"; a plural in -s needn't be given."""
+    """Returns a number with its noun: "1 sample", "2,000 samples"; the default plural adds -s."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def raise_all(problems: Sequence[EventloopError]) -> None:
-    """Raises all problems at once: the only one as it is, several in one numbered message.
+def raise_all(problems: Sequence[EventloopError], about: str = "plugins") -> None:
+    """Raises all problems at once: a single one unchanged, several in one numbered message.
 
     Raises:
-        UsageError: `problems` is about the command and its configuration alone.
+        UsageError: all `problems` are about the command and its configuration, or not of plugins.
         PluginError: it is about plugins, too.
     """
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
+        listed = joined(f"{idx}. " + text_of(one) for idx, one in enumerate(problems, 1))
         is_usage = all(isinstance(one, UsageError) for one in problems)
-        kind = UsageError if is_usage else PluginError
-        raise kind(f"{len(problems)} problems with plugins\n{listed}")
+        kind = SettingError if about != "plugins" else UsageError if is_usage else PluginError
+        raise kind(f"{len(problems)} problems with {about}\n" + listed)
 
 
-class Note(str):
-    """A note on an exception that code asks for by its kind; the words are for people.
+class Note(Wording):
+    """A note on an exception, with a kind for code and a text for the user.
 
     Attributes:
         kind: "origin" says what raised it, "given" what that was given, "later" what was raised after it,
@@ -153,15 +185,10 @@ class Note(str):
 
     kind: str
 
-    def __new__(cls, text: str, kind: Literal["origin", "given", "later", "plugins"]) -> Self:
-        """Makes a note."""
-        note = super().__new__(cls, text)
+    def __new__(cls, text: str, kind: str = "") -> Self:  # noqa: D102
+        note = super().__new__(cls, text, in_shell(text))
         note.kind = kind
         return note
-
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        """Returns what pickle makes it of again, on another rank say."""
-        return str(self), self.kind
 
 
 def notes_of(error: BaseException, kind: str) -> list[Note]:
@@ -173,12 +200,12 @@ def notes_of(error: BaseException, kind: str) -> list[Note]:
 def keep(error: BaseException, other: BaseException) -> None:
     """Notes on an exception that another was raised while it was dealt with, and where."""
     details = "".join(traceback.format_exception(other, chain=False))
-    text = f"then also: {type(other).__name__}: {text_of(other)}\n{details}".rstrip()
+    text = f"then also: {type(other).__name__}: " + text_of(other) + f"\n{details.rstrip()}"
     error.add_note(Note(text, "later"))
 
 
 def as_first(share: Callable[[Any], Any], act: Callable[[], T]) -> T:
-    """Calls a function; returns, or raises, what it did on rank 0, of which all ranks get a value."""
+    """Calls a function; every rank returns or raises what it did on rank 0."""
     try:
         mine: T | EventloopError = act()
     except EventloopError as error:
@@ -190,7 +217,7 @@ def as_first(share: Callable[[Any], Any], act: Callable[[], T]) -> T:
 
 
 def failures_of(function: Callable[[], None]) -> list[BaseException]:
-    """Calls a function; gives what it raised, if it did."""
+    """Calls a function; yields the exception that it raised, if any."""
     try:
         function()
     except BaseException as error:  # noqa: BLE001  the caller raises what came first

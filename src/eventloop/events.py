@@ -1,8 +1,8 @@
 """The events and questions, in firing order; each docstring is the hook's contract.
 
 An event notifies: every implementation is called, and results are ignored. A question, named
-`should_...`, asks: any True means yes. Hooks that do the work are actions, in `actions.py`. Plugins may
-declare more, also collections, whose call returns a list of results:
+`should_...`, asks: any True means yes; who answers changes nothing. Hooks that do the work are actions,
+in `actions.py`. Plugins may declare more, also collections, whose call returns a list of results:
 `docs/how-to/let-others-extend-yours.md`.
 
 Every contract has the same lines. *Fires*: how often, where, relative to what. *State*: what is
@@ -53,7 +53,7 @@ class Events(Protocol):
         """Called when the trainer is complete, restored from a checkpoint or new.
 
         Fires: once, always, as the last event of the trainer's constructor.
-        State: complete; `clock` stands where the run begins or goes on.
+        State: complete; `clock` is that of the start, or of the checkpoint.
         May: copy weights (an average starts here), check what other plugins built.
         Must not: train.
         """
@@ -65,7 +65,7 @@ class Events(Protocol):
         Fires: at the first fit of this process, and at the first after `training_end`.
         State: complete; the model is in training mode.
         May: prepare what lasts over several fits.
-        Must not: assume that the clock stands at zero.
+        Must not: assume that the clock is at zero.
         """
 
     @hookspec(per="fit")
@@ -353,7 +353,7 @@ class Events(Protocol):
         """Asks whether the run should stop.
 
         Asked: once a batch and once an epoch.
-        Answer: alike on all ranks; `state.request_stop(reason)` says why as well.
+        Answer: alike on all ranks; to say why, call `state.request_stop(reason)` in an event instead.
         """
 
     @hookspec(per="epoch", closes="epoch_start")
@@ -432,7 +432,7 @@ class Events(Protocol):
 
         Fires: once a batch.
         State: `outputs`, on the device, without a graph.
-        May: change or replace `outputs`; what stands there at `predict_batch_end` is returned.
+        May: change or replace `outputs`; its value at `predict_batch_end` is returned.
         Must not: wait for the device.
         """
 

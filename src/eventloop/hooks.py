@@ -33,7 +33,7 @@ class Hook:
     """What the declaration of one hook says.
 
     Args:
-        kind: an event tells, an action does, a question asks, a collection collects.
+        kind: event, action, question or collection.
         per: how often it fires.
         closes: the event that this one ends, if it ends one.
         argnames: what is passed, in order; `state` first.
@@ -192,7 +192,7 @@ def _names(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def impl_options(function: Callable[..., Any]) -> ImplOptions:
-    """Reads what `hookimpl` was told beyond pluggy's own options."""
+    """Reads the options of `hookimpl` that pluggy doesn't have."""
     options: ImplOptions = getattr(function, _IMPL, ImplOptions())
     return options
 
@@ -208,7 +208,7 @@ def declared_hooks(namespaces: Iterable[object], *declared_by: str) -> dict[str,
 
 
 def marked_by_pluggy(namespace: object) -> list[str]:
-    """Returns what pluggy's own marker marked, which doesn't say how often the hook fires."""
+    """Returns the names marked with pluggy's own marker, which doesn't say how often a hook fires."""
     return [
         name
         for name, function in _members(namespace).items()
@@ -255,12 +255,12 @@ def _without_self(function: Callable[..., Any]) -> inspect.Signature:
 
 @dataclass(frozen=True)
 class Edge:
-    """A wish that one plugin runs before another.
+    """A request that one plugin runs before another.
 
     Args:
         first, then: folded names.
-        declared_by: who wished it, as messages say it.
-        by_user: whether a person did, in the configuration; that wins over a plugin's.
+        declared_by: who requests it, as shown in messages.
+        by_user: whether it is in the configuration, which wins over a plugin's.
         typed: both names as a person types them.
     """
 

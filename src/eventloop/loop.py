@@ -1,7 +1,7 @@
 """The loop. Every line that calls a hook is a line of the pseudo-code in the documentation.
 
-`hooks.NAME(state)` tells an event, asks a question, or has an action done. The methods marked as
-implementations are the core's default for the action of their name.
+`hooks.NAME(state)` fires an event, asks a question or calls an action. The methods marked with
+`hookimpl` are the core's defaults for the actions of their names.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State
 from eventloop.training.bookkeeping import log_train_metrics
-from eventloop.training.entry import Entry
 from eventloop.training.evaluation import batches_of, evaluation_mode, results_of
-from eventloop.training.update import (
+from eventloop.training.loop_entry import Entry
+from eventloop.training.optimizer_update import (
     Accumulate,
     Passes,
     misplaced_update,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from eventloop.clock import Time
     from eventloop.data.feed import Feed
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.active import ActivePlugins
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.training.grad_scaling import StepOutcome
-    from eventloop.training.numbers import Numbers
+    from eventloop.training.logged_numbers import Numbers
 
 
 class Loop:
@@ -95,7 +95,7 @@ class Loop:
         self._has_begun = False
         self._can_update = False
         self.feeds = Feeds(self.hooks, processes)
-        self.entry = Entry()
+        self.entry = Entry(self.hooks)
         self.is_finished = True
         self._in_training = False
         self._evaluated_at = -1
@@ -117,7 +117,8 @@ class Loop:
         hooks.fit_start(state)
         if state.settings.eval_at_start and not state.clock.batch:
             self._evaluate_once(state)
-        self._save_if_due(state)
+        if hooks.should_checkpoint(state):
+            self._save(state)
 
         over = self.entry.between_epochs(state)
         while not over:
@@ -143,7 +144,7 @@ class Loop:
             hooks.training_end(state)
 
     def _epoch(self, state: State) -> bool:
-        """Trains for one epoch, or for what is left of it; tells whether the fit is over."""
+        """Trains for one epoch, or the rest of it; returns whether the fit is over."""
         hooks = self.hooks
         feed = self.feeds.of_epoch(state)
         state.resumed = feed.under_way
@@ -172,8 +173,10 @@ class Loop:
         if hooks.should_eval(state):
             self._evaluate_once(state)
         hooks.epoch_checkpoint(state)
-        self._save_if_due(state)
-        self.deliver(state)
+        if hooks.should_checkpoint(state):
+            self._save(state)
+        for at, row in self._numbers.arrived(state.clock):
+            hooks.log(state, row, at)
         return bool(over or hooks.should_stop(state))
 
     def _batch(self, state: State, feed: Feed) -> None:
@@ -204,8 +207,10 @@ class Loop:
         if hooks.should_eval(state):
             self._evaluate_once(state)
         hooks.batch_checkpoint(state)
-        self._save_if_due(state)
-        self.deliver(state)
+        if hooks.should_checkpoint(state):
+            self._save(state)
+        for at, row in self._numbers.arrived(state.clock):
+            hooks.log(state, row, at)
 
     @hookimpl
     def train_batch(self, state: State) -> bool | StepOutcome:
@@ -263,7 +268,7 @@ class Loop:
         if not microbatches:
             raise no_microbatch(state)
         state.num_microbatches = len(microbatches)
-        weights = self.processes.loss_weights(state, microbatches, hooks.count_batch)
+        weights = self.processes.loss_weights(state, microbatches, hooks.weigh_microbatch)
         self._numbers.weights = weights.each
 
         mean_loss: Tensor | None = None
@@ -292,12 +297,12 @@ class Loop:
         passes: Passes,
     ) -> Tensor:
         """Computes the gradients of the batch again, without events: the closure of a step."""
-        kept = state.loss
+        last_loss = state.loss
         self.hooks.zero_grad(state, optimizers)
         with torch.enable_grad(), self._numbers.unheard():
             loss = accumulate(state, self.quiet, optimizers, passes)
             self.hooks.clip_gradients(state, optimizers)
-        state.loss = kept
+        state.loss = last_loss
         # An optimizer that decides by the loss must decide alike on all ranks.
         return self.processes.mean(loss)
 
@@ -387,17 +392,12 @@ class Loop:
         """Lets the data loader's workers go, which may stay from epoch to epoch."""
         self.feeds.give_up()
 
-    def deliver(self, state: State) -> None:
-        """Hands logged numbers to the loggers: those that are on the host by now."""
-        for at, row in self._numbers.arrived(state.clock):
-            self.hooks.log(state, row, at)
-
     def deliver_everything(self, state: State, *, alone: bool = False) -> None:
-        """Hands over all that was logged, and waits for it.
+        """Delivers everything logged, and waits for it.
 
         Args:
-            alone: asks nothing of the other ranks, which may be gone. What was logged in a batch
-                that isn't done is dropped: it would stand at the one before.
+            alone: without the other ranks, which may be gone. Numbers of an unfinished batch are
+                dropped: they would be counted for the batch before.
         """
         if alone and self.feeds.are_ahead_of(state.clock):
             self._numbers.forget()
@@ -436,13 +436,12 @@ class Loop:
             with state.evaluating(names), self._best_weights(state):
                 self.hooks.evaluate(state)
 
-    def _save_if_due(self, state: State) -> None:
-        """Saves a checkpoint if any plugin says so; at the last batch the end of the fit does."""
-        if self.hooks.should_checkpoint(state):
-            if self._ends_here(state):
-                state.checkpoint_requested = True
-            else:
-                self.save_once(state)
+    def _save(self, state: State) -> None:
+        """Saves a checkpoint; at the last batch the end of the fit does."""
+        if self._ends_here(state):
+            state.checkpoint_requested = True
+        else:
+            self.save_once(state)
 
     def _ends_here(self, state: State) -> bool:
         """Whether the fit ends at this batch count, with nothing before its end that takes long."""

@@ -1,23 +1,32 @@
-"""Everyday modes: fewer batches, the same batches, and a dry run of everything.
+"""Everyday modes: a run in one call, fewer batches, the same batches, a dry run of everything.
 
-Each is a plugin like any other, handed to `Trainer(algorithms=[...])`; the flags of
-`eventloop fit` do no more.
+Those that change what is trained on are plugins like any other, handed to
+`Trainer(algorithms=[...])`; the flags of `eventloop fit` do no more.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from eventloop.clock import Time
-from eventloop.data.combine import FirstBatches, known_length
+from eventloop.config.layers import example
+from eventloop.config.settings import SETTING_NAMES
+from eventloop.data.combine import FirstBatches
+from eventloop.errors import SettingError
 from eventloop.hooks import hookimpl
 from eventloop.run.result import Result
+from eventloop.task import Task
 from eventloop.trainer import Trainer, TrainerBuilder
+from eventloop.vocabulary import SETTINGS, TASK, TRAINER, known_as
 
 if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
@@ -48,28 +57,25 @@ class LimitBatches:
         _require_positive("LimitBatches", train_batches=train_batches, eval_batches=eval_batches)
         if train_batches is None and eval_batches is None:
             raise ValueError("LimitBatches() has no effect: give train_batches or eval_batches")
-        self.train_batches = train_batches
-        self.eval_batches = eval_batches
+        self.train_batches, self.eval_batches = train_batches, eval_batches
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_train_dataloader(self, state: State) -> Generator[None, Any, Any]:
-        """Leaves the first batches of an epoch."""
         dataloader = yield
         return _first(dataloader, self.train_batches)
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_eval_dataloaders(self, state: State) -> Generator[None, Mapping[str, Any], Any]:
-        """Leaves the first batches of each eval data loader."""
         dataloaders = yield
         return {name: _first(one, self.eval_batches) for name, one in dataloaders.items()}
 
 
 class Overfit:
-    """Trains on the same few batches again and again, and evaluates on them.
+    """Trains repeatedly on the same few batches, and evaluates on them.
 
     The batches are taken from the train data loader once, when the trainer is built; random
-    changes to the data are frozen with them. The only eval data set is called "overfit": a model
-    and loss without a mistake bring its metrics to their best.
+    changes to the data are frozen with them. The only eval data set is called "overfit": a correct
+    model and loss reach the best values of its metrics.
 
     Args:
         batches: how many.
@@ -83,24 +89,23 @@ class Overfit:
     def __init__(self, *, batches: int) -> None:
         _require_positive("Overfit", batches=batches)
         self.batches = batches
-        self._kept: list[Any] = []
+        self._cached: list[Any] = []
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_train_dataloader(self, state: State) -> Generator[None, Any, list[Any]]:
-        """Keeps the first batches, and gives them in each epoch."""
         dataloader = yield
-        self._kept = self._kept or list(itertools.islice(dataloader, self.batches))
-        return self._kept
+        self._cached = self._cached or list(itertools.islice(dataloader, self.batches))
+        return self._cached
 
     @hookimpl(wrapper=True, tryfirst=True)
     def build_eval_dataloaders(self, state: State) -> Generator[None, Any, dict[str, Any]]:
-        """Puts the same batches in the place of the task's eval data."""
+        """Replaces the task's eval data with the same batches."""
         yield
-        return {"overfit": self._kept}
+        return {"overfit": self._cached}
 
 
-class Sooner:
-    """Lets implementations with `every=` run at every batch; the observer of a dry run."""
+class EveryBatch:
+    """Runs implementations with `every=` at every batch; the observer of a dry run."""
 
     def observed(self, one: Implementation) -> Implementation:
         """Returns the implementation as it is called at every batch."""
@@ -128,7 +133,7 @@ def dry_run(
     """
     with TemporaryDirectory(prefix="eventloop-dry-run-") as folder:
         values: Any = {**settings, **dry_settings(), "run_dir": folder}
-        builder = TrainerBuilder(observers=[Sooner(), *observers])
+        builder = TrainerBuilder(observers=[EveryBatch(), *observers])
         plugins = [*algorithms, dry_limit()]
         with builder.build(task, algorithms=plugins, callbacks=callbacks, **values) as trainer:
             return rehearse(trainer)
@@ -156,10 +161,53 @@ def rehearse(trainer: Trainer) -> Result:
 def _first(dataloader: Any, limit: int | None) -> Any:
     if limit is None:
         return dataloader
-    return FirstBatches(dataloader, limit, known_length(dataloader))
+    return FirstBatches(dataloader, limit)
 
 
 def _require_positive(owner: str, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
             raise ValueError(f"{owner}({name}={count!r}) isn't a number of batches, 1 or more")
+
+
+_OF_TRAINER = ("algorithms", "callbacks")
+
+
+def fit(
+    model: nn.Module | Callable[[], nn.Module],
+    train_dataloader: Any,
+    *,
+    optimizer: Callable[[nn.Module], Optimizer | Mapping[str, Optimizer]],
+    max_duration: str | Time,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    **given: Any,
+) -> Result:
+    """Trains a model: `Trainer(Task(...), ...).fit()` in one call, for what needs no second one.
+
+    Args:
+        model, train_dataloader, optimizer, loss: see `Task`.
+        max_duration: how long to train, as a time: "10ep", "5000ba".
+        given: more values of `Task`, such as `eval_dataloaders` and `metrics`, and settings,
+            `algorithms` and `callbacks` of `Trainer`.
+
+    Raises:
+        EventloopError: as `Trainer` and `Trainer.fit` do.
+    """
+    if "settings" in given:
+        raise SettingError(
+            "settings are keywords here", fix='write fit(..., seed=1) for {"seed": 1}'
+        )
+    names = inspect.signature(Task).parameters.keys() - {*_OF_TRAINER}
+    settings = {word: example(*one, "keyword") for word, one in SETTINGS.items()}
+    words = {**settings, **TRAINER, **TASK}
+    for name in given.keys() - names - {*_OF_TRAINER, *SETTING_NAMES}:
+        if hint := known_as(name, words, [*names, *_OF_TRAINER, *SETTING_NAMES]):
+            raise SettingError(
+                f"fit(...) has no argument {name!r}{hint}", fix="rename the keyword or leave it out"
+            )
+    of_task = {name: given.pop(name) for name in names & given.keys()}
+    task = Task(
+        model=model, train_dataloader=train_dataloader, optimizer=optimizer, loss=loss, **of_task
+    )
+    with Trainer(task, max_duration=max_duration, **given) as trainer:
+        return trainer.fit()

@@ -1,11 +1,14 @@
-"""Names as people write and read them: folded for comparison, in kebab-case, listed."""
+"""Names as people write and read them: folded for comparison, in kebab-case, with versions."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*(.*?)\s*")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -46,7 +49,7 @@ def listed(objects: object, what: str) -> tuple[object, ...]:
     """Returns plugins that were handed over as a tuple.
 
     Raises:
-        TypeError: they stand in no list.
+        TypeError: they aren't in a list.
     """
     if not isinstance(objects, Iterable) or isinstance(objects, str | Mapping):
         raise TypeError(f"{what}={objects!r} is not a list; write {what}=[...]")
@@ -78,3 +81,50 @@ def brief(value: Any) -> str:
     if type(value) in (list, tuple) and len(value) <= 8:
         return f"[{', '.join(map(brief, value))}]"
     return type(value).__name__
+
+
+def is_in_range(version: str, specifier: str) -> bool:
+    """Returns whether a version is in a range; pre-releases can be.
+
+    Args:
+        version: an invalid one is in no range.
+        specifier: in pip's syntax, ">=0.2,<1"; "" for any.
+    """
+    if not specifier:
+        return True
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion
+
+    try:
+        return SpecifierSet(specifier).contains(version, prereleases=True)
+    except (InvalidVersion, InvalidSpecifier):
+        return False
+
+
+def admits_older(specifier: str, version: str) -> bool:
+    """Returns whether a range contains versions older than one."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    lowest = [
+        Version(one.version.removesuffix(".*"))
+        for one in SpecifierSet(specifier)
+        if one.operator in (">=", ">", "==", "~=")
+    ]
+    return not lowest or max(lowest) < Version(version)
+
+
+def split_requirement(text: str) -> tuple[str, str] | None:
+    """Returns a plugin's name and version range, "" for any; None if it is invalid."""
+    match = _REQUIREMENT.fullmatch(text)
+    if match is None:
+        return None
+    name, specifier = match.groups()
+    if specifier:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier:
+            return None
+    return name, specifier

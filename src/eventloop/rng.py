@@ -1,4 +1,4 @@
-"""Random generators of Python, NumPy and torch: where they stand, seeding, and leaving them alone."""
+"""Random generators of Python, NumPy and torch: seeding, saving and restoring their states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def global_generators() -> dict[str, Any]:
 
 
 def get_rng_state(generator: Any) -> Any:
-    """Returns where a generator stands, as a nest of plain values and tensors."""
+    """Returns the state of a generator as a nest of plain values and tensors."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random) or generator is random:
@@ -46,26 +46,26 @@ def get_rng_state(generator: Any) -> Any:
     return arrays_to_tensors(generator.bit_generator.state)
 
 
-def set_rng_state(generator: Any, standing: Any) -> None:
-    """Has a generator go on from where `get_rng_state` found it.
+def set_rng_state(generator: Any, state: Any) -> None:
+    """Sets a generator to a state from `get_rng_state`.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError, RuntimeError: no generator of its kind
-            stands there.
+        LookupError, TypeError, ValueError, AttributeError, RuntimeError: it isn't the state
+            of a generator of this kind.
     """
     if isinstance(generator, torch.Generator):
-        generator.set_state(standing)
+        generator.set_state(state)
     elif isinstance(generator, random.Random) or generator is random:
-        words = tuple(standing["words"].tolist())
-        generator.setstate((standing["version"], words, standing["gauss"]))
+        words = tuple(state["words"].tolist())
+        generator.setstate((state["version"], words, state["gauss"]))
     elif callable(getattr(generator, "set_state", None)):
-        generator.set_state(_within_memory(tensors_to_arrays(standing)))
+        generator.set_state(_within_memory(tensors_to_arrays(state)))
     else:
-        generator.bit_generator.state = _within_memory(tensors_to_arrays(standing))
+        generator.bit_generator.state = _within_memory(tensors_to_arrays(state))
 
 
 def _within_memory(state: Any) -> Any:
-    """Returns a state of NumPy's, which reads beyond its words where a position says so (2.4)."""
+    """Returns NumPy's state, whose position is checked, as it may point beyond its words (2.4)."""
     inner = state["state"] if isinstance(state["state"], Mapping) else {}
     for position, most in ((inner.get("pos", 0), 624), (state.get("buffer_pos", 0), 4)):
         if type(position) is not int or not 0 <= position <= most:
@@ -74,7 +74,7 @@ def _within_memory(state: Any) -> Any:
 
 
 def reseed(generator: Any, seed: int) -> None:
-    """Lets a generator begin anew from a seed, in [0, 2**64)."""
+    """Seeds a generator with a seed in [0, 2**64)."""
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
     elif isinstance(generator, random.Random):
@@ -87,7 +87,7 @@ def reseed(generator: Any, seed: int) -> None:
 
 
 def arrays_to_tensors(value: Any) -> Any:
-    """Returns a nest in which NumPy's arrays are tensors with the name of their type."""
+    """Returns a nest with NumPy arrays replaced by tensors and the names of their dtypes."""
     if isinstance(value, Mapping):
         return {key: arrays_to_tensors(one) for key, one in value.items()}
     numpy = sys.modules.get("numpy")
@@ -99,7 +99,7 @@ def arrays_to_tensors(value: Any) -> Any:
 
 
 def tensors_to_arrays(value: Any) -> Any:
-    """Returns the nest that `arrays_to_tensors` was given."""
+    """Reverses `arrays_to_tensors`."""
     if not isinstance(value, Mapping):
         return value
     if value.keys() == {"array", "shape", "bytes"}:
@@ -110,7 +110,7 @@ def tensors_to_arrays(value: Any) -> Any:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy where it is imported, and torch on every device.
+    """Seeds Python, NumPy if it is imported, and torch on every device.
 
     Args:
         seed: in [0, 2**32), the range of NumPy.
@@ -122,18 +122,18 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Has each rank draw other numbers from now on; rank 0 goes on with those of one process."""
+    """Makes ranks draw different numbers from now on; rank 0 draws those of one process."""
     if rank:
         text = f"{seed}/{rank}"
         seed_everything(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big"))
 
 
 class HostGenerator(NamedTuple):
-    """A global generator of the host, of which it is cheap to see whether it has moved.
+    """A global generator of the host, with a cheap check whether it has been used.
 
-    A Mersenne Twister notes with each draw at which of its words it is, and computes all of them anew
-    when it has used the last one. So its fingerprint is that position, some of the words, and the normal
-    number, if any, that waits for the next call.
+    A Mersenne Twister stores its position in its words, and recomputes all words after the last
+    one. So its fingerprint is that position, some of the words, and the cached normal number, if
+    any.
     """
 
     fingerprint: Callable[[], Any]  # returns another value wherever the generator stands elsewhere
@@ -146,7 +146,7 @@ _NUM_BYTES = 32  # of a Mersenne Twister's 2,500 that are looked at, its positio
 
 
 def host_generators() -> dict[str, HostGenerator]:
-    """Returns the host's global generators by name; NumPy's where it is imported."""
+    """Returns the host's global generators by name; NumPy's if it is imported."""
     if "numpy" not in _HOST and (numpy := sys.modules.get("numpy")):
         module = numpy.random
         _HOST["numpy"] = HostGenerator(
@@ -248,13 +248,13 @@ _HOST = {
 
 
 class KeptGenerators:
-    """Where the global random generators of Python, NumPy and torch stand, and others.
+    """The saved states of the global generators of Python, NumPy and torch, and others.
 
     Args:
-        others: more generators.
+        others: additional generators.
 
     Attributes:
-        gpu: where the GPU's stands, of which it isn't known whether it moves.
+        gpu: the state of the GPU's generator, whose changes can't be detected.
     """
 
     _last: ClassVar[tuple[dict[str, Any], dict[str, Any]]] = {}, {}
@@ -274,13 +274,13 @@ class KeptGenerators:
         self._others = [(one, get_rng_state(one)) for one in others]
 
     def moved(self) -> set[str]:
-        """Returns the names of the host's generators that stand elsewhere now."""
+        """Returns the names of the host's generators whose state has changed."""
         if (now := _fingerprints()) == self._before:
             return set()
         return {name for name, one in now.items() if self._before.get(name) != one}
 
     def put_back(self) -> None:
-        """Sets them to where they stood."""
+        """Restores the saved states."""
         for name in self.moved() & self._states.keys():
             _HOST[name].set_state(self._states[name])
         if self.gpu is not None:
@@ -295,9 +295,9 @@ def _fingerprints() -> dict[str, Any]:
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Leaves the global random generators of Python, NumPy and torch as it found them."""
-    kept = KeptGenerators()
+    """Restores the global RNG states of Python, NumPy and torch after a block."""
+    saved = KeptGenerators()
     try:
         yield
     finally:
-        kept.put_back()
+        saved.put_back()

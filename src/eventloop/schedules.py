@@ -10,19 +10,21 @@ the run ends, whatever was skipped.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from torch.optim import Optimizer
 
 from eventloop.clock import Time
 from eventloop.errors import SettingError
-from eventloop.task.courses import Course, Schedule
-from eventloop.task.plateau import Plateau, Rule
+from eventloop.task.courses import Course, Rule, Schedule
 from eventloop.task.schedulers import in_unit, length_in, steps_per_epoch, unit_of
 
 if TYPE_CHECKING:
     from eventloop.state import State
+
+    # Of the optimizer and the State.
+    Maker = Callable[[Optimizer, State], Schedule]
 
 
 def cosine(
@@ -30,7 +32,7 @@ def cosine(
     warmup: str | Time | None = None,
     duration: str | Time | None = None,
     final_frac: float = 0.0,
-) -> Factory:
+) -> Maker:
     """Returns what makes a schedule that falls along half a cosine after its warm-up.
 
     Args:
@@ -43,9 +45,7 @@ def cosine(
 
     Source: Loshchilov & Hutter 2017, arXiv:1608.03983, equation 5, without restarts.
     """
-    return Factory(
-        curve="cosine", warmup=_time(warmup), end=_time(duration or "1dur"), final_frac=final_frac
-    )
+    return _maker("cosine", warmup=warmup, end=duration or "1dur", final_frac=final_frac)
 
 
 def linear(
@@ -53,14 +53,12 @@ def linear(
     warmup: str | Time | None = None,
     duration: str | Time | None = None,
     final_frac: float = 0.0,
-) -> Factory:
+) -> Maker:
     """Returns what makes a schedule that falls in a straight line; all else as in `cosine`."""
-    return Factory(
-        curve="linear", warmup=_time(warmup), end=_time(duration or "1dur"), final_frac=final_frac
-    )
+    return _maker("linear", warmup=warmup, end=duration or "1dur", final_frac=final_frac)
 
 
-def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = None) -> Factory:
+def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = None) -> Maker:
     """Returns what makes a schedule that stays at the optimizer's rate after its warm-up.
 
     Args:
@@ -73,8 +71,8 @@ def constant(*, warmup: str | Time | None = None, cooldown: str | Time | None = 
 
     Source: with a cool-down Hu et al. 2024, arXiv:2404.06395, section 4 (warm-up, stable, decay).
     """
-    end = None if cooldown is None else Time("1dur")
-    return Factory(curve="linear", warmup=_time(warmup), end=end, cooldown=_time(cooldown))
+    end = None if cooldown is None else "1dur"
+    return _maker("linear", warmup=warmup, end=end, cooldown=cooldown)
 
 
 def wsd(
@@ -83,7 +81,7 @@ def wsd(
     decay: str | Time = "0.2dur",
     curve: Literal["linear", "cosine", "sqrt"] = "linear",
     final_frac: float = 0.0,
-) -> Factory:
+) -> Maker:
     """Returns what makes a schedule of warm-up, a stable rate, and a decay at the end of the run.
 
     Args:
@@ -100,17 +98,13 @@ def wsd(
     """
     if curve not in ("linear", "cosine", "sqrt"):
         raise ValueError(f"curve={curve!r} is none of 'linear', 'cosine', 'sqrt'")
-    return Factory(
-        curve=curve,
-        warmup=_time(warmup),
-        end=Time("1dur"),
-        cooldown=Time(decay),
-        final_frac=final_frac,
-        fall_name="decay",
+    decay = Time(decay)
+    return _maker(
+        curve, warmup=warmup, end="1dur", cooldown=decay, final_frac=final_frac, fall_name="decay"
     )
 
 
-def inverse_sqrt(*, warmup: str | Time) -> Factory:
+def inverse_sqrt(*, warmup: str | Time) -> Maker:
     """Returns what makes a schedule that falls as 1 over the square root of what is done.
 
     The run needs no `max_duration`, and may be extended: nothing depends on its end.
@@ -124,7 +118,7 @@ def inverse_sqrt(*, warmup: str | Time) -> Factory:
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, equation 3.
     """
-    return Factory(curve="inverse_sqrt", warmup=Time(warmup), end=None)
+    return _maker("inverse_sqrt", warmup=Time(warmup), end=None)
 
 
 def one_cycle(
@@ -133,7 +127,7 @@ def one_cycle(
     duration: str | Time | None = None,
     start_frac: float = 0.04,
     final_frac: float = 4e-6,
-) -> Factory:
+) -> Maker:
     """Returns what makes a schedule that rises and falls along half cosines.
 
     The optimizer's rate is the highest, in the middle. Momentum stays; torch's `OneCycleLR`
@@ -150,10 +144,10 @@ def one_cycle(
 
     Source: Smith & Topin 2018, arXiv:1708.07120, section 2.
     """
-    return Factory(
-        curve="cosine",
+    return _maker(
+        "cosine",
         warmup=Time(warmup),
-        end=_time(duration or "1dur"),
+        end=duration or "1dur",
         final_frac=final_frac,
         start_frac=start_frac,
         rise="cosine",
@@ -168,7 +162,7 @@ def plateau(
     threshold: float = 1e-4,
     final_frac: float = 0.0,
     warmup: str | Time | None = None,
-) -> Factory:
+) -> Maker:
     """Returns what makes a schedule that falls whenever a metric has stopped to improve.
 
     All ranks go by the value of rank 0. Evaluations during the warm-up count as others do.
@@ -187,80 +181,59 @@ def plateau(
     rule = Rule(
         metric=metric, factor=factor, patience=patience, threshold=threshold, final_frac=final_frac
     )
-    return Factory(curve="linear", warmup=_time(warmup), end=None, rule=rule)
+    return _maker("linear", warmup=warmup, end=None, rule=rule)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Factory:
-    """Makes a schedule for an optimizer, once the length of the run is known.
+def _maker(
+    curve: str,
+    *,
+    warmup: str | Time | None,
+    end: str | Time | None,
+    cooldown: str | Time | None = None,
+    final_frac: float = 0.0,
+    start_frac: float = 0.0,
+    rise: str = "linear",
+    fall_name: str = "cooldown",
+    rule: Rule | None = None,
+) -> Maker:
+    """Returns what makes a schedule for an optimizer, once the length of the run is known.
 
     Args:
-        curve: how the rate falls, a name in `CURVES`.
-        warmup: how long the rate rises from 0; None: it starts at the optimizer's own.
+        curve, final_frac, start_frac, rise: as `Course` has them.
+        warmup: how long the rate rises; None: it starts at the optimizer's own.
         end: when the fall ends; None: it never begins.
         cooldown: how long the fall takes; None: from the warm-up to the end.
-        final_frac, start_frac, rise: as `Course` has them.
         fall_name: what `cooldown` is called in messages.
-        rule: when the rate falls by a metric; None: by the clock alone.
+        rule: as `Schedule` has it.
 
     Raises:
-        ValueError: a share is outside 0 to 1.
+        ValueError: a time makes no sense, or a share is outside 0 to 1.
     """
+    for name, frac in (("start_frac", start_frac), ("final_frac", final_frac)):
+        if not 0.0 <= frac <= 1.0:
+            raise ValueError(f"{name}={frac} is outside 0 to 1")
+    rises, ends, falls = (None if one is None else Time(one) for one in (warmup, end, cooldown))
 
-    curve: str
-    warmup: Time | None
-    end: Time | None
-    cooldown: Time | None = None
-    final_frac: float = 0.0
-    start_frac: float = 0.0
-    rise: str = "linear"
-    fall_name: str = "cooldown"
-    rule: Rule | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("start_frac", "final_frac"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} is outside 0 to 1")
-
-    def __call__(self, optimizer: Optimizer, state: State) -> Schedule | Plateau:
-        """Makes the schedule of one optimizer.
-
-        Raises:
-            SettingError: its times can't be compared, don't fit into each other, or are fractions
-                of a length that isn't known.
-        """
-        if self.rule is not None:
-            return Plateau(optimizer, self.rule, self.course(state), state)
-        return Schedule(optimizer, self.course(state), state)
-
-    def course(self, state: State) -> Course:
-        """Returns the schedule in numbers, for a run of this length.
-
-        Raises:
-            SettingError: as above.
-        """
-        unit = unit_of(self.end or self.warmup or Time("1ba"), state)
+    def schedule(optimizer: Optimizer, state: State) -> Schedule:
+        unit = unit_of(ends or rises or Time("1ba"), state)
         if unit == "ep":
             steps_per_epoch(state)  # within an epoch the position is counted in batches
-        rise = length_in("warmup", self.warmup, unit, state) if self.warmup else 0.0
-        end = length_in("duration", self.end, unit, state) if self.end else math.inf
-        fall = rise if self.end else math.inf
-        if self.cooldown:
-            fall = end - length_in(self.fall_name, self.cooldown, unit, state)
+        top = length_in("warmup", rises, unit, state) if rises else 0.0
+        stop = length_in("duration", ends, unit, state) if ends else math.inf
+        fall = top if ends else math.inf
+        if falls:
+            fall = stop - length_in(fall_name, falls, unit, state)
         run = state.duration
-        last = min(end, (run and in_unit(run, unit, state)) or math.inf)
-        if rise >= last or fall < rise:
-            times = {"warmup": self.warmup, self.fall_name: self.cooldown}
+        last = min(stop, (run and in_unit(run, unit, state)) or math.inf)
+        if top >= last or fall < top:
+            times = {"warmup": rises, fall_name: falls}
             given = [f"{name}={time}" for name, time in times.items() if time]
             raise SettingError(
                 f"{' and '.join(given)} {'leave' if len(given) > 1 else 'leaves'} nothing of a "
                 f"schedule that ends at {last:g}{unit}",
                 fix='shorten it, to a fraction of the run for example: "0.05dur"',
             )
-        return Course(
-            self.curve, unit, rise, fall, end, self.final_frac, self.start_frac, self.rise
-        )
+        course = Course(curve, unit, top, fall, stop, final_frac, start_frac, rise)
+        return Schedule(optimizer, course, state, rule)
 
-
-def _time(given: str | Time | None) -> Time | None:
-    return None if given is None else Time(given)
+    return schedule

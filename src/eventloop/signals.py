@@ -1,7 +1,7 @@
 """Signals: what a run does when asked from outside to save or to stop.
 
-While `fit` runs, a signal only asks: the batch under way is finished, a checkpoint is saved, and
-only then the fit ends. Everywhere else signals do what they did before.
+While `fit` runs, a signal is a request: the current batch is finished, a checkpoint is saved, and
+only then the fit ends. Outside of `fit` signals have their previous effect.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ StopKind = Literal["plugin", "signal", "loss", "pruned"]
 
 
 class StopReason(str):
-    """Why a run stops, in words.
+    """Why a run stops.
 
     Args:
-        text: the words.
-        kind: what stops it: a plugin; a signal, after which it goes on when it is started again; a
-            loss that isn't finite; or "pruned", a trial that isn't worth going on with.
+        text: the reason.
+        kind: what stops it: a plugin; a signal, after which it can be resumed; a loss that isn't
+            finite; or "pruned", a trial that isn't worth continuing.
     """
 
     kind: StopKind
@@ -42,7 +42,7 @@ class StopReason(str):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A person pressed Ctrl-C; a plugin that raises KeyboardInterrupt is not a person.
+    """The user pressed Ctrl-C; a plugin that raises KeyboardInterrupt doesn't count.
 
     Args:
         is_agreed: whether all ranks raise it after the same batch.
@@ -65,11 +65,11 @@ class Terminated(SystemExit):
 
 
 class Signals:
-    """Turns signals into requests of the run, inside its context, which may be entered once.
+    """A context manager that turns signals into requests to the run; can be entered once.
 
-    SIGUSR1 asks for a checkpoint; SIGTERM and the first SIGINT ask for a checkpoint and the end of
-    the fit; a SIGINT after them raises `Interrupted` at once. Outside of the main thread, where
-    Python has no handlers, and for signals that are ignored, nothing changes.
+    SIGUSR1 requests a checkpoint; SIGTERM and the first SIGINT request a checkpoint and the end of
+    the fit; a further SIGINT raises `Interrupted` at once. Outside of the main thread, where
+    Python has no handlers, and for ignored signals, nothing changes.
 
     Args:
         state: of the run.
@@ -95,15 +95,15 @@ class Signals:
             signal.signal(number, handler)
 
     def agree(self, processes: Processes) -> bool:
-        """Returns whether a rank was asked to stop; to be called on all, when the fit is over."""
+        """Returns whether any rank was asked to stop. Collective; called when the fit is over."""
         asked = [one for one in processes.all_gather(self._received) if one is not None]
         self._agreed = asked[0] if asked else None
         return bool(asked)
 
     def pass_on(self) -> None:
-        """Ends what a signal asked to end; called once the context is left.
+        """Raises for the signal that was received; called after the context was left.
 
-        A handler that was there before is called first.
+        A previous handler is called first.
 
         Raises:
             Interrupted: SIGINT came.
@@ -141,25 +141,25 @@ class Signals:
 
 
 def is_agreed(error: BaseException) -> bool:
-    """Returns whether all ranks raise an exception, each in its own time, so that none has failed."""
+    """Returns whether all ranks raise this exception by agreement, so that none has failed."""
     return isinstance(error, Terminated) or (isinstance(error, Interrupted) and error.is_agreed)
 
 
 def is_interruption(stop_reason: StopReason | None) -> bool:
-    """Returns whether a signal stopped the run, which is to go on when it is started again."""
+    """Returns whether a signal stopped the run, which resumes when it is started again."""
     return stop_reason is not None and stop_reason.kind == "signal"
 
 
 def status_of(stop_reason: StopReason | None) -> str:
-    """Returns what became of a run: finished; interrupted, by a signal; pruned; or stopped."""
+    """Returns the status of a run: finished; interrupted, by a signal; pruned; or stopped."""
     if stop_reason is None:
         return "finished"
     return {"signal": "interrupted", "pruned": "pruned"}.get(stop_reason.kind, "stopped")
 
 
 @contextmanager
-def told_from_a_key() -> Iterator[None]:
-    """Has Ctrl-C raise `Interrupted`, to tell it from a plugin that raises KeyboardInterrupt."""
+def named_interrupts() -> Iterator[None]:
+    """Has Ctrl-C raise `Interrupted`, to distinguish it from a plugin's KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -181,9 +181,9 @@ def _is_a_user_s(handler: Any) -> TypeGuard[Callable[[int, FrameType | None], ob
 
 
 def _receive_in_fork(number: int, frame: FrameType | None, handler: Any) -> None:
-    """Does what a signal would have done in a fork, a worker of a data loader say.
+    """Handles a signal in a forked process, such as a DataLoader worker.
 
-    But Ctrl-C, which a terminal sends to forks as well, must not keep the batch from its end.
+    Ignores Ctrl-C, which a terminal also sends to forks, as the batch must be finished.
     """
     if number == signal.SIGINT:
         return

@@ -15,12 +15,11 @@ from torch.optim import Optimizer
 from eventloop.clock import Clock, Time, resolve
 from eventloop.data import batches
 from eventloop.data.batches import Count
-from eventloop.data.side_pass import pass_beside
+from eventloop.data.loaders import training_pass
 from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
 from eventloop.signals import StopReason
-from eventloop.training.evaluation import current_count
-from eventloop.training.numbers import Numbers
+from eventloop.training.logged_numbers import Numbers
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.capture import Captured
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.active import ActivePlugins
     from eventloop.plugin.observe import Observer
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.signals import StopKind
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.training.precision import Precision
@@ -93,10 +92,10 @@ class State:
         resumed: whether the epoch under way had begun before this fit.
         is_logging: whether `log` keeps what it is given; False in a prediction, and inside of
             `eventloop.toolbox.passes.evaluation_mode`.
-        attempt: how often the batch under way was begun again, 0 at first.
-        stop_reason: why the run shall stop; None while it goes on.
+        attempt: how often the current batch was restarted, 0 at first.
+        stop_reason: why the run should stop; None while it continues.
         enclosed: what the wrapper under way encloses, which `again` runs; the plans alone set it.
-        observers: what looks on while hooks are called, `Check`, say; fixed.
+        observers: called around every hook, for example a profiler; fixed.
         manifest: what the run is made of: plugins, order, settings, versions; fixed.
         checkpoint_requested: whether a checkpoint was requested since the last one.
     """
@@ -196,7 +195,7 @@ class State:
         self.microbatch_size = None if size == "auto" else size
         self.num_batches: int | None = None
         self.even_batches = False
-        self.count = Count(0, 0, 0)
+        self.count = Count(0, 0)
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.metrics: Mapping[str, Mapping[str, Metric]] = {}
@@ -278,11 +277,11 @@ class State:
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
     ) -> None:
-        """Logs a number for the moment under way; it stays on its device until it is delivered.
+        """Logs a number for the current moment; it is kept on its device until it is delivered.
 
-        In a microbatch it is a part of the batch's number: the mean over the microbatches, weighted
-        as the loss is; of several updates, the mean of theirs. While an eval set is under way it is SET/NAME, the mean over all samples of
-        the set, and stands in `eval_metrics`. In a prediction it is dropped.
+        Within a batch, values are averaged over microbatches (weighted like the loss) and then
+        over updates. While an eval set is evaluated, it is the mean over all samples of the set,
+        named SET/NAME in `eval_metrics`. In a prediction it is dropped.
 
         Args:
             name: a plugin's numbers start with its name and a slash. Any text will do:
@@ -307,7 +306,7 @@ class State:
         elif not isinstance(value, (int, float)):
             raise TypeError(f"log({name!r}, ...) takes a number, not {type(value).__name__}")
         if self.eval_name is not None:
-            weight = 1 if self.batch is None else self.current_count().weight
+            weight = 1 if self.batch is None else self.current_weight()
             self._numbers.of_set.record(name, value, weight, reduce)
         elif self.microbatch is not None:
             self._numbers.record_part(name, value, self.microbatch_idx, reduce)
@@ -317,18 +316,20 @@ class State:
     @contextmanager
     def evaluating(self, names: Iterable[str]) -> Iterator[None]:
         """Has evaluations inside of it go over these eval data loaders."""
-        kept, self.eval_sets = self.eval_sets, tuple(names)
+        outer_sets, self.eval_sets = self.eval_sets, tuple(names)
         try:
             yield
         finally:
-            self.eval_sets = kept
+            self.eval_sets = outer_sets
 
     def current_count(self) -> Count:
-        """Returns what the microbatch under way, else the batch, counts for: samples, and weight.
+        """Returns the samples of the microbatch under way, else of the batch, by `count_batch`."""
+        batch = self.batch if self.microbatch is None else self.microbatch
+        return self._active.plans.count_batch(self, batch)
 
-        For what is averaged over them: a metric, say. No device is read.
-        """
-        return current_count(self, self._active.plans)
+    def current_weight(self) -> float | Tensor:
+        """Returns the weight of the microbatch under way, else of the batch, by `weigh_microbatch`."""
+        return self._active.plans.weigh_microbatch(self)
 
     def resolve(self, time: Time) -> Time:
         """Returns a time that the clock can count: no fraction of the run, none of an epoch.
@@ -342,10 +343,10 @@ class State:
         return resolve(time, self.duration, self.epoch_length)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; collective: every rank must call it.
+        """Returns the value of every rank, in order; collective: every rank must call it.
 
         Args:
-            value: something small that can be pickled; no tensor on a device.
+            value: something small that can be pickled; not a tensor on a device.
         """
         return self._processes.all_gather(value)
 
@@ -357,7 +358,7 @@ class State:
         return self._processes.count_true(answer)
 
     def request_stop(self, reason: str, kind: StopKind = "plugin") -> None:
-        """Asks the run to stop after the batch under way; the first reason is kept.
+        """Requests a stop after the current batch; the first reason is kept.
 
         Any rank may ask; with several, all stop at the same batch, at most 16 batches later.
 
@@ -368,14 +369,14 @@ class State:
         self._processes.exchange.request_stop(self, StopReason(reason, kind))
 
     def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as the batch under way is done.
+        """Requests a checkpoint after the current batch.
 
         Any rank may ask; with several, it is saved within a quarter of a second or a batch.
         """
         self._processes.exchange.request_checkpoint(self)
 
     def plugin(self, name: str) -> Any:
-        """Returns the active plugin of this name.
+        """Returns the active plugin with this name.
 
         Raises:
             PluginError: no active plugin has it.
@@ -389,7 +390,7 @@ class State:
         return found
 
     def owner(self, action: str) -> str:
-        """Returns the name of who answers an action: an active plugin's, "task" or "core".
+        """Returns the owner of an action: the name of an active plugin, "task" or "core".
 
         For methods that suit some owners only: a loss that is the core's is a part of the model's
         outputs, a `train_batch` that isn't the core's may ask for no `loss`.
@@ -400,14 +401,14 @@ class State:
         return self._active.assembly.owner(action).name
 
     def generator(self, name: str, *, alike: bool = False) -> torch.Generator:
-        """Returns the random generator of this name, on `device`; the same one each time.
+        """Returns the random generator with this name, on `device`; always the same object.
 
-        Its seed comes from the run's seed, the name and the rank, so that a plugin's draws don't
-        affect any other's.
+        Its seed depends on the run's seed, the name and the rank, so a plugin's draws don't affect
+        others.
 
         Args:
-            alike: whether it draws the same on all ranks, which have to draw equally often: for
-                noise on weights, say.
+            alike: whether all ranks draw the same numbers, for example noise on weights; they must
+                draw equally often.
         """
         name = f"{name}{ALIKE}" if alike else name
         if name not in self._generators:
@@ -418,7 +419,7 @@ class State:
         return self._generators[name]
 
     def generators(self) -> Mapping[str, torch.Generator]:
-        """Returns all generators that were asked for, by name."""
+        """Returns all generators that were requested, by name."""
         return self._generators
 
     def update(
@@ -431,17 +432,17 @@ class State:
         Called in `train_batch`, by its owner or a wrapper. It does what the default does once: for
         each microbatch the passes and backward, then clipping and a step, with their events, in
         the run's precision, over all ranks. The actions `forward` and `loss` aren't asked;
-        `before_train_batch` is told at the first update of a batch. Afterwards no parameter has a
+        `before_train_batch` fires at the first update of a batch. Afterwards no parameter has a
         gradient. Logged as `train/loss.NAME`.
 
         Args:
-            loss_fn: gives the loss of `state.microbatch`, shape (), a mean over its samples; calls
+            loss_fn: returns the loss of `state.microbatch`, shape (), a mean over its samples; calls
                 `state.model` or parts of it, and may leave `state.outputs`, which `train_metrics` take.
                 Runs under autocast.
             optimizers: their names; all unless given.
 
         Returns:
-            What `optimizer_step` gave: True if they did step.
+            The result of `optimizer_step`: True if the optimizers did step.
 
         Raises:
             PluginError: no `train_batch` is under way, or another update is; no optimizer has such
@@ -455,18 +456,18 @@ class State:
             self.enclosed = outer
 
     def training_pass(self) -> AbstractContextManager[Iterator[Any]]:
-        """Returns the training batches of an epoch, on the device, beside the run.
+        """Returns the training batches of an epoch, on the device, without affecting the run.
 
-        For algorithms that look at the data once more: `with state.training_pass() as batches:`.
-        Each rank gets its part, of which lengths may differ. Whatever draws from the global
-        random generators inside of it, a forward pass say, leaves no trace; position, order and
-        workers of the run's own batches stay as they are. For `state.call("forward")` assign a
+        For algorithms that need an additional pass over the data: `with state.training_pass() as
+        batches:`. Each rank gets its part; lengths may differ. Draws from the global random
+        generators inside the block, for example in a forward pass, don't affect the run; position,
+        order and workers of the run's own batches stay as they are. For `state.call("forward")` assign a
         batch to `state.batch`, outside of a step and for as long as it is needed.
 
         Raises:
             TaskError: the data loader isn't a list, nor one over a map-style data set.
         """
-        return pass_beside(
+        return training_pass(
             self.train_dataloader,
             self._processes,
             self.device,
@@ -477,9 +478,9 @@ class State:
     def capture(self) -> Captured:
         """Returns what a checkpoint of now holds; for owners and wrappers of `save_checkpoint`.
 
-        To be called on all ranks, between batches. The tensors are the run's own, on their devices:
-        they change when it goes on. `eventloop.toolbox.state_dicts.write_checkpoint` writes both to a
-        folder, from which `resume` goes on.
+        Collective: every rank must call it, between batches. The tensors are the run's own, on their
+        devices: they change as training continues. `eventloop.toolbox.state_dicts.write_checkpoint`
+        writes both to a folder, which `resume` takes.
 
         Returns:
             The parts by name, whole on rank 0 and of no use on the others, and the facts. Where the
@@ -496,16 +497,16 @@ class State:
             )
         return self._capture(self)
 
-    def call(self, hook: str, *args: Any, **given: Any) -> Any:
+    def call(self, hook: str, *args: Any, **kwargs: Any) -> Any:
         """Calls a hook that a plugin declares with `hookspecs`; the State itself is passed first.
 
         The actions `forward` and `loss`, too, for methods that look at a batch outside of its passes:
-        for `batch`, or what was put in its place, and `outputs`. No event is told of it. Between
-        microbatches alone; inside of `eventloop.toolbox.passes.evaluation_mode` it leaves no trace.
+        for `batch`, or what it was replaced with, and `outputs`. No event fires. Only between
+        microbatches; inside of `eventloop.toolbox.passes.evaluation_mode` it leaves no trace.
 
         Args:
-            args, given: what the hook takes beside the State, by position or by name; what is left
-                out has the default of its declaration.
+            args, kwargs: the hook's arguments after the State, by position or by name; the
+                declaration's defaults are used for the rest.
 
         Returns:
             A question's answer, an action's result, a collection's list; None for an event.
@@ -514,17 +515,17 @@ class State:
             PluginError: no active plugin declares such a hook, or it takes other arguments; the
                 loop's own are the loop's to call.
         """
-        return self._active.plan_to_call(hook)(self, *args, **given)
+        return self._active.plan_to_call(hook)(self, *args, **kwargs)
 
     def again(self, *args: Any) -> Any:
-        """Runs what the wrapper that is under way encloses once more; gives its result.
+        """Runs what the current wrapper encloses again; returns its result.
 
-        Only inside a wrapper of an action, for methods that need a result twice: with other
-        targets, say. Whatever of the State was changed before is used.
+        Only in a wrapper of an action, for methods that need a second result, for example with
+        other targets. It uses the State as it is now.
 
         Args:
-            args: what the action takes beside the State, in the order of its declaration, where it
-                shall be something else: `state.again(shorter)` in a wrapper of `count_batch`.
+            args: other arguments for the action, after the State and in the order of its
+                declaration: `state.again(shorter)` in a wrapper of `count_batch`.
 
         Raises:
             PluginError: no wrapper of an action is under way.

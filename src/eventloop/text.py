@@ -8,10 +8,9 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 
+from eventloop.errors import Wording
 from eventloop.naming import fold
 
 MOST_CHARS = 2_000
@@ -58,39 +57,17 @@ def shell(*words: str) -> str:
     return f"`{' '.join(shlex.quote(one_line(word)) for word in words)}`"
 
 
-class _Caller:
-    """Whether the command called, or code in Python; messages are written for the caller."""
-
-    is_command = False
-
-
-@contextmanager
-def for_command() -> Iterator[None]:
-    """Has messages name flags of the command; elsewhere they name arguments in Python."""
-    before, _Caller.is_command = _Caller.is_command, True
-    try:
-        yield
-    finally:
-        _Caller.is_command = before
-
-
-def is_command() -> bool:
-    """Whether the command called, so that messages name its flags."""
-    return _Caller.is_command
-
-
-def as_set(**settings: object) -> str:
+def as_set(**settings: object) -> Wording:
     """Returns settings with values as the caller writes them, between backticks.
 
     `--run-dir FOLDER` on the command line, `run_dir="FOLDER"` in Python.
     """
-    if is_command():
-        flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
-        return shell(*itertools.chain(*flags))
-    return f"`{', '.join(f'{name}={json.dumps(value)}' for name, value in settings.items())}`"
+    flags = ((f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items())
+    assignments = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    return Wording(f"`{assignments}`", shell(*itertools.chain(*flags)))
 
 
-def as_option(plugin: str, **options: object) -> str:
+def as_option(plugin: str, **options: object) -> Wording:
     """Returns options of a plugin with values as the caller writes them, between backticks.
 
     `--ema.half-life 100ba` on the command line, `Ema(half_life="100ba")` in Python.
@@ -98,38 +75,29 @@ def as_option(plugin: str, **options: object) -> str:
     Args:
         plugin: its name, which is its class's in kebab-case.
     """
-    if is_command():
-        return as_set(**{f"{plugin}.{name}": value for name, value in options.items()})
-    given = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
-    return f"`{''.join(map(str.capitalize, re.split('[-_]', plugin)))}({given})`"
+    kind = "".join(map(str.capitalize, re.split("[-_]", plugin)))
+    flags = as_set(**{f"{plugin}.{name}": value for name, value in options.items()})
+    return Wording(f"`{kind}({as_set(**options)[1:-1]})`", flags.shell)
 
 
-def allowing(change: str, name: str = "") -> str:
+def allowing(change: str, name: str = "") -> Wording:
     """Returns how the caller allows what differs from a run that is resumed, between backticks.
 
     Args:
         change: an argument of `Allowed`.
         name: of the plugin, where it is about one.
     """
-    if is_command():
-        return shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name]))
     value = f"({json.dumps(name)},)" if name else "True"
-    return f"`TrainerBuilder(allowed=Allowed({change}={value})).build(task, ...)`"
+    return Wording(
+        f"`TrainerBuilder(allowed=Allowed({change}={value})).build(task, ...)`",
+        shell(f"--allow-{change.replace('_', '-')}", *filter(None, [name])),
+    )
 
 
-def switch_off(name: str) -> str:
+def switch_off(name: str) -> Wording:
     """Returns how the caller switches an installed plugin off."""
-    return shell("-p", f"no:{name}") if is_command() else disable(name)
-
-
-def disable(name: str) -> str:
-    """Returns the configuration that switches an installed plugin off."""
-    return f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
-
-
-def take_in(name: str, role: str) -> str:
-    """Returns how the caller has an installed plugin take part in a run without it."""
-    return shell("-p", name) if is_command() else f"`{role}s=[...]`"
+    line = f"`disable = [{json.dumps(one_line(name))}]` in [tool.eventloop] of pyproject.toml"
+    return Wording(line, shell("-p", f"no:{name}"))
 
 
 @functools.cache

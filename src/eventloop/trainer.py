@@ -1,4 +1,4 @@
-"""The Trainer: a run is opened, and trains, evaluates, predicts and exports."""
+"""The Trainer: opens a run, trains, evaluates, predicts and exports."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from eventloop.errors import (
     EventloopError,
     SettingError,
     TaskError,
+    Wording,
     a,
     counted,
     failures_of,
     keep,
 )
-from eventloop.plugin.first_runs import first_runs
+from eventloop.plugin.lock import first_runs
 from eventloop.run.checks import check_trainable, warn_of_zero_rates
-from eventloop.run.open import Request, open_run
-from eventloop.run.plugin_table import plugin_table
-from eventloop.run.result import Result
+from eventloop.run.open import Request, open_run, refuse_task_values
+from eventloop.run.result import Result, plugin_table
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.signals import Signals
 from eventloop.state import State
-from eventloop.task.task_defaults import refuse_task_values
-from eventloop.text import allowing, as_set, is_command
+from eventloop.text import allowing, as_set
 from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, STATE, known_as
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer
-    from eventloop.plugin.records import Plugin, Selected
+    from eventloop.plugin.records import Candidate, Plugin
 
 
 class Trainer:
@@ -52,7 +51,7 @@ class Trainer:
     Args:
         task: a `Task`, or an object or module with hook implementations; or a `Request`, which has
             everything else, too.
-        algorithms: plugins that may change the training, beside those that are installed.
+        algorithms: plugins that can change the training, in addition to installed ones.
         callbacks: plugins that only watch, likewise.
         settings: how to train; see `Settings`. They win over environment and files.
 
@@ -77,6 +76,7 @@ class Trainer:
         self._run = run = open_run(task)
         self.state, self._hooks, self._loop = run.state, run.active.plans, run.loop
         self._finalizer = weakref.finalize(self, run.close)
+        self._has_announced = False
 
     def __repr__(self) -> str:
         state = self.state
@@ -99,13 +99,13 @@ class Trainer:
         return tuple(one for one in self.assembly.plugins if one.role != "core")
 
     @property
-    def off(self) -> tuple[Selected, ...]:
-        """The installed plugins that don't take part, each with the reason."""
+    def off(self) -> tuple[Candidate, ...]:
+        """The installed plugins that are inactive, each with the reason."""
         return self.assembly.off
 
     @property
     def assembly(self) -> Assembly:
-        """What the plugins implement, in order, and who owns which action."""
+        """The plugins' implementations in order, and the owners of actions."""
         return self._run.active.assembly
 
     @property
@@ -130,8 +130,9 @@ class Trainer:
         """Whether there is something to evaluate: eval data, or a plugin that does it by itself."""
         return bool(self.state.eval_dataloaders) or self._run.active.evaluates
 
-    def first_runs(self) -> list[str]:
+    def first_runs(self, directory: Path | None = None) -> list[str]:
         """Returns a line for each installed algorithm that no run here had before; once for each."""
+        self._has_announced = True
         if self.state.rank != 0:
             return []
         unasked = [
@@ -140,10 +141,10 @@ class Trainer:
             if one.role == "algorithm" and one.found and one.found.local is None
             if not self._run.configuration.insists_on(one.found)
         ]
-        return first_runs(unasked, self.assembly.wishes.installed, Path.cwd())
+        return first_runs(unasked, self.assembly.wishes.installed, directory)
 
     def owner(self, action: str) -> Plugin:
-        """Returns the plugin that answers an action: a plugin, else the task, else the core.
+        """Returns the owner of an action: a plugin, else the task, else the core.
 
         Raises:
             ValueError: there is no such action.
@@ -168,8 +169,8 @@ class Trainer:
         """
         state = self.state
         self._require_open()
-        if not is_command():  # which has them in its header
-            sys.stderr.writelines(f"eventloop: {line}\n" for line in self.first_runs())
+        if not self._has_announced:  # as a command does in its header
+            sys.stderr.writelines("eventloop: " + line + "\n" for line in self.first_runs())
         signals = Signals(state)
         with self._run.guarded():
             duration = self._resolved("max_duration", state.settings.max_duration)
@@ -184,7 +185,7 @@ class Trainer:
             state.until = end
             if reason := self._why_nothing_to_train(until):
                 if state.rank == 0:  # all ranks know it
-                    warnings.warn(f"nothing to train: {reason}", stacklevel=2)
+                    warnings.warn("nothing to train: " + reason, stacklevel=2)
             else:
                 warn_of_zero_rates(state)
                 state.stop_reason = None
@@ -204,7 +205,7 @@ class Trainer:
         )
 
     def eval(self) -> dict[str, dict[str, Tensor]]:
-        """Evaluates over the task's eval data loaders; gives metrics by data loader and name.
+        """Evaluates over the task's eval data loaders; returns metrics by data loader and name.
 
         Raises:
             TaskError: the task has no eval data loader.
@@ -217,7 +218,7 @@ class Trainer:
         return {name: dict(found) for name, found in metrics.items()}
 
     def sanity_eval(self, num_batches: int = 2) -> None:
-        """Evaluates a few batches and throws the numbers away, so that what is broken shows now.
+        """Evaluates a few batches and discards the results, to find errors early.
 
         Called before `fit`. No event fires, and metrics, random generators and
         results stay as they are.
@@ -237,8 +238,8 @@ class Trainer:
     def predict(self, dataloader: Any) -> list[Any]:
         """Returns the outputs for a data loader: a list with one entry a batch, on the host.
 
-        They aren't joined, so that batches may have outputs of different shapes;
-        `torch.cat(outputs)` joins tensors of one.
+        They aren't concatenated, as batches can have outputs of different shapes;
+        `torch.cat(outputs)` does it.
 
         Raises:
             TaskError: it is not an iterable of batches, or has none.
@@ -253,7 +254,7 @@ class Trainer:
             return self._hooks.predict(self.state, dataloader)
 
     def export(self, path: str | Path) -> Path:
-        """Writes the weights, as evaluation sees them, to a safetensors file; gives its path.
+        """Writes the weights that evaluation uses to a safetensors file; returns its path.
 
         Raises:
             EventloopError: it can't be written.
@@ -298,18 +299,18 @@ class Trainer:
                 ) from error
 
     def close(self) -> None:
-        """Closes every plugin; once, however often it is called."""
+        """Closes every plugin; has no effect when called again."""
         self._finalizer()
 
     def _why_nothing_to_train(self, until: str | Time | None) -> str:
-        """Returns why a fit would do nothing; "" where there is something left to do."""
+        """Returns why a fit would do nothing, or ""."""
         state, stopped = self.state, self._run.start.stop_reason
         done = f"epoch {state.clock.epoch}, batch {state.clock.batch}"
         is_finished = self._loop.is_finished and state.clock.reached(state.until)
         # A run that was killed later has done all of a shorter fit, its end included.
         if is_finished or state.clock.passed(state.until):
-            return f"{state.until} is done ({done}); {_further(state.until)}"
-        if self._loop.entry.is_ahead and stopped is not None and until is None:
+            return f"{state.until} is done ({done}); " + _further(state.until)
+        if self._loop.entry.loaded and stopped is not None and until is None:
             return f"the run was stopped ({done}): {stopped}"
         return ""
 
@@ -347,16 +348,15 @@ class Trainer:
 
 
 def _further(end: Time) -> str:
-    """Returns how to train longer than to an end, as the caller writes it."""
+    """Returns how to extend a run, as the caller writes it."""
     longer = str(Time(end.value * 2, end.unit))
-    if is_command():
-        return f"{as_set(max_duration=longer)} with {allowing('config_change')} goes further"
-    return f"`fit(until={longer!r})` goes further"
+    flags = as_set(max_duration=longer) + " with " + allowing("config_change")
+    return Wording(f"`fit(until={longer!r})`", flags.shell) + " goes further"
 
 
 @dataclass(frozen=True)
 class TrainerBuilder:
-    """Builds trainers with what tools and tests have beside a task and plugins.
+    """Builds trainers with more than a task and plugins, for tools and tests.
 
     Args:
         configuration: what environment and files say; read from the process's unless given.

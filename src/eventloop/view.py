@@ -1,4 +1,4 @@
-"""What callbacks see of the State: the type they are written against, and what stands behind it."""
+"""The callbacks' view of the State: its type, and its implementation."""
 
 from __future__ import annotations
 
@@ -124,26 +124,13 @@ class StateView(Protocol):
     def resolve(self, time: Time) -> Time: ...
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
-    ) -> None:
-        """Logs a number; see `State.log`."""
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; collective: every rank must call it."""
-
-    def count_true(self, answer: bool) -> int:
-        """Returns on how many ranks `answer` is true; collective: every rank must call it."""
-
-    def request_stop(self, reason: str, kind: StopKind = ...) -> None:
-        """Asks the run to stop after the batch under way."""
-
-    def request_checkpoint(self) -> None:
-        """Asks for a checkpoint as soon as the batch under way is done."""
-
-    def plugin(self, name: str) -> Any:
-        """Returns the active plugin of this name."""
-
-    def owner(self, action: str) -> str:
-        """Returns the name of who answers an action: an active plugin's, "task" or "core"."""
+    ) -> None: ...
+    def all_gather(self, value: Any) -> list[Any]: ...
+    def count_true(self, answer: bool) -> int: ...
+    def request_stop(self, reason: str, kind: StopKind = ...) -> None: ...
+    def request_checkpoint(self) -> None: ...
+    def plugin(self, name: str) -> Any: ...
+    def owner(self, action: str) -> str: ...
 
 
 # The protocol is the list of what is shown: what it lacks a callback doesn't see.
@@ -160,9 +147,9 @@ def view_of(state: State, who: str) -> StateView:
 
 
 class ReadOnlyState:
-    """What stands behind a `StateView`: what it declares can be read, nothing assigned.
+    """Implements `StateView`: what it declares can be read, and nothing can be assigned.
 
-    What it hands out are the real tensors and modules; `--check` finds who writes into them.
+    It returns the real tensors and modules; `--check` finds callbacks that write into them.
     """
 
     __slots__ = ("_state", "_who")
@@ -174,7 +161,7 @@ class ReadOnlyState:
     def __getattr__(self, name: str) -> Any:
         if name not in _SHOWN:
             hint = "" if hasattr(State, name) else known_as(name, STATE, _SHOWN)
-            raise self._refusal(f"state.{name} isn't there for a callback{hint}")
+            raise self._refusal(f"state.{name} isn't available to a callback{hint}")
         value = getattr(self._state, name)
         if type(value) is dict:
             return ReadOnlyMapping(value, f"state.{name}", self._refusal)

@@ -13,13 +13,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from eventloop import hookimpl, schedules
 from eventloop.data import cycled, zipped
 from eventloop.task import Task
-from eventloop.testing.case import tiny_batches, tiny_task
 from eventloop_ema import Ema
 from eventloop_finetune import Unfreeze
 from eventloop_mixup import Mixup
 from eventloop_sam import Sam
 from eventloop_selective_backprop import SelectiveBackprop
 from eventloop_swa import Swa
+from eventloop_testing.case import tiny_batches, tiny_task
 
 NUM_BATCHES = 14  # of 4 samples an epoch, the last one of 3
 NUM_SAMPLES = 55

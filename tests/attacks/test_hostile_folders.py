@@ -27,14 +27,14 @@ from eventloop.cli import main
 from eventloop.distributed.exit import details, exit_status, first_line
 from eventloop.files import run_folder
 from eventloop.run.start import Allowed
-from eventloop.testing.case import isolated_trainer
+from eventloop_testing.case import isolated_trainer
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("jsonl", "profile", "report", "tensorboard", "trace")
 IMPORTED = (
     *("eventloop_jsonl", "eventloop_profile", "eventloop_report.figures", "eventloop_tensorboard"),
     "eventloop_trace",
-    *("eventloop.cli.checkpoints", "eventloop.cli.eval", "eventloop.cli.export"),
+    *("eventloop_checkpoints.diff", "eventloop.cli.eval", "eventloop.cli.export"),
 )
 DEADLINE_S = 60
 LAST = "ba00000003"
@@ -210,7 +210,7 @@ def whole(tmp_path_factory):
         outcome = _in_fork(lambda duration=duration: _fit(folder, duration), folder / "output")
         assert outcome.status == 0, outcome.text
     (folder / "task.py").write_text(
-        "from eventloop.testing.case import tiny_task\ndef task():\n    return tiny_task()\n"
+        "from eventloop_testing.case import tiny_task\ndef task():\n    return tiny_task()\n"
     )
     return folder
 

@@ -22,13 +22,14 @@ from typing import NamedTuple
 import pytest
 
 from eventloop import Event, hookimpl
-from eventloop.checkpoint.diff import differences
-from eventloop.checkpoint.format import name_of, read
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.states import Generators
+from eventloop.checkpoint.verifying import name_of
 from eventloop.files import disk
 from eventloop.run.start import Allowed
-from eventloop.testing.case import isolated_trainer
+from eventloop_checkpoints.differences import differences
 from eventloop_jsonl import Jsonl
+from eventloop_testing.case import isolated_trainer
 
 TABLE = runpy.run_path(str(Path(__file__).with_name("kill_table.py")))
 EVENTS = [one for one in Event if one not in (Event.CLOSE, Event.EXCEPTION)]
@@ -135,7 +136,9 @@ def in_fork(folder, row, until, kill=Kill()):
 
 def checkpoints_of(folder):
     """Returns the parts of all checkpoints of a run by name."""
-    return {one.name: read(one).parts for one in (folder / "run/checkpoints").glob("ba*")}
+    return {
+        one.name: read_checkpoint(one).parts for one in (folder / "run/checkpoints").glob("ba*")
+    }
 
 
 def log_of(folder):

@@ -16,8 +16,8 @@ from eventloop import Allowed, hookimpl
 from eventloop.checkpoint.storage import checkpoint_at
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError, NonFiniteError, ResumeError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_task
-from eventloop.testing.case import tiny_batches
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
+from eventloop_testing.case import tiny_batches
 
 LENGTH = 12  # batches; a checkpoint is saved after every fourth
 
@@ -207,9 +207,9 @@ def test_a_named_checkpoint_that_isnt_finite_is_refused_unless_bad_losses_are_ig
         trainer.fit()
     named = {"run": "second", "resume": str(tmp_path / "run" / "checkpoints" / "ba00000008")}
 
-    with pytest.raises(ResumeError, match="aren't finite, so that nothing can be learned"):
+    with pytest.raises(ResumeError, match="aren't finite, so training can't continue"):
         trainer_of(**named)
-    with pytest.raises(ResumeError, match="ba00000008 can't be gone on from: its weights"):
+    with pytest.raises(ResumeError, match="can't resume from ba00000008: its weights"):
         trainer_of(resume=named["resume"])
     given = {"on_bad_loss": "ignore", "allowed": Allowed(config_change=True)}
     with trainer_of(**named, **given) as trainer:
@@ -271,7 +271,7 @@ def test_the_commands_mark_it(trainer_of, tmp_path):
     assert " yes " in row
     assert verified.returncode == 0
     assert (
-        "ba00000008: verified, but no run starts from it by itself: its weights aren't"
+        "ba00000008: verified, but no run resumes from it by default: its weights aren't"
         in verified.stdout
     )
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import eventloop
+from eventloop.errors import in_shell, text_of
 from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.plugin.select import _several, _unusable
-from eventloop.text import for_command, pip, shell, switch_off
+from eventloop.text import pip, shell, switch_off
 
 SOURCE = Path(eventloop.__file__).parent
 HOSTILE = (
@@ -72,8 +73,7 @@ OURS = {
 )
 def test_a_name_is_one_word(make, start, name):
     """A shell reads the words that were meant, on one line, and nothing else."""
-    with for_command():
-        text = make(name)
+    text = in_shell(make(name))
 
     assert (text[0], text[-1]) == ("`", "`")
     assert text.isprintable()
@@ -93,17 +93,16 @@ def test_a_hostile_package_proposes_nothing_else(name):
     entry_point = EntryPoint(name, "module:Plugin", "eventloop.algorithms")
     found = Found(name, "algorithm", entry_point, name, "1.0")
     plugin = Plugin(name, "algorithm", object(), name, "1.0", source=FROM_ENTRY_POINT)
-    with for_command():
-        messages = [
-            str(_problem(found, ImportError("no"))),
-            str(_several([found, found])),
-            str(_unusable(found)),
-            str(unexpected(found, ValueError("no"))),
-            plugin.fix("fix it"),
-        ]
+    messages = [
+        text_of(_problem(found, ImportError("no"))),
+        text_of(_several([found, found])),
+        text_of(_unusable(found)),
+        text_of(unexpected(found, ValueError("no"))),
+        plugin.fix("fix it"),
+    ]
 
     for message in messages:
-        commands = message.split("`")[1::2]
+        commands = in_shell(message).split("`")[1::2]
         assert commands
         for command in commands:
             tokens = list(shlex.shlex(command, posix=True, punctuation_chars=True))

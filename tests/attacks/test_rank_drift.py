@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from eventloop import hookimpl, schedules
 from eventloop.errors import EventloopError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_task
-from eventloop.testing.case import tiny_batches
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
+from eventloop_testing.case import tiny_batches
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(48, 3, generator=GENERATOR)

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 from eventloop import hookimpl
-from eventloop.testing import tiny_task
+from eventloop_testing import tiny_task
 
 MOMENT, WAY = os.environ["MOMENT"], os.environ["WAY"]
 

@@ -148,7 +148,7 @@ def written(tmp_path_factory) -> format.Checkpoint:
     """What a run saved, in the middle of its second epoch."""
     run_dir = tmp_path_factory.mktemp("written")
     train(run_dir)
-    return format.read(run_dir / "checkpoints" / "ba00000008")
+    return format.read_checkpoint(run_dir / "checkpoints" / "ba00000008")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def outcome(written, tmp_path) -> Callable[[Row], str]:
         if not isinstance(facts, dict):
             return "can't be written"
         try:
-            format.write(where / "ba00000008", hostile, facts, batch=8)
+            format.write_checkpoint(where / "ba00000008", hostile, facts, batch=8)
         except CheckpointError:  # facts with a tensor
             return "can't be written"
         before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

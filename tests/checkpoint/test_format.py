@@ -10,7 +10,8 @@ import torch
 
 import eventloop
 from eventloop.checkpoint import manifest
-from eventloop.checkpoint.format import batch_of, name_of, read, verify, write
+from eventloop.checkpoint.format import read_checkpoint, verify, write_checkpoint
+from eventloop.checkpoint.verifying import batch_of, name_of
 from eventloop.errors import CheckpointError
 
 FACTS = {"loss": float("nan"), "eval": {"test": {"accuracy": 0.5}}, "steps": (1, 2)}
@@ -19,7 +20,7 @@ FACTS = {"loss": float("nan"), "eval": {"test": {"accuracy": 0.5}}, "steps": (1,
 @pytest.fixture
 def folder(parts, tmp_path):
     """A folder with a checkpoint of batch 3."""
-    write(tmp_path / "ba00000003", parts, FACTS, batch=3)
+    write_checkpoint(tmp_path / "ba00000003", parts, FACTS, batch=3)
     return tmp_path / "ba00000003"
 
 
@@ -29,7 +30,7 @@ def refused(folder):
 
     def refused():
         messages = set()
-        for function in (read, verify):
+        for function in (read_checkpoint, verify):
             with pytest.raises(CheckpointError) as caught:
                 function(folder)
             messages.add(str(caught.value))
@@ -44,7 +45,7 @@ def refused(folder):
 def rewrite(folder, **changes):
     """Writes the manifest again, with digests as it should have them, as a stranger would."""
     found = dataclasses.replace(manifest.read_manifest(folder), **changes)
-    (folder / manifest.FILE).write_bytes(manifest.to_bytes(found))
+    (folder / manifest.FILE).write_bytes(manifest.manifest_bytes(found))
 
 
 # What holds
@@ -52,7 +53,7 @@ def rewrite(folder, **changes):
 
 def test_a_checkpoint_comes_back(folder, parts, same):
     """All of it, to the bit."""
-    found = read(folder)
+    found = read_checkpoint(folder)
 
     assert same(found.parts, dict(sorted(parts.items())))
     assert same(found.facts, FACTS)
@@ -73,7 +74,7 @@ def test_a_part_is_one_or_two_files(folder):
 
 def test_the_same_parts_give_the_same_bytes(folder, parts, tmp_path):
     """Two runs can be compared by their files; no time, no place and no name gets in."""
-    write(tmp_path / "other", parts, FACTS, batch=3)
+    write_checkpoint(tmp_path / "other", parts, FACTS, batch=3)
 
     for path in folder.iterdir():
         assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
@@ -83,10 +84,10 @@ def test_some_parts_are_read_alone(folder, parts, same):
     """Weights without the rest; another part may even be damaged."""
     (folder / "optimizers.safetensors").unlink()
 
-    assert same(read(folder, only=["model"]).parts, {"model": parts["model"]})
-    assert read(folder, only=[]).parts == {}
+    assert same(read_checkpoint(folder, only=["model"]).parts, {"model": parts["model"]})
+    assert read_checkpoint(folder, only=[]).parts == {}
     with pytest.raises(CheckpointError, match=r"no part 'ema', only clock, model, optimizers"):
-        read(folder, only=["model", "ema"])
+        read_checkpoint(folder, only=["model", "ema"])
 
 
 def test_files_that_nobody_vouches_for_are_left_alone(folder):
@@ -98,9 +99,9 @@ def test_files_that_nobody_vouches_for_are_left_alone(folder):
 
 def test_a_checkpoint_of_no_run_may_stand_anywhere(parts, tmp_path):
     """Without a batch; an empty one is one, too."""
-    write(tmp_path / "a" / "b", {}, {})
+    write_checkpoint(tmp_path / "a" / "b", {}, {})
 
-    assert read(tmp_path / "a" / "b").batch is None
+    assert read_checkpoint(tmp_path / "a" / "b").batch is None
 
 
 def test_names_of_folders_say_the_batch():
@@ -120,7 +121,7 @@ def test_names_of_folders_say_the_batch():
 def test_a_part_has_the_name_of_a_file(name, tmp_path):
     """On every file system."""
     with pytest.raises(CheckpointError, match="no part of a checkpoint can be called"):
-        write(tmp_path / "a", {name: {}}, {})
+        write_checkpoint(tmp_path / "a", {name: {}}, {})
 
     assert not (tmp_path / "a").exists()
 
@@ -143,7 +144,7 @@ def test_a_part_has_the_name_of_a_file(name, tmp_path):
 def test_what_can_not_be_saved_is_found_before_anything_is_written(parts, facts, message, tmp_path):
     """Whatever was there stays as it was."""
     with pytest.raises(CheckpointError, match=message):
-        write(tmp_path / "a", parts, facts)
+        write_checkpoint(tmp_path / "a", parts, facts)
 
     assert not (tmp_path / "a").exists()
 
@@ -153,7 +154,7 @@ def test_no_file_is_replaced(folder, parts):
     before = {one: one.read_bytes() for one in folder.iterdir()}
 
     with pytest.raises(CheckpointError, match=r"can't be written to .*File exists"):
-        write(folder, parts, FACTS, batch=4)
+        write_checkpoint(folder, parts, FACTS, batch=4)
 
     assert {one: one.read_bytes() for one in folder.iterdir()} == before
 
@@ -183,7 +184,7 @@ def test_a_version_that_never_was_is_refused(version, folder, refused, monkeypat
     """Nothing is guessed."""
     found = manifest.read_manifest(folder)
     monkeypatch.setattr(manifest, "VERSION", version)
-    (folder / manifest.FILE).write_bytes(manifest.to_bytes(found))
+    (folder / manifest.FILE).write_bytes(manifest.manifest_bytes(found))
     monkeypatch.undo()
 
     assert "there is no version" in refused()

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
-from eventloop.storage import RemoteFolder
-from eventloop.training.slices import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 from eventloop.urls import Url
+from eventloop_remote import RemoteCheckpoints, RemoteFolder
 
 PATIENCE_S = 30.0  # after which a rank that is waited for has left
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import leftovers
-from eventloop.checkpoint.format import read, verify
+from eventloop.checkpoint.format import read_checkpoint, verify
 from eventloop.checkpoint.leftovers import ALIVE_S, new_id
 from eventloop.checkpoint.store import Store
 from eventloop.errors import CheckpointError
@@ -65,7 +65,7 @@ def test_what_is_saved_is_found(store, parts, same):
         one.stat().st_size for one in path.iterdir() if one.name != "manifest.json"
     )
     assert store.latest() == (path, [])
-    assert same(read(path).parts["model"], parts["model"])
+    assert same(read_checkpoint(path).parts["model"], parts["model"])
 
 
 def test_two_machines_may_bring_the_same_at_once(store, parts, tmp_path, monkeypatch):
@@ -168,7 +168,7 @@ def test_what_is_no_folder_is_no_checkpoint(kind, three, tmp_path):
     three.save(4, {}, {})
 
     assert latest.name == "ba00000003"
-    assert refused == [(path, "it is a link to somewhere else, or no folder")]
+    assert refused == [(path, "it is a link, or not a folder")]
     assert three.latest()[0] == path
     assert names(three) == [f"ba0000000{batch}" for batch in (1, 2, 3, 4)]
     verify(three.folder / "ba00000003")
@@ -207,7 +207,7 @@ def test_one_that_differs_or_is_damaged_is_replaced(change, three, parts):
     path = three.save(3, parts, facts)
 
     assert verify(path) == facts
-    assert torch.equal(read(path).parts["model"]["0.bias"], parts["model"]["0.bias"])
+    assert torch.equal(read_checkpoint(path).parts["model"]["0.bias"], parts["model"]["0.bias"])
     assert names(three) == ["ba00000001", "ba00000002", "ba00000003"]
 
 
@@ -360,7 +360,7 @@ def test_what_was_being_replaced_counts_until_it_is_put_back(three, dead):
     path = replaced_by_the_dead(three, dead)
 
     assert three.latest() == (path, [])
-    assert read(path).batch == 3
+    assert read_checkpoint(path).batch == 3
     three.prune([3])
     assert three.latest() == (path, [])
     three.clear()

@@ -164,7 +164,7 @@ def test_the_header_says_which_weights_these_are(command, run, followed):
     assert "weights: as the task builds them, not trained here" in run(*argv).out
     assert "weights: there\n" in run(*argv, "--weights", "there").out
     assert "weights: there, the best" in run(*argv, "--weights", "there", "--best").out
-    assert "weights: those of the run that goes on" in run(*argv, "--run-dir", "there",
+    assert "weights: those of the resumed run" in run(*argv, "--run-dir", "there",
                                                            "--allow-config-change").out  # fmt: skip
 
 

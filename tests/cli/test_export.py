@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eventloop.checkpoint.format import read, write
+from eventloop.checkpoint.format import read_checkpoint, write_checkpoint
 from eventloop.files import disk
 
 CHECKPOINT = Path("runs/a run/checkpoints/ba00000006")
@@ -27,7 +27,7 @@ def test_the_weights_are_those_of_the_checkpoint(source, run, saved):
     """A run stands for its newest checkpoint; the file is one that any tool reads."""
     ran = run("export", source, "my model.safetensors")
 
-    expected = read(CHECKPOINT).parts["model"]
+    expected = read_checkpoint(CHECKPOINT).parts["model"]
     actual = load_file("my model.safetensors")
     assert actual.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in actual.items())
@@ -44,13 +44,13 @@ def test_what_is_exported_is_evaluated_like_the_run(run, saved):
         for weights in ("m.safetensors", "best", "runs/a run")
     )
 
-    assert f"{read(CHECKPOINT).facts['metrics']['test/accuracy']}" in of_file
+    assert f"{read_checkpoint(CHECKPOINT).facts['metrics']['test/accuracy']}" in of_file
     assert of_file == of_folder == of_run
 
 
 def test_what_is_no_tensor_is_left_out_and_named(run, clean):
     """A module may keep something else in its state."""
-    write(Path("a"), {"model": {"w": torch.ones(2), "w_extra": {"n": 3}}}, {})
+    write_checkpoint(Path("a"), {"model": {"w": torch.ones(2), "w_extra": {"n": 3}}}, {})
 
     ran = run("export", "a", "m.safetensors")
 
@@ -110,7 +110,7 @@ def test_what_was_typed_wrong_is_told(argv, told, run, saved):
 
 def test_a_checkpoint_without_weights_is_told_of(run, clean):
     """Somebody may have written one by hand."""
-    write(Path("a"), {"training": {"n": 1}}, {})
+    write_checkpoint(Path("a"), {"training": {"n": 1}}, {})
 
     ran = run("export", "a", "m.safetensors")
 

@@ -81,7 +81,7 @@ def test_check_finds_each_defect_that_a_run_refuses(
     """What pluggy accepts in silence, and what it refuses without a way out: in the same words."""
     install("aa-test", f"{HEAD}class Plugin:\n    {code}\n")
     install("bb-test")
-    (tmp_path / "task.py").write_text("from eventloop.testing import tiny_task\ntask = tiny_task\n")
+    (tmp_path / "task.py").write_text("from eventloop_testing import tiny_task\ntask = tiny_task\n")
 
     ran = run("plugins", "check", "--json", *only)
     refused = run("fit", str(tmp_path / "task.py"), "--max-duration", "1ba", *only)

@@ -61,6 +61,7 @@ def test_the_lines_that_are_printed_install_what_they_run(run, clean):
     project = tomllib.loads((clean / folder / "pyproject.toml").read_text())["project"]
     assert shlex.split(install)[:5] == ["python", "-m", "pip", "install", "-e"]
     assert any(one.startswith("pytest") for one in project["optional-dependencies"][extra])
+    assert "eventloop-testing>=0.1,<0.2" in project["optional-dependencies"][extra]
     assert test == f"python -m pytest {Path(folder).name}"
 
 
@@ -123,7 +124,7 @@ def test_the_name_is_brought_into_form(run, clean, name):
         (["torch"], "`eventloop plugins new my-torch`"),
         (["eventloop"], "torch or eventloop has this name"),
         (["state"], "torch or eventloop has this name"),
-        (["checkpoints"], "a command has this name"),
+        (["fit"], "a command has this name"),
         (["sam"], "the package eventloop-sam exists"),
         (["demo", "--role", "algoritm"], "the closest is 'algorithm'"),
     ],

@@ -30,7 +30,7 @@ def said(run, install, tmp_path, monkeypatch):
         metadata = tmp_path / "site" / "eventloop_aa_test-1.0.dist-info" / "METADATA"
         metadata.write_text(metadata.read_text() + f"Requires-Dist: torch-eventloop{needs}\n")
         task = tmp_path / "task.py"
-        task.write_text("from eventloop.testing import tiny_task\ntask = tiny_task\n")
+        task.write_text("from eventloop_testing import tiny_task\ntask = tiny_task\n")
         rows = json.loads(run("plugins", "--json", *flags).out)
         (row,) = (one for one in rows if one["name"] == "aa-test")
         check = run("plugins", "check", *flags)

@@ -14,6 +14,7 @@ from eventloop.data.batches import (
     inputs_of,
     is_pair,
     map_tensors,
+    mover_to,
     num_samples,
     split,
     targets_of,
@@ -21,7 +22,6 @@ from eventloop.data.batches import (
     with_inputs,
     with_targets,
 )
-from eventloop.data.prefetch import mover_to
 from eventloop.errors import TaskError
 
 

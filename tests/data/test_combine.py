@@ -269,11 +269,11 @@ def test_what_cannot_be_combined_is_refused():
         zipped()
     with pytest.raises(TypeError, match="zipped: '1' is an int, not a data loader"):
         zipped([1], 3)
-    with pytest.raises(TypeError, match="cycled is a generator, which is used up after one turn"):
+    with pytest.raises(TypeError, match="cycled is a generator, which is used up after one pass"):
         cycled(one for one in [1])
-    with pytest.raises(TaskError, match="cycled: a list gave no batch"):
+    with pytest.raises(TaskError, match="cycled: a list yielded no batch"):
         next(iter(cycled([])))
-    with pytest.raises(TaskError, match="cycled: a list gave no batch"):
+    with pytest.raises(TaskError, match="cycled: a list yielded no batch"):
         train(feed_of(zipped([1], cycled([]))))
 
 

@@ -133,7 +133,9 @@ def test_a_sampler_is_told_the_epoch():
 @pytest.mark.parametrize("empty", [[], iter([])])
 def test_an_epoch_without_a_batch_is_refused(empty):
     """A generator that is used up would let epochs pass untrained, or for ever."""
-    with pytest.raises(TaskError, match=r"gave no batch in epoch 2[\s\S]*a generator is used up"):
+    with pytest.raises(
+        TaskError, match=r"yielded no batch in epoch 2[\s\S]*a generator is used up"
+    ):
         feed_of(empty).start_epoch(2)
 
 

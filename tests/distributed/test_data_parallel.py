@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from eventloop import Task
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop import Task, hookimpl
+from eventloop_testing import isolated_trainer, run_ranks
 
 X = torch.randn(160, 8, generator=torch.Generator().manual_seed(0))
 Y = X.argmax(1)
@@ -75,3 +75,30 @@ def test_sparse_gradients_and_frozen_parameters_train_as_in_one_process(tmp_path
 
     for found in run_ranks(train):
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-6)
+
+
+def test_what_ranks_log_is_averaged_or_added_up(tmp_path):
+    """A sum, of tokens say, is that of all ranks; a mean is that over them."""
+
+    class Logs:
+        name = "logs"
+        numbers = None
+
+        @hookimpl
+        def batch_end(self, state):
+            state.log("logs/sum", 1 + state.rank, "sum")
+            state.log("logs/mean", 1 + state.rank, "mean")
+
+        @hookimpl
+        def log(self, numbers):
+            self.numbers = numbers
+
+    def logged():
+        logs = Logs()
+        with isolated_trainer(tmp_path, max_duration="1ba", callbacks=[logs]) as trainer:
+            trainer.fit()
+        return logs.numbers
+
+    numbers, _ = run_ranks(logged)
+
+    assert (numbers["logs/sum"], numbers["logs/mean"]) == (3, 1.5)

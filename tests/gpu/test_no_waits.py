@@ -11,7 +11,7 @@ from rich.console import Console
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop import hookimpl
-from eventloop.diagnostics.check import HostReads
+from eventloop_check import HostReads
 from eventloop_jsonl import Jsonl
 from eventloop_progress import Progress
 

@@ -14,14 +14,13 @@ from eventloop.checkpoint.capture import Captured
 from eventloop.config.settings import Settings
 from eventloop.distributed.processes import Processes
 from eventloop.hooks import hookimpl
-from eventloop.plugin.active import ActivePlugins
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
-from eventloop.plugin.plans import Plan, freeze
+from eventloop.plugin.plans import ActivePlugins, Plan, freeze
 from eventloop.plugin.records import FROM_ENTRY_POINT, Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.state import State
-from eventloop.training.numbers import Numbers
+from eventloop.training.logged_numbers import Numbers
 from eventloop.training.precision import choose_precision
 
 

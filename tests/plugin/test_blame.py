@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.distributed.locate import place_of_error, place_of_thread
+from eventloop.distributed.locate import line_of_error, line_of_thread
 from eventloop.plugin import blame
 from eventloop.plugin.records import Plugin
 
@@ -25,7 +25,7 @@ def place(plan, *args):
     """Says where a plan failed, as a report does."""
     with pytest.raises(LookupError) as failure:
         plan(*args)
-    return place_of_error(failure.value).partition(", at ")[0]
+    return line_of_error(failure.value).partition(", at ")[0]
 
 
 def decorated(function):
@@ -83,7 +83,7 @@ def test_each_of_the_plugins_of_an_event_is_named_where_it_hangs(plugin, plan_of
         thread.start()
         assert inside.wait(60)
 
-        found = place_of_thread(thread.ident)
+        found = line_of_thread(thread.ident)
 
         release.set()
         thread.join()

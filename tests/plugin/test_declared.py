@@ -19,7 +19,7 @@ from eventloop.plugin.assembly import OrderPreferences, arrange
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.observe import Around
 from eventloop.plugin.records import Plugin
-from eventloop.testing import isolated_trainer, run_ranks
+from eventloop_testing import isolated_trainer, run_ranks
 
 
 class Specs:

@@ -15,8 +15,14 @@ NAMES = ("aa-test", "bb-test")
 
 
 def load_tested(*off: str):
-    found = [one for one in discover() if one.name in NAMES]
-    return load(select(found, Choice.parse([f"no:{name}" for name in off])))
+    """Returns the candidates that are imported, and the problems of the others."""
+    found = [one for one in discover()[0] if one.name in NAMES]
+    selected = select(found, Choice.parse([f"no:{name}" for name in off]))
+    candidates = [load(one, {}) for one in selected]
+    return (
+        [one for one in candidates if one.target is not None],
+        [problem for one in candidates for problem in one.problems],
+    )
 
 
 def test_what_the_entry_point_names_is_loaded(install):

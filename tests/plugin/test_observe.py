@@ -7,12 +7,12 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from eventloop import hookimpl
-from eventloop.diagnostics.check import Check
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.observe import Around, observe, watched
+from eventloop.plugin.observe import Around, observe, with_context
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.plans import freeze
 from eventloop.plugin.records import Plugin
+from eventloop_check import Check
 
 AROUND = Around(lambda plugin, hook, state: nullcontext())
 
@@ -25,7 +25,7 @@ class Notes:
         self.log = []
 
     def observed(self, one):
-        return watched(one, lambda state: self.noted(one), in_halves=self.in_halves)
+        return with_context(one, lambda state: self.noted(one), in_halves=self.in_halves)
 
     @contextmanager
     def noted(self, one):

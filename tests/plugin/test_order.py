@@ -132,3 +132,11 @@ def test_owners_come_in_three_layers(plugin, names_in_order):
         owners = names_in_order("forward", given_order, lambda found: order_of_owners(order(found)))
 
         assert owners == ["a", "b", "task", "core"]
+
+
+def test_what_started_first_is_closed_last(plugin, names_in_order):
+    """A plugin may need another one until it is closed itself."""
+    roles = {"a": "algorithm", "b": "algorithm", "c": "callback", "d": "callback"}
+    plugins = [plugin(name, role, close=lambda: None) for name, role in roles.items()]
+
+    assert names_in_order("close", plugins) == ["d", "c", "b", "a"]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from eventloop.errors import PluginError
 from eventloop.hooks import Hook
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.observe import Around, observe, watched
+from eventloop.plugin.observe import Around, observe, with_context
 from eventloop.plugin.order import Implementation, order, order_of_owners
 from eventloop.plugin.plans import Plan, freeze
 from eventloop.plugin.records import Plugin
@@ -327,7 +327,7 @@ class Halves:
     """An observer that enters something around each half of a wrapper."""
 
     def observed(self, one):
-        return watched(one, lambda state: nullcontext(), in_halves=True)
+        return with_context(one, lambda state: nullcontext(), in_halves=True)
 
 
 @SETTINGS

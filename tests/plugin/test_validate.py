@@ -87,7 +87,7 @@ def yields(state):
 def test_a_callback_can_not_take_part_in_an_action(plugin, forward):
     """Nor wrap one: it may only watch."""
     assert problem_of(plugin("watch", "callback", forward=forward)) == (
-        "a callback can't take part in the action forward; it may only watch\n"
+        "a callback can't implement the action forward; it can only watch\n"
         "  plugin  watch, method SimpleNamespace.forward\n"
         "  fix     register it in eventloop.algorithms, or pass it to Trainer(algorithms=...), or "
         "leave the plugin out of `callbacks=[...]`"
@@ -249,7 +249,7 @@ def test_all_problems_of_all_plugins_are_told_at_once():
 
     assert str(caught.value).startswith("3 problems with plugins\n1. no hook is named")
     assert "batch_end has no argument 'sate'; the closest is 'state'" in str(caught.value)
-    assert "a callback can't take part in the action forward" in str(caught.value)
+    assert "a callback can't implement the action forward" in str(caught.value)
 
 
 def test_a_dataclass_with_slots_has_an_option_named_like_a_hook():

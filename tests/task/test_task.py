@@ -164,7 +164,7 @@ def test_data_loaders_or_what_makes_them(wrap, make_trainer, make_task, make_bat
         ({"model": lambda: 3}, "the task's model is an int, not an nn.Module"),
         ({"train_dataloader": 3}, "train_dataloader is an int, which is not iterable"),
         ({"eval_dataloaders": {"a": 3}}, r"eval_dataloaders\['a'\] is an int"),
-        ({"optimizer": lambda model: None}, "optimizer function gave None"),
+        ({"optimizer": lambda model: None}, "optimizer function returned None"),
         ({"optimizer": lambda model: {"d": 3}}, "optimizer 'd' is an int, not a torch.optim.Optim"),
         ({"scheduler": {"sdg": lambda one: StepLR(one, 1)}}, "named 'sdg'.*the closest is 'sgd'"),
         (

@@ -24,7 +24,7 @@ SOME = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": 1}, "takes an nn.Module or a function that gives one, not 1"),
+        ({"model": 1}, "takes an nn.Module or a function that returns one, not 1"),
         ({"model": Wide}, r"wants width: write model=lambda: Wide\(width=...\)"),
         ({"loss": nn.CrossEntropyLoss}, r"is a class.*write loss=CrossEntropyLoss\(\)"),
         ({"optimizer": SGD}, r"optimizer=SGD\) is a class.*write optimizer=lambda model: SGD"),
@@ -45,7 +45,7 @@ def test_a_value_of_the_wrong_kind_is_refused_at_once(given, message, make_task)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"optimizer": lambda model: None}, "the task's optimizer function gave None"),
+        ({"optimizer": lambda model: None}, "the task's optimizer function returned None"),
         ({"optimizer": lambda model: [SOME]}, r"a list of 1, without names\n  fix  name them"),
         ({"scheduler": lambda one: None}, "the task's scheduler of 'sgd' is None, not a torch"),
         (
@@ -78,7 +78,10 @@ def returns_nothing(outputs, targets):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"loss": returns_nothing}, r"loss gave None\n  function  returns_nothing, .*values.py:"),
+        (
+            {"loss": returns_nothing},
+            r"loss returned None\n  function  returns_nothing, .*values.py:",
+        ),
         (
             {"loss": lambda o, t: cross_entropy(o, t).item()},
             "a float, which has no[\\s\\S]*a tensor",

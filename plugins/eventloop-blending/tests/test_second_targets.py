@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy, one_hot
 
 from eventloop import TaskError, hookimpl
-from eventloop.testing import tiny_batches, tiny_task
 from eventloop_blending import SecondTargets, blended
+from eventloop_testing import tiny_batches, tiny_task
 
 
 class Backwards:

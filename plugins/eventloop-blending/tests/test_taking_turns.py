@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eventloop import hookimpl
-from eventloop.testing import tiny_batches, tiny_task
 from eventloop_blending import has_turn
+from eventloop_testing import tiny_batches, tiny_task
 
 
 class Takes:

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.format import read
-from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_task
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop_blurpool import BlurConv2d, Blurpool, anti_aliased
+from eventloop_testing import differences, isolated_trainer, run_ranks, tiny_task
 
 NUM_BATCHES = 5
 
@@ -165,7 +165,7 @@ def saved(folder, stop=-1):
 
 
 def last(folder):
-    return read(max((folder / "run" / "checkpoints").glob("ba*"))).parts
+    return read_checkpoint(max((folder / "run" / "checkpoints").glob("ba*"))).parts
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, plain):

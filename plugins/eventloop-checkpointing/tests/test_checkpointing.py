@@ -6,9 +6,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_task
 from eventloop_checkpointing import Checkpointing
 from eventloop_checkpointing.layers import matching_layers, repeated_layers
+from eventloop_testing import differences, isolated_trainer, run_ranks, tiny_task
 
 
 class Block(nn.Module):

@@ -15,8 +15,8 @@ from torch import nn
 
 from eventloop import PluginError, Trainer, hookimpl
 from eventloop.cli import main
-from eventloop.testing import check_plugin, tiny_task
 from eventloop_composer import Composer
+from eventloop_testing import check_plugin, tiny_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -189,7 +189,7 @@ def test_a_plugin_that_sleeps_imports_nothing_and_breaks_nothing():
 def test_names_work_on_the_command_line(tmp_path, monkeypatch, capsys):
     """As YAML: names alone, and with arguments."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("from eventloop.testing import tiny_task\ntask = tiny_task()\n")
+    Path("train.py").write_text("from eventloop_testing import tiny_task\ntask = tiny_task()\n")
     named = (
         "[{composer.algorithms.GradientClipping: {clipping_type: norm, clipping_threshold: 0.5}}]"
     )

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import EventloopError
-from eventloop.checkpoint.diff import differences
-from eventloop.testing import Dies, last_checkpoint
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
+from eventloop_checkpoints.differences import differences
 from eventloop_ema import Ema
 from eventloop_muon import Muon
 from eventloop_sam import Sam
 from eventloop_swa import Swa
+from eventloop_testing import Dies, last_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

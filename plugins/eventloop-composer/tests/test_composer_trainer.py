@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 import eventloop
 from eventloop import EventloopError, SettingError, TaskError
-from eventloop.testing import run_ranks
 from eventloop_composer import Trainer, task
 from eventloop_composer.arguments import DEFAULTS, REFUSED
+from eventloop_testing import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from eventloop import PluginError, RunFolderError, hookimpl
-from eventloop.testing import isolated_trainer, last_checkpoint, run_ranks
 from eventloop_csv import Csv
 from eventloop_jsonl import Jsonl
+from eventloop_testing import isolated_trainer, last_checkpoint, run_ranks
 
 COUNTS = ("epoch", "batch", "sample", "token")
 

@@ -5,7 +5,8 @@ import contextlib
 import pytest
 
 from eventloop import TaskError
-from eventloop.testing import (
+from eventloop_curriculum import Curriculum
+from eventloop_testing import (
     Dies,
     KilledRuns,
     differences,
@@ -17,7 +18,6 @@ from eventloop.testing import (
     shuffled_batches,
     tiny_task,
 )
-from eventloop_curriculum import Curriculum
 
 LAST = 16  # 8 batches of 2 samples, then 4 of 4, with a time in their middle, then 2 of 8, twice
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from eventloop import PluginError, Task, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_cutmix import Cutmix, cut_and_paste, draw_box
 from eventloop_mixup import Mixup
+from eventloop_testing import isolated_trainer, run_ranks
 
 
 def batches(num=5, size=8):

@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task
-from eventloop.testing import Dies, KilledRuns, isolated_trainer
 from eventloop_cutmix import Cutmix
 from eventloop_mixup import Mixup
+from eventloop_testing import Dies, KilledRuns, isolated_trainer
 
 
 def fit(folder, batch=None):

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from eventloop import Task, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_cutmix import Cutmix
 from eventloop_distill import Distill, soft_loss
 from eventloop_label_smoothing import LabelSmoothing
 from eventloop_mixup import Mixup
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 class Teacher(nn.Module):

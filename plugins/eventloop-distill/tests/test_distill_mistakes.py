@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import tiny_task
 from eventloop_distill import Distill
+from eventloop_testing import tiny_task
 
 
 def not_a_model():

@@ -8,8 +8,8 @@ from torch import nn
 from torchmetrics import Metric
 
 from eventloop import SettingError, Task, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_early_stopping import EarlyStopping
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 class Counter(nn.Module):

@@ -3,7 +3,8 @@
 import pytest
 
 from eventloop import hookimpl
-from eventloop.testing import (
+from eventloop_early_stopping import EarlyStopping
+from eventloop_testing import (
     Dies,
     KilledRuns,
     fit_and_die,
@@ -11,7 +12,6 @@ from eventloop.testing import (
     last_checkpoint,
     tiny_task,
 )
-from eventloop_early_stopping import EarlyStopping
 
 # Both stop the run in the middle of its length: by a metric in mid-epoch, by the loss after one.
 WATCHED = {

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from eventloop import PluginError, SettingError, hookimpl
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
+from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
 
 
 class Steps:

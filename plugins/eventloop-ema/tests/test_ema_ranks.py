@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop.toolbox.state_dicts import flatten, gathered, read_checkpoint
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 X, Y = map(torch.cat, zip(*tiny_batches(6, 8), strict=True))
 

@@ -4,7 +4,8 @@ import pytest
 from torch import nn
 
 from eventloop import hookimpl
-from eventloop.testing import (
+from eventloop_ema import Ema
+from eventloop_testing import (
     Dies,
     KilledRuns,
     isolated_trainer,
@@ -12,7 +13,6 @@ from eventloop.testing import (
     tiny_batches,
     tiny_task,
 )
-from eventloop_ema import Ema
 
 
 def fit(folder, batch=None, precision="fp32"):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from eventloop import EventloopError, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_export import Export
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 def conv_task():

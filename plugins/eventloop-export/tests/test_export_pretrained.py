@@ -9,8 +9,8 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from eventloop.testing import isolated_trainer, tiny_task
 from eventloop_export import Export
+from eventloop_testing import isolated_trainer, tiny_task
 
 
 def bert():

@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from eventloop import TaskError, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_finetune import Unfreeze, freeze, param_groups
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 def network():

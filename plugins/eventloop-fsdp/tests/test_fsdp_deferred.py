@@ -14,10 +14,10 @@ from torch.nn.init import orthogonal_
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks
-from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp
 from eventloop_fsdp.deferred import DeferredModel
+from eventloop_testing import isolated_trainer, run_ranks
+from eventloop_testing.ranks import RankError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Task, hookimpl
 from eventloop.checkpoint.store import Store
-from eventloop.testing import isolated_trainer, run_ranks
-from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp
+from eventloop_testing import isolated_trainer, run_ranks
+from eventloop_testing.ranks import RankError
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
 Y = X.argmax(1)

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed, Task, hookimpl
-from eventloop.checkpoint.format import read
-from eventloop.testing import differences, isolated_trainer, run_ranks
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop_fsdp import Fsdp
+from eventloop_testing import differences, isolated_trainer, run_ranks
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(X, X.argmax(1))
@@ -77,14 +77,14 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go, bat
         on_two(tmp_path, batch=batch)
     on_two(tmp_path)
 
-    expected, actual = read(last(in_one_go)), read(last(tmp_path))
+    expected, actual = read_checkpoint(last(in_one_go)), read_checkpoint(last(tmp_path))
     assert actual.facts["moment"]["batch"] == 6
     assert list(differences(expected.parts, actual.parts)) == []
 
 
 def test_a_checkpoint_holds_whole_tensors(in_one_go):
     """What one strategy saved another can load, and a person can look at."""
-    parts = read(last(in_one_go)).parts
+    parts = read_checkpoint(last(in_one_go)).parts
 
     assert {name: tuple(one.shape) for name, one in parts["model"].items()} == {
         name: tuple(one.shape) for name, one in model().state_dict().items()
@@ -99,12 +99,12 @@ def test_one_process_goes_on_with_what_two_ranks_saved(tmp_path):
     without = {"batch_size": 16, "microbatch_size": 8}
 
     on_two(tmp_path, batch=3)
-    saved = read(last(tmp_path)).parts
+    saved = read_checkpoint(last(tmp_path)).parts
     fit(tmp_path, batch=5, allowed=allowed, **without)
-    by_one = read(last(tmp_path)).parts
+    by_one = read_checkpoint(last(tmp_path)).parts
     run_ranks(lambda: fit(tmp_path, Fsdp(), allowed=allowed))
 
-    ended = read(last(tmp_path))
+    ended = read_checkpoint(last(tmp_path))
     moments = [one["optimizers"]["adamw"]["state"][0]["step"].item() for one in (saved, by_one)]
     assert moments == [2, 4]
     assert saved["model"].keys() == by_one["model"].keys() == ended.parts["model"].keys()

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import Allowed, CheckpointError, Task
 from eventloop.checkpoint import tensors
-from eventloop.checkpoint.format import read, verify
+from eventloop.checkpoint.format import read_checkpoint, verify
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.store import Store
 from eventloop.files import disk
-from eventloop.testing import differences, isolated_trainer, run_ranks
-from eventloop.testing.ranks import RankError
 from eventloop.toolbox.state_dicts import flatten
 from eventloop_fsdp import Fsdp
+from eventloop_testing import differences, isolated_trainer, run_ranks
+from eventloop_testing.ranks import RankError
 
 GLOBAL_BATCH = 12
 X = torch.randn(144, 5, generator=torch.Generator().manual_seed(0))
@@ -93,7 +93,7 @@ def test_each_rank_writes_its_shards(of_four):
     assert manifest.shards == {"model": 4, "optimizers": 4}
     sizes = [manifest.files[name].num_bytes for name in manifest.shards_of("optimizers")]
     assert max(sizes) < 0.4 * sum(sizes)
-    weights = read(last(of_four)).parts["model"]
+    weights = read_checkpoint(last(of_four)).parts["model"]
     assert {name: one.shape for name, one in weights.items()} == {
         name: one.shape for name, one in model().state_dict().items()
     }
@@ -106,7 +106,7 @@ def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
     for idx, num_ranks in enumerate(ranks):
         fit(tmp_path / "several", f"{2 * (idx + 1)}ba", num_ranks=num_ranks)
 
-    expected, actual = (read(last(tmp_path / name)).parts for name in ("one", "several"))
+    expected, actual = (read_checkpoint(last(tmp_path / name)).parts for name in ("one", "several"))
     for name, tensor in expected["model"].items():
         torch.testing.assert_close(actual["model"][name], tensor, rtol=0, atol=1e-6)
     first, second = (one["optimizers"]["adamw"]["state"] for one in (expected, actual))
@@ -121,7 +121,9 @@ def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
     for until in ("2ba", "6ba"):
         fit(tmp_path / "stopped", until, num_ranks=num_ranks)
 
-    expected, actual = (read(last(tmp_path / name)).parts for name in ("in one go", "stopped"))
+    expected, actual = (
+        read_checkpoint(last(tmp_path / name)).parts for name in ("in one go", "stopped")
+    )
     assert list(differences(expected["model"], actual["model"])) == []
     assert list(differences(expected["optimizers"], actual["optimizers"])) == []
 
@@ -133,7 +135,9 @@ def test_shards_and_copies_go_on_with_each_other(tmp_path, sharded):
     for until, is_sharded in zip(("2ba", "4ba"), sharded, strict=True):
         fit(tmp_path / "two", until, num_ranks=2, sharded=is_sharded)
 
-    expected, actual = (read(last(tmp_path / name)).parts["model"] for name in ("one", "two"))
+    expected, actual = (
+        read_checkpoint(last(tmp_path / name)).parts["model"] for name in ("one", "two")
+    )
     for name, tensor in expected.items():
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=1e-6)
 
@@ -168,7 +172,7 @@ def test_a_rank_that_goes_on_reads_its_share_alone(tmp_path, of_four):
 
     found = run_ranks(resume, world_size=4)
 
-    tensors, _ = flatten(read(last(of_four), ["model", "optimizers"]).parts, "")
+    tensors, _ = flatten(read_checkpoint(last(of_four), ["model", "optimizers"]).parts, "")
     total = sum(one.nbytes for one in tensors.values())
     headers = sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in shards)
     for rank, one in enumerate(found):
@@ -189,7 +193,7 @@ def test_weights_alone_are_read_and_exported_by_shards(tmp_path, of_four):
 
     run_ranks(export)
 
-    expected = read(last(of_four)).parts["model"]
+    expected = read_checkpoint(last(of_four)).parts["model"]
     assert list(differences(expected, load_file(tmp_path / "model.safetensors"))) == []
 
 
@@ -232,7 +236,7 @@ def test_checkpoints_at_a_url(tmp_path, shared):
     assert batch == 4
     assert [*read_manifest(saved).shards.values()] == [2, 2]
     assert not [*tmp_path.glob("[0-9m]*/runs/*/*/checkpoints/.tmp-*")]
-    assert list(differences(read(saved).parts["model"], load_file(exported))) == []
+    assert list(differences(read_checkpoint(saved).parts["model"], load_file(exported))) == []
 
 
 def test_what_is_damaged_is_passed_over_by_all_ranks(tmp_path):
@@ -402,7 +406,7 @@ def test_killed_while_it_saves_it_ends_with_the_same_bits(tmp_path, num_ranks, n
             assert batch >= newest
             newest = batch
         assert not killed(folder, num_ranks, victim=-1, kill_at=0)
-        expected, actual = (read(last(one)).parts for one in (whole, folder))
+        expected, actual = (read_checkpoint(last(one)).parts for one in (whole, folder))
         assert list(differences(expected, actual)) == []
         if num_done == num_kills:
             return

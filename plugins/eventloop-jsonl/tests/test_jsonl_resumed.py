@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, last_checkpoint, run_ranks
 from eventloop_jsonl import Jsonl
+from eventloop_testing import isolated_trainer, last_checkpoint, run_ranks
 
 
 class Dies:

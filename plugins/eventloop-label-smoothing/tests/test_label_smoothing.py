@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from eventloop import PluginError, Task, TaskError, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_label_smoothing import LabelSmoothing
 from eventloop_mixup import Mixup
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 by_torch = functools.partial(cross_entropy, label_smoothing=0.1)
 

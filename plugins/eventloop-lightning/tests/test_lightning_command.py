@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 import eventloop_lightning
 from eventloop import Moment, SettingError, Trainer, hookimpl
 from eventloop.cli import main
-from eventloop.testing import run_ranks
 from eventloop_ema import Ema
+from eventloop_testing import run_ranks
 
 MODULE = """
 import lightning.pytorch as pl

@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lit_cases import QUIET, Net, loaders
 
-from eventloop.testing import Dies, fit_and_die
 from eventloop_lightning import Trainer
+from eventloop_testing import Dies, fit_and_die
 
 
 class Logs(Net):

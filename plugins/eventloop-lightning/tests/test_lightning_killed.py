@@ -11,8 +11,8 @@ from lit_cases import DATA, Measures, Net, plateau
 from torch.utils.data import DataLoader
 
 import eventloop_lightning
-from eventloop.testing import Dies, KilledRuns, isolated_trainer
 from eventloop_ema import Ema
+from eventloop_testing import Dies, KilledRuns, isolated_trainer
 
 
 class OnPlateau(Net):

@@ -11,9 +11,9 @@ import torch
 import eventloop_lr_finder
 from eventloop import hookimpl
 from eventloop.commands import UsageError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_lr_finder import Curve, run
 from eventloop_lr_finder.finder import LrFinder
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 def curve_of(loss_at, num_steps=100, **given):

@@ -15,8 +15,11 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from eventloop import PluginError, hookimpl
-from eventloop.checkpoint.format import read, write
-from eventloop.testing import (
+from eventloop.checkpoint.format import read_checkpoint, write_checkpoint
+from eventloop_mlflow import Mlflow
+from eventloop_mlflow.beside import Beside
+from eventloop_mlflow.tracking import TrackedRun
+from eventloop_testing import (
     differences,
     edited_checkpoint,
     isolated_trainer,
@@ -25,9 +28,6 @@ from eventloop.testing import (
     tiny_batches,
     tiny_task,
 )
-from eventloop_mlflow import Mlflow
-from eventloop_mlflow.beside import Beside
-from eventloop_mlflow.tracking import TrackedRun
 
 
 class Dies:
@@ -181,7 +181,7 @@ def test_a_run_tells_what_it_is_made_of(in_one_go):
     assert run.data.tags["eventloop.plugins"].startswith("dies, keeps, mlflow")
     assert json.loads((place / "manifest.json").read_text())["settings"]["seed"] == 0
     assert store.files("checkpoints") == ["ba00000009"]
-    assert read(place / "checkpoints" / "ba00000009").facts
+    assert read_checkpoint(place / "checkpoints" / "ba00000009").facts
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_a_run_is_found_by_its_folder(tmp_path, store, in_one_go):
     """Where the checkpoint is older than the plugin's state, or has none."""
     fit_and_die(tmp_path, store, 7)
     folder = tmp_path / "run" / "checkpoints" / "ba00000004"
-    checkpoint = read(folder)
+    checkpoint = read_checkpoint(folder)
     del checkpoint.parts["plugins"]["mlflow"]
     shutil.rmtree(folder)
-    write(folder, checkpoint.parts, checkpoint.facts, batch=4)
+    write_checkpoint(folder, checkpoint.parts, checkpoint.facts, batch=4)
 
     fit(tmp_path, store)
 

@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, Task, TaskError, hookimpl, schedules
-from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_fsdp import Fsdp
 from eventloop_muon import Muon
+from eventloop_testing import isolated_trainer, run_ranks
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)

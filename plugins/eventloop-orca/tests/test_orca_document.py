@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_orca import Callback, MainCallBack, MainCallback, Orca
+from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
 
 
 class CustomMainCB(MainCallBack):

@@ -3,9 +3,9 @@
 import pytest
 
 from eventloop import PluginError
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_orca import Callback, MainCallback, Orca
 from eventloop_orca.points import OF_MAIN, POINTS
+from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
 
 ALL = [name for name in vars(MainCallback) | vars(Callback) if not name.startswith("_")]
 DOCUMENTED = [*OF_MAIN, *POINTS, "before_epoch", "after_epoch", "before_iter", "after_iter"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from eventloop import hookimpl
-from eventloop.checkpoint.format import read
-from eventloop.testing import differences, isolated_trainer, tiny_batches, tiny_task
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop_orca import Callback, MainCallback, Orca
+from eventloop_testing import differences, isolated_trainer, tiny_batches, tiny_task
 
 
 class Noisy(MainCallback):
@@ -74,7 +74,7 @@ def fit(folder, main, batch=-1):
 def differing(folder, other):
     """Returns what differs between the last checkpoints."""
     return list(differences(*(
-        read(max((one / "run" / "checkpoints").glob("ba*"))).parts for one in (folder, other)
+        read_checkpoint(max((one / "run" / "checkpoints").glob("ba*"))).parts for one in (folder, other)
     )))  # fmt: skip
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from eventloop import PluginError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_orca import Callback, MainCallback, Orca
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 OF_ITERATION = ("batch", "batch_idx", "output", "outputs", "loss")
 

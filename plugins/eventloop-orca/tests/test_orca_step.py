@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, hookimpl
 from eventloop.actions import HOOKS
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_orca import MainCallback, Orca
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 class Forward(MainCallback):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_profile import Profile
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 @pytest.fixture

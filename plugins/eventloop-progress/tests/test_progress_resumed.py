@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_progress import Progress
+from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
 
 
 class Ends:

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from eventloop import Check, PluginError, SettingError, hookimpl
-from eventloop.checkpoint.format import read
-from eventloop.testing import differences, isolated_trainer, run_ranks, tiny_task
+from eventloop import PluginError, SettingError, hookimpl
+from eventloop.checkpoint.format import read_checkpoint
+from eventloop_check import Check
 from eventloop_progressive_resizing import ProgressiveResizing, resize, resize_mask
+from eventloop_testing import differences, isolated_trainer, run_ranks, tiny_task
 
 NUM_BATCHES = 10  # in two epochs
 # At 2 a batch: two small ones, then a step of four pixels every second batch, then whole ones.
@@ -218,7 +219,7 @@ def saved(folder, stop=-1, seed=0):
 
 
 def last(folder):
-    return read(max((folder / "run" / "checkpoints").glob("ba*"))).parts
+    return read_checkpoint(max((folder / "run" / "checkpoints").glob("ba*"))).parts
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path):

@@ -14,8 +14,8 @@ import torch
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from eventloop.checkpoint import leftovers
-from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
 from eventloop.storage import Url
+from eventloop_remote import RemoteCheckpoints
 from eventloop_remote.folder import Folder
 from eventloop_remote.objects import Objects
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eventloop import CheckpointError
-from eventloop.checkpoint.format import read, verify
+from eventloop.checkpoint.format import read_checkpoint, verify
 from eventloop.checkpoint.verifying import key_of
 from eventloop.storage import Url
 
@@ -60,7 +60,7 @@ def test_what_is_saved_is_found(bucket, store, another, parts):
     assert (url, folders(bucket)) == (Url("flaky://run/checkpoints/ba00001200"), ["ba00001200"])
     assert (found.path, found.batch, found.facts, found.reason) == (url, 1200, {"a": (1,)}, "")
     assert another().latest() == (url, [])
-    checkpoint = read(another().download(url))
+    checkpoint = read_checkpoint(another().download(url))
     torch.testing.assert_close(checkpoint.parts["model"], parts["model"], rtol=0, atol=0)
     assert {path.rpartition("/")[2] for path in bucket.paths} == {
         one.name for one in checkpoint.path.iterdir()
@@ -135,7 +135,7 @@ def test_a_copy_that_differs_is_not_used(bucket, three, parts, another):
     parts["model"]["0.bias"] += 1
     url = three.save(3, parts, {})
 
-    weights = read(other.download(url)).parts["model"]["0.bias"]
+    weights = read_checkpoint(other.download(url)).parts["model"]["0.bias"]
 
     assert torch.equal(weights, parts["model"]["0.bias"])
 

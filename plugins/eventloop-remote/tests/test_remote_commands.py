@@ -15,7 +15,7 @@ SECRET = "memory://me:secret@host/run"
 TASK = """
 import torch
 from eventloop import Task
-from eventloop.testing import tiny_batches
+from eventloop_testing import tiny_batches
 
 task = Task(
     model=torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)),

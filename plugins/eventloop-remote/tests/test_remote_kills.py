@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from eventloop.checkpoint.format import read
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop_remote.folder import Folder
 
 PARTS = {"model": {"w": torch.arange(4.0)}, "clock": {"batch": 1}}
@@ -83,7 +83,9 @@ def test_a_verified_checkpoint_is_there_at_every_moment(scenario, bucket, tmp_pa
         latest, refused = store.latest()
 
         assert latest is not None
-        assert torch.equal(read(store.download(latest)).parts["model"]["w"], torch.arange(4.0))
+        assert torch.equal(
+            read_checkpoint(store.download(latest)).parts["model"]["w"], torch.arange(4.0)
+        )
         # Nothing half written or half removed counts as a checkpoint.
         assert bool(refused) <= (before is damaged)
         # What comes next cleans up and goes on.

@@ -13,13 +13,13 @@ import torch
 from fsspec.registry import known_implementations
 
 from eventloop import CheckpointError, ResumeError, SettingError, UsageError, hookimpl
-from eventloop.checkpoint.format import read
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.storage import local_folder
 from eventloop.storage import Url
-from eventloop.testing import differences
-from eventloop.testing.case import isolated_trainer, tiny_batches, tiny_task
-from eventloop.testing.ranks import run_ranks
 from eventloop_remote import lease
+from eventloop_testing import differences
+from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
+from eventloop_testing.ranks import run_ranks
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -71,7 +71,7 @@ def trainer(where, *callbacks, **given):
 def parts_at(one):
     """Returns what the newest checkpoint of a trainer's run holds."""
     folder = one.state.run_dir / "checkpoints"
-    return read(max(folder.glob("ba*"))).parts
+    return read_checkpoint(max(folder.glob("ba*"))).parts
 
 
 def test_a_run_goes_on_bit_by_bit_on_another_machine(url, machine, tmp_path):
@@ -280,7 +280,7 @@ def test_a_password_is_not_in_an_error(machine, monkeypatch):
 LOCAL = """
 import sys
 from pathlib import Path
-from eventloop.testing.case import isolated_trainer
+from eventloop_testing.case import isolated_trainer
 for time in range(2):
     with isolated_trainer(Path.cwd(), checkpoint_interval="1ba") as trainer:
         trainer.fit(until=f"{time + 1}ba")

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import (
+from eventloop_report import Report
+from eventloop_testing import (
     differences,
     edited_checkpoint,
     isolated_trainer,
@@ -14,7 +15,6 @@ from eventloop.testing import (
     tiny_batches,
     tiny_task,
 )
-from eventloop_report import Report
 from eventloop_trace import Trace
 
 

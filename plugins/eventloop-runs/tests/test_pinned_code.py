@@ -47,7 +47,7 @@ def job(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "helper.py").write_text("WIDTH = 3\n")
     (tmp_path / "pinned.py").write_text(
-        "from helper import WIDTH\nfrom eventloop.testing import tiny_task as task\n"
+        "from helper import WIDTH\nfrom eventloop_testing import tiny_task as task\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])

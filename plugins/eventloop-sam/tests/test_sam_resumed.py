@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.testing import Dies, KilledRuns, isolated_trainer, shuffled_batches, tiny_task
 from eventloop_sam import Sam
+from eventloop_testing import Dies, KilledRuns, isolated_trainer, shuffled_batches, tiny_task
 
 
 def make_model():

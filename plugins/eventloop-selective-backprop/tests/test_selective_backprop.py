@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, SettingError, Task, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks
 from eventloop_selective_backprop import SelectiveBackprop, draw
+from eventloop_testing import isolated_trainer, run_ranks
 
 
 def dataset(samples=20):

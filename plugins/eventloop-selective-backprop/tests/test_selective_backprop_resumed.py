@@ -2,8 +2,8 @@
 
 import pytest
 
-from eventloop.testing import Dies, KilledRuns, isolated_trainer, shuffled_batches, tiny_task
 from eventloop_selective_backprop import SelectiveBackprop
+from eventloop_testing import Dies, KilledRuns, isolated_trainer, shuffled_batches, tiny_task
 
 
 def fit(folder, batch=None):

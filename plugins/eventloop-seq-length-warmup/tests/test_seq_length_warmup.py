@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from eventloop import Check, PluginError, Task, hookimpl
-from eventloop.checkpoint.format import read
-from eventloop.testing import differences, isolated_trainer, run_ranks
+from eventloop import PluginError, Task, hookimpl
+from eventloop.checkpoint.format import read_checkpoint
+from eventloop_check import Check
 from eventloop_seq_length_warmup import SeqLengthWarmup, reshape, truncate
+from eventloop_testing import differences, isolated_trainer, run_ranks
 
 # 4 sequences of 12 tokens, 5 batches an epoch; whole after 6 batches.
 GIVEN = {"min_length": 3, "duration": "6ba", "length_increment": 3}
@@ -241,7 +242,7 @@ def saved(folder, stop=-1):
 
 
 def last(folder):
-    return read(max((folder / "run" / "checkpoints").glob("ba*"))).parts
+    return read_checkpoint(max((folder / "run" / "checkpoints").glob("ba*"))).parts
 
 
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path):
@@ -339,7 +340,9 @@ def test_options_without_a_meaning_are_refused(given, error, shown):
 
 def test_a_run_that_ends_before_sequences_are_whole_says_so(tmp_path):
     """What evaluation sees was never trained on; `1dur` is the end itself."""
-    with pytest.warns(UserWarning, match="before whole sequences came, duration=9ep; give a"):
+    with pytest.warns(
+        UserWarning, match="before sequences reached full length, duration=9ep; give a"
+    ):
         fit(tmp_path / "late", SeqLengthWarmup(duration="9ep"), max_duration="1ep")
 
     fit(tmp_path, SeqLengthWarmup(duration="1dur"), max_duration="1ep")

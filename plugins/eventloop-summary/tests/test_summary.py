@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from eventloop import TaskError
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_summary import Passes, Summary, table
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 
 def model():

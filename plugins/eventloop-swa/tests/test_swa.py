@@ -8,9 +8,9 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from eventloop import PluginError, SettingError, hookimpl, schedules
-from eventloop.testing import isolated_trainer, tiny_batches, tiny_task
 from eventloop_ema import Ema
 from eventloop_swa import Swa
+from eventloop_testing import isolated_trainer, tiny_batches, tiny_task
 
 
 def with_norm(dropout=0.0):

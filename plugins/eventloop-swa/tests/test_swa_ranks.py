@@ -7,10 +7,10 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
-from eventloop.testing.ranks import RankError
 from eventloop_fsdp import Fsdp
 from eventloop_swa import Swa
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_testing.ranks import RankError
 
 DATA = TensorDataset(*map(torch.cat, zip(*tiny_batches(6, 8), strict=True)))
 

@@ -7,8 +7,8 @@ import pytest
 from optuna.trial import TrialState
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_sweep.pruning import Pruning
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 
 PRUNER = "percentile:percentile=50.0,n_startup_trials=1,n_warmup_steps=2"
 

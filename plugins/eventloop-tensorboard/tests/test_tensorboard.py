@@ -15,7 +15,9 @@ from torch import nn
 
 from eventloop import PluginError, RunFolderError, SettingError, hookimpl
 from eventloop.files import disk
-from eventloop.testing import (
+from eventloop_tensorboard import Tensorboard
+from eventloop_tensorboard.hyperparameters import hyperparameters
+from eventloop_testing import (
     differences,
     edited_checkpoint,
     isolated_trainer,
@@ -24,8 +26,6 @@ from eventloop.testing import (
     tiny_batches,
     tiny_task,
 )
-from eventloop_tensorboard import Tensorboard
-from eventloop_tensorboard.hyperparameters import hyperparameters
 
 
 class Dies:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from eventloop import PluginError, hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_throughput import Throughput
 
 

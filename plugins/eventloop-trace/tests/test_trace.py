@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from eventloop import hookimpl
-from eventloop.testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
 from eventloop_trace import Trace
 
 

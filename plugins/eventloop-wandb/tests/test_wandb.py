@@ -13,15 +13,15 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
 from eventloop import PluginError, RunFolderError, hookimpl
-from eventloop.testing import (
+from eventloop.toolbox.run_files import RunFolder
+from eventloop_jsonl import Jsonl
+from eventloop_testing import (
     differences,
     edited_checkpoint,
     isolated_trainer,
     last_checkpoint,
     run_ranks,
 )
-from eventloop.toolbox.run_files import RunFolder
-from eventloop_jsonl import Jsonl
 from eventloop_wandb import Wandb, offline_rows
 from eventloop_wandb.offline import _messages
 from eventloop_wandb.plugin import MOMENT, OF_WANDB

@@ -1,7 +1,6 @@
-"""Checkpoints: what is saved of a run, in which bytes, and where.
+"""Checkpoints: what a run saves, in which format, and where.
 
-`nest` turns values into tensors and JSON; `tensor_file` and `bounded_json` are the two kinds of
-file; `manifest` vouches for the files of a folder; `verifying` looks whether it does so rightly, and
-needs no torch; `format` writes and reads one folder; `store` keeps those of a run. `disk` is the only
-place that touches the file system.
+`encoding` turns values into tensors and JSON; `tensors` reads and writes the files of tensors;
+`manifest` lists a folder's files with their digests; `verifying` checks them, without torch;
+`format` writes and reads one folder; `store` manages the checkpoints of a run.
 """

@@ -1,26 +1,36 @@
-"""The best evaluation so far, and which checkpoints are kept for it."""
+"""The best evaluation so far: which checkpoint has its weights, and the evaluation of test sets with them."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from eventloop.training.metrics import NamedMetric, followed
+from eventloop.checkpoint.capture import restore_model
+from eventloop.checkpoint.weights import weights_and_states
+from eventloop.training.metrics import NamedMetric, followed, scalars_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from eventloop.checkpoint.saver import Saver
+    from eventloop.checkpoint.states import PluginStates
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
+    from eventloop.urls import Place
 
 _WHAT = "checkpoint_best"
 
 
 class Best:
-    """Follows one number of one eval set.
+    """Tracks one metric of one eval set.
 
     Args:
-        metric: which; whether higher is better is known.
+        metric: the metric to track, with a known direction.
 
     Attributes:
         batch: the batch count of the best evaluation; None before the first.
@@ -36,10 +46,10 @@ class Best:
 
     @classmethod
     def named(cls, wanted: str, state: State) -> Best:
-        """Follows the number that a person named: "test/accuracy", "min test/error".
+        """Creates one from the user's text: "test/accuracy", "min test/error".
 
         Raises:
-            SettingError: there is none of that name, or whether higher is better isn't known.
+            SettingError: no metric has that name, or its direction isn't known.
         """
         return cls(followed(_WHAT, wanted, state))
 
@@ -50,17 +60,17 @@ class Best:
 
     @property
     def name(self) -> str:
-        """What is followed, and which way is better: max test/accuracy."""
+        """The direction and the metric: max test/accuracy."""
         return self._name
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
-        """Takes up an evaluation; returns whether it is the best so far.
+        """Records an evaluation; returns whether it is the best so far.
 
         Args:
-            results: by data loader and metric; waits for the device.
+            results: by data loader and metric; reading them waits for the device.
 
         Raises:
-            SettingError: the number isn't among them.
+            SettingError: the metric isn't among them.
         """
         value = self._sign * self._followed.value(results, _WHAT)
         if not value > self._value:  # a NaN is never the best
@@ -70,19 +80,76 @@ class Best:
         return True
 
     def batch_without(self, batch: int) -> int | None:
-        """Returns the batch count of the best evaluation but that of one batch."""
+        """Returns the batch count of the best evaluation, ignoring that of one batch."""
         return self._before[1] if self.batch == batch else self.batch
 
     def withdraw(self, batch: int) -> None:
-        """Goes back to the best before, if that of a batch is the best: its weights aren't finite."""
+        """Reverts to the previous best if the best is of this batch: its weights aren't finite."""
         if self.batch == batch:
             self._value, self.batch = self._before
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value so far, and when it came."""
+        """Returns the best value so far and its batch count."""
         return {"metric": self._name, "value": self._value, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned; the best of another metric is ignored."""
         if state.get("metric") == self._name:
             self._value, self.batch = state["value"], state["batch"]
+
+
+class BestWeights:
+    """Temporarily loads the weights of the best evaluation into the model.
+
+    Args:
+        active: the plugins of the run, and their plans.
+        states: the states of the plugins.
+        saver: knows the checkpoint of the best evaluation.
+        local: returns a checkpoint's folder on this machine.
+
+    Attributes:
+        lent: the checkpoint whose weights the test sets used; None for the last weights.
+    """
+
+    def __init__(
+        self,
+        active: ActivePlugins,
+        states: PluginStates,
+        saver: Saver,
+        local: Callable[[Place], Path],
+    ) -> None:
+        self._active, self._states, self._saver, self._local = active, states, saver, local
+        self.lent: Place | None = None
+
+    @contextmanager
+    def __call__(self, state: State) -> Iterator[None]:
+        """Loads the best weights, with the states of exporting plugins, for a `with` block.
+
+        Collective: every rank must call it. Without a best checkpoint, the model is left as it is.
+        """
+        self.lent = place = self._saver.best_place(state)
+        if place is None:
+            yield
+            state.manifest = {**state.manifest, "tested": _tested(state, None)}
+            return
+        hooks, names = self._active.plans, self._active.assembly.exporting
+        weights, states = weights_and_states(self._local(place), names)
+        # As this rank has them: of shards, those that are its own.
+        now = copy.deepcopy(dict(state.model.state_dict()))
+        taken = self._states.take(per_rank=False).items()
+        states_now = copy.deepcopy({name: one for name, one in taken if name in names})
+        try:
+            self._states.put(states)
+            restore_model(state, hooks, weights, strict=True)
+            yield
+            state.manifest = {**state.manifest, "tested": _tested(state, place.name)}
+        finally:
+            self._states.put(states_now)
+            hooks.restore_model(state, now, True)
+
+
+def _tested(state: State, checkpoint: str | None) -> dict[str, Any]:
+    """Returns the test results as JSON, with the checkpoint used; None: the last weights."""
+    numbers = scalars_of(state.eval_metrics, only=state.eval_sets)
+    metrics = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
+    return {"checkpoint": checkpoint, "batch": state.clock.batch, "metrics": metrics}

@@ -1,7 +1,7 @@
-"""What a checkpoint holds: everything that a run is made of, in parts by subject.
+"""Collects the content of a checkpoint, in parts by subject, and restores a run from it.
 
-`model`, `optimizers`, `training` (where the run is) and `plugins` are the same on all ranks; what
-a rank alone knows is in `rank0`, `rank1` and so on.
+`model`, `optimizers`, `training` (the progress of the run) and `plugins` are the same on all
+ranks; the state of a single rank is in `rank0`, `rank1` and so on.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from torch.optim import Optimizer
 
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
-from eventloop.checkpoint.states import Generators, counts_of, put_counts
-from eventloop.checkpoint.unread import read_states, unread
+from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
 from eventloop.errors import CheckpointError
 from eventloop.naming import json_value
 from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
-from eventloop.training.slices import holds_slices
+from eventloop.training.tensor_slices import holds_slices
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.states import PluginStates
     from eventloop.data.feed import Feeds
-    from eventloop.data.sample_order import Stateful
+    from eventloop.data.sampler_state import Stateful
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
@@ -37,11 +36,11 @@ _SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
 
 
 class Captured(NamedTuple):
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
         parts: nests of tensors and plain values by name.
-        facts: what tells it from others; values that JSON can hold.
+        facts: a short description for lists of checkpoints; JSON values.
     """
 
     parts: Parts
@@ -49,19 +48,19 @@ class Captured(NamedTuple):
 
 
 class Capture:
-    """Collects what a checkpoint of a run holds, and restores a run from it.
+    """Collects the content of a run's checkpoint, and restores a run from it.
 
     Args:
         hooks: the plans of the run.
-        feeds: of the run.
-        training: what knows where the run is, beside clock and precision, by the name under which
-            it is kept.
-        own: what knows something of this rank alone, likewise.
-        plugins: what the plugins keep.
+        feeds: the data feeds of the run.
+        training: objects with training state besides clock and precision, by their key in the
+            checkpoint.
+        own: objects with state of this rank only, likewise.
+        plugins: the states of the plugins.
         processes: the ranks.
 
     Attributes:
-        generators: those of this rank.
+        generators: the random generators of this rank.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class Capture:
         self.generators = Generators()
 
     def take(self, state: State) -> Captured:
-        """Returns what a checkpoint of now holds, see `State.capture`; every rank must call it.
+        """Returns a checkpoint's content, see `State.capture`. Collective: every rank must call it.
 
-        The tensors are the run's own: they change when it goes on.
+        The tensors are the run's own, not copies: training changes them.
 
         Returns:
             All parts on rank 0, beside the facts; on other ranks nothing of use. Where the model is in
@@ -118,16 +117,16 @@ class Capture:
         }
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
-            return Captured(of_all | {f"rank{state.rank}": own}, facts_of(state))
-        everybody = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
-        parts |= {f"rank{rank}": one for rank, one in enumerate(everybody)}
-        return Captured(parts, facts_of(state))
+            return Captured(of_all | {f"rank{state.rank}": own}, checkpoint_facts(state))
+        of_ranks = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
+        parts |= {f"rank{rank}": one for rank, one in enumerate(of_ranks)}
+        return Captured(parts, checkpoint_facts(state))
 
     def _of_training(self, state: State) -> dict[str, Stateful]:
         return {"clock": state.clock, "precision": state.precision, **self._training}
 
     def put(self, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores the run from a checkpoint's parts, except what a single rank knew.
+        """Restores the run from a checkpoint's parts, except the state of single ranks.
 
         Raises:
             CheckpointError: something doesn't fit this run.
@@ -153,7 +152,7 @@ class Capture:
         self.plugins.put(parts["plugins"])
 
     def put_own(self, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores what this rank alone knew; a rank that is new keeps its own."""
+        """Restores this rank's own state; a new rank keeps the state it has."""
         own = parts.get(f"rank{state.rank}")
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]
@@ -173,9 +172,9 @@ class Capture:
 
 
 def restore_model(state: State, hooks: Plans, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """Loads weights by the action of that name, which gets saved tensors if it can take slices.
+    """Loads weights by the action of that name; only one that supports slices gets `SavedTensor`s.
 
-    The core's loads one tensor after the other, and reads it then.
+    The core's implementation reads and loads one tensor at a time.
     """
     if not _is_sharded(state, hooks):
         is_core = state.owner("restore_model") == "core"
@@ -184,7 +183,7 @@ def restore_model(state: State, hooks: Plans, weights: Mapping[str, Any], *, str
 
 
 def _optimizer_states(state: State, hooks: Plans, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the states of optimizers as their owner takes them; on the host is one tensor at a time."""
+    """Returns the optimizers' states; unless slices are supported, reads them tensor by tensor."""
     if _is_sharded(state, hooks):
         return saved
     optimizers = state.optimizers
@@ -199,7 +198,7 @@ def _is_sharded(state: State, hooks: Plans) -> bool:
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:
-    """Refuses what could be written, but not read back into its place.
+    """Refuses tensors that could be saved but not loaded in place.
 
     Raises:
         CheckpointError: entries of a tensor share memory, as those of an expanded one do.
@@ -215,16 +214,16 @@ def _require_own_memory(weights: Mapping[str, Any]) -> None:
             )
 
 
-def _put_schedulers(state: State, kept: Mapping[str, Any]) -> None:
+def _put_schedulers(state: State, saved: Mapping[str, Any]) -> None:
     now = {key: [name for name, _ in pairs] for key, pairs in state.schedulers.items()}
-    then = {key: [one["optimizer"] for one in pairs] for key, pairs in kept.items()}
+    then = {key: [one["optimizer"] for one in pairs] for key, pairs in saved.items()}
     if now != then:
         raise CheckpointError(
             f"the checkpoint has schedulers for {then}, this run has them for {now}",
             fix="start the run with the task that wrote it, or a new one in another run_dir",
         )
     for interval, pairs in state.schedulers.items():
-        for idx, ((name, scheduler), one) in enumerate(zip(pairs, kept[interval], strict=True)):
+        for idx, ((name, scheduler), one) in enumerate(zip(pairs, saved[interval], strict=True)):
             with loading(f"training.schedulers.{interval}[{idx}]"):
                 scheduler.load_state_dict(fitting_scheduler(scheduler, one["state"]))
             # torch warns of a scheduler that steps before its optimizer has; this one's has, in
@@ -248,11 +247,11 @@ def _on_device(results: Any, device: torch.device) -> Any:
     return results.to(device) if isinstance(results, Tensor) else results
 
 
-def facts_of(state: State) -> dict[str, Any]:
-    """Returns what tells a checkpoint from others: moment, ranks, metrics, plugins, settings.
+def checkpoint_facts(state: State) -> dict[str, Any]:
+    """Returns a checkpoint's description: progress, ranks, metrics, plugins, settings.
 
     Returns:
-        Values that JSON can hold. The metrics are those known at that moment.
+        JSON values. The metrics are the latest known.
     """
     return {
         "moment": state.clock.moment()._asdict(),
@@ -267,7 +266,7 @@ def facts_of(state: State) -> dict[str, Any]:
 
 
 def described(optimizers: Mapping[str, Optimizer]) -> dict[str, Any]:
-    """Returns the kind of each optimizer, and the numbers that it was made with."""
+    """Returns the class of each optimizer and the hyperparameters it was created with."""
     return {
         name: {
             "kind": f"{type(one).__module__}.{type(one).__qualname__}",

@@ -1,9 +1,9 @@
-"""Nests: values in dicts, lists and tuples, as tensors by name and a JSON skeleton, and back.
+"""Splits nests (dicts, lists and tuples of values) into named tensors and JSON, and rebuilds them.
 
-JSON holds None, bool, str, finite floats, ints of 64 bits, lists and dicts with str keys as they
-are. Whatever else there is stands in an object of one key: `{"$tensor": NAME}`, `{"$tuple": [...]}`, `{"$size": [...]}`,
-`{"$dict": [[KEY, VALUE], ...]}` where keys are ints or start with a dollar, `{"$float": "nan"}`,
-`{"$int": "0x..."}` and `{"$bytes": BASE64}`.
+JSON holds None, bool, str, finite floats, 64-bit ints, lists and dicts with str keys as they are.
+Other values become an object with one key: `{"$tensor": NAME}`, `{"$tuple": [...]}`,
+`{"$size": [...]}`, `{"$dict": [[KEY, VALUE], ...]}` if a key is an int or starts with a dollar,
+`{"$float": "nan"}`, `{"$int": "0x..."}` and `{"$bytes": BASE64}`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from eventloop.errors import CheckpointError, a
 from eventloop.files.disk import CorruptFileError
-from eventloop.training.slices import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,17 +39,17 @@ _NAME_ALONE = "value"  # of a tensor that is the whole nest
 
 
 def flatten(nest: Nest, name: str) -> tuple[Tensors, Json]:
-    """Splits a nest into its tensors by name, which aren't copied, and a skeleton of the rest.
+    """Splits a nest into its tensors by name, not copied, and a JSON skeleton of the rest.
 
-    Names are made of the keys on the way, `layer.0.weight`; those of a flat dict are its keys.
-    Dict subclasses become dicts, NumPy scalars what they hold, parameters tensors.
+    A tensor's name joins the keys of its path, `layer.0.weight`; in a flat dict it is the key.
+    Dict subclasses become dicts, NumPy scalars Python scalars, parameters tensors.
 
     Args:
         name: what the nest is called in messages.
 
     Raises:
-        CheckpointError: it holds something else, or goes deeper than 64 levels; the message has
-            the path and the type.
+        CheckpointError: it holds a value of another type, or is nested deeper than 64 levels; the
+            message has the path and the type.
     """
     tensors: Tensors = {}
     return tensors, _encode(nest, _At(name, (), tensors))
@@ -59,8 +59,8 @@ def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
     """Rebuilds what `flatten` split.
 
     Args:
-        skeleton: from a file, with anything in it.
-        tensors: by name; or whatever shall stand in their places.
+        skeleton: from a file; not trusted.
+        tensors: by name, or the values to use instead of them.
 
     Raises:
         CorruptFileError: the skeleton isn't one, or doesn't fit the tensors.
@@ -82,7 +82,7 @@ def is_plain(skeleton: Json, tensors: Mapping[str, object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """A place in a nest, and the tensors found so far."""
+    """A path in a nest, and the tensors found so far."""
 
     root: str
     keys: tuple[tuple[str | int, bool], ...]  # with whether it counts entries
@@ -196,7 +196,7 @@ def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
 
 
 def _encode_scalar(value: object, at: _At) -> Json:
-    """Encodes what NumPy calls a scalar; NumPy isn't imported for it."""
+    """Encodes a NumPy scalar without importing NumPy."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufSU":
         held = value.item()

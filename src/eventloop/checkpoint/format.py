@@ -1,9 +1,9 @@
 """The format of a checkpoint: a folder of parts, safetensors and JSON, and a manifest.
 
-Each part is a nest. Its tensors stand in `NAME.safetensors`; what else there is in `NAME.json`, which
-a flat dict of tensors doesn't need. Slices of tensors that are spread over ranks stand in
-`NAME-00000.safetensors` and so on, one a rank. `manifest.json` is written last. Nothing is pickled,
-nothing is evaluated.
+Each part is a nest. Its tensors are in `NAME.safetensors`, other values in `NAME.json`, which a
+flat dict of tensors doesn't need. Slices of tensors that are sharded over ranks are in
+`NAME-00000.safetensors` and so on, one file per rank. `manifest.json` is written last. Nothing is
+pickled or evaluated.
 """
 
 from __future__ import annotations
@@ -22,50 +22,31 @@ from eventloop.checkpoint.manifest import (
     FileFacts,
     Manifest,
     is_part_name,
+    manifest_bytes,
     shard_name,
-    to_bytes,
 )
 from eventloop.checkpoint.saved_tensors import read_left, read_part
-from eventloop.checkpoint.verifying import (
-    batch_of,
-    checked_manifest,
-    examine,
-    name_of,
-    opened,
-    refusing,
-    require_part,
-)
+from eventloop.checkpoint.verifying import checked_manifest, examine, opened, refusing, require_part
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 from eventloop.text import as_set
-from eventloop.training.slices import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
-__all__ = [
-    "Checkpoint",
-    "Draft",
-    "batch_of",
-    "examine",
-    "name_of",
-    "read",
-    "verify",
-    "verify_part",
-    "write",
-]
 _BLOCK_BYTES = 4096  # of most file systems; a file takes whole ones
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read of a checkpoint.
+    """A checkpoint, with the parts that were read.
 
     Attributes:
         path: its folder.
-        batch: how many batches the run had had; None for one that belongs to no run.
-        facts: what is known of it, without opening its parts.
-        parts: by name; those that were asked for.
+        batch: the run's batch count; None for a checkpoint that belongs to no run.
+        facts: its description, readable without opening the parts.
+        parts: the requested parts by name.
         eventloop: the version that wrote it.
-        names: of all its parts.
+        names: the names of all its parts.
     """
 
     path: Path
@@ -76,26 +57,26 @@ class Checkpoint:
     names: tuple[str, ...]
 
 
-def write(
+def write_checkpoint(
     folder: Path,
     parts: Mapping[str, Nest],
     facts: Mapping[str, Any],
     *,
     batch: int | None = None,
 ) -> None:
-    """Writes a checkpoint into a folder, which is made if it isn't there; replaces no file.
+    """Writes a checkpoint into a folder, created if missing; replaces no file.
 
-    When it returns, all of it would outlive a power failure but for the folder's own name. A folder
-    in which it was interrupted has no manifest.
+    When it returns, everything is synced to disk except the folder's own name. If it is
+    interrupted, the folder has no manifest.
 
     Args:
         parts: nests by name; names are small letters, digits, `_`, `-` and `.`.
         facts: a nest without tensors, small: it is read to list checkpoints.
-        batch: how many batches the run had had.
+        batch: the run's batch count.
 
     Raises:
-        CheckpointError: something can't be saved, which is found before anything is written; or the
-            disk is full or broken, and the message says how much was needed and is free.
+        CheckpointError: a value can't be saved, which is found before anything is written; or the
+            disk is full or fails, and the message says how much was needed and is free.
     """
     draft = Draft(parts, facts, batch)
     made: list[Path] = []
@@ -110,23 +91,23 @@ def write(
             raise
 
 
-def read(
+def read_checkpoint(
     folder: Path,
     only: Collection[str] | None = None,
     *,
     leaving: Collection[str] = (),
     nearest: float = 0.0,
 ) -> Checkpoint:
-    """Reads a checkpoint, or some parts of it; verifies whatever it reads.
+    """Reads a checkpoint, or some parts of it; verifies everything it reads.
 
     Args:
         only: the names of the parts to read; by default all.
-        leaving: parts whose tensors stay in their files, which must have been verified: a
-            `SavedTensor` is in the place of each.
-        nearest: which rank of all those that wrote it this one is near, as a share of them.
+        leaving: parts whose tensors aren't loaded: each is a `SavedTensor`. Their files must have
+            been verified before.
+        nearest: where to look for slices first, as a fraction of the ranks that wrote it.
 
     Raises:
-        CheckpointError: it isn't one, is damaged, of a newer version, or lacks a part.
+        CheckpointError: it isn't a checkpoint, is damaged, is of a newer version, or lacks a part.
     """
     with refusing(folder):
         manifest = checked_manifest(folder)
@@ -168,19 +149,19 @@ def verify_part(folder: Path, part: str) -> None:
 
 
 class Draft:
-    """A checkpoint that is to be written: everything that could be wrong with it has been found.
+    """A checkpoint to be written, already validated.
 
     Args:
         parts, facts, batch: as `write` takes them; tensors aren't copied.
-        rank: which of the ranks writes it that write one together. What isn't a slice is written
-            by rank 0, but for the part `rank3` of rank 3.
-        world_size: how many these are.
+        rank: the rank that writes. Rank 0 writes everything that isn't a slice, except parts like
+            `rank3`, which rank 3 writes.
+        world_size: how many ranks write it together.
 
     Attributes:
-        num_bytes: what it will take on the disk.
+        num_bytes: its size on disk.
 
     Raises:
-        CheckpointError: something can't be saved.
+        CheckpointError: a value can't be saved.
     """
 
     def __init__(
@@ -192,7 +173,7 @@ class Draft:
         world_size: int = 1,
     ) -> None:
         self._batch, self._rank, self._world_size = batch, rank, world_size
-        self._files: dict[str, bytes | tensor_file.Draft] = {}
+        self._files: dict[str, bytes | tensor_file.NewTensors] = {}
         self._sharded: list[str] = []
         for name, nest in parts.items():
             if not is_part_name(name):
@@ -215,10 +196,10 @@ class Draft:
         self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
 
     def write(self, folder: Path, made: list[Path]) -> Manifest:
-        """Writes all files into a folder that is there, the manifest last; raises OSError.
+        """Writes all files into an existing folder, the manifest last; raises OSError.
 
         Args:
-            made: gets the path of each file as soon as it is there.
+            made: called with each file's path once the file exists.
         """
         return self.write_manifest(folder, self.write_files(folder, made), made)
 
@@ -239,7 +220,7 @@ class Draft:
         """Writes this rank's files, and reads them back; raises OSError.
 
         Raises:
-            CheckpointError: they aren't on the disk as they were written.
+            CheckpointError: the files on disk differ from what was written.
         """
         files = self.write_files(folder, [])
         disk.sync_folder(folder)
@@ -252,10 +233,10 @@ class Draft:
     def write_manifest(
         self, folder: Path, files: Mapping[str, FileFacts], made: list[Path]
     ) -> Manifest:
-        """Writes the manifest of files that are on the disk; raises OSError.
+        """Writes the manifest for files already on disk; raises OSError.
 
         Args:
-            files: of all ranks.
+            files: the files of all ranks.
         """
         manifest = self._of(files)
         with disk.NewFile(folder / FILE) as file:
@@ -266,7 +247,7 @@ class Draft:
 
     @contextmanager
     def failing(self, folder: Path) -> Iterator[None]:
-        """Refuses to begin without enough space; says of what the disk refuses how much was needed."""
+        """Checks for enough disk space; adds the size needed to an error of the disk."""
         there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
         free = disk.num_free_bytes(there)
         if free < self.num_bytes:
@@ -286,12 +267,12 @@ class Draft:
             self._require_together(name, next(iter(slices)))
             self._sharded.append(name)
             path = shard_name(name, self._rank)
-            self._files[path] = tensor_file.Draft(slices, path)
+            self._files[path] = tensor_file.NewTensors(slices, path)
         if self._rank and name != f"rank{self._rank}":
             return
         if whole:
             path = f"{name}.safetensors"
-            self._files[path] = tensor_file.Draft(whole, path)
+            self._files[path] = tensor_file.NewTensors(whole, path)
         # Two files of tensors don't keep the order of the keys.
         if not is_plain(skeleton, tensors) or (slices and whole):
             with _too_large(name):
@@ -302,7 +283,7 @@ class Draft:
             raise CheckpointError(
                 f"'{part}.{name}' can't be saved: it is a slice of a tensor, of which other ranks have "
                 "the rest",
-                fix="put the whole together with `eventloop.toolbox.state_dicts.gathered`",
+                fix="assemble it with `eventloop.toolbox.state_dicts.gathered`",
             )
 
     def _of(self, files: Mapping[str, FileFacts]) -> Manifest:
@@ -311,7 +292,7 @@ class Draft:
 
     def _manifest(self, files: Mapping[str, FileFacts]) -> bytes:
         with _too_large("facts"):
-            return to_bytes(self._of(files))
+            return manifest_bytes(self._of(files))
 
     def _error(
         self, folder: Path, reason: str, free: int, *, is_full: bool = True
@@ -321,7 +302,7 @@ class Draft:
             f"the checkpoint can't be written to {str(folder)!r}: {reason}",
             needed=f"{self.num_bytes:,} bytes",
             free=f"{free:,} bytes",
-            fix=f"{fix}, or give another folder, {as_set(run_dir='FOLDER')}",
+            fix=f"{fix}, or give another folder, " + as_set(run_dir="FOLDER"),
         )
 
 

@@ -1,9 +1,9 @@
-"""Names of folders under way, and which of them were abandoned.
+"""Which folders may be removed: temporary ones that were abandoned, and surplus checkpoints.
 
 A folder that is being written or removed is called `.tmp-NAME-ID` and never counts as a checkpoint;
-one that is being replaced is called `.was-NAME-ID` and counts until its successor is there. The ID
-says which process made it: machine, boot and process namespace in one digest, the process's id, and
-eight random digits.
+one that is being replaced is called `.was-NAME-ID` and counts until its successor exists. The ID
+identifies the process that made it: a digest of machine, boot and process namespace, the process
+id, and eight random digits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint
 
 UNDER_WAY = ".tmp-"
 REPLACED = ".was-"
@@ -31,7 +35,7 @@ _ours: set[str] = set()
 
 @contextmanager
 def new_id() -> Iterator[str]:
-    """Yields an ID that stands for work of this process until the `with` ends."""
+    """Yields an ID that marks folders as this process's until the `with` block ends."""
     one = f"{this_place()}-{os.getpid()}-{os.urandom(4).hex()}"
     _ours.add(one)
     try:
@@ -41,10 +45,10 @@ def new_id() -> Iterator[str]:
 
 
 def is_leftover(folder: Path, *, alone: bool) -> bool:
-    """Returns whether a folder has such a name and its process doesn't work on it any more.
+    """Returns whether a folder is temporary and was abandoned by its process.
 
-    A process of this machine is looked for. Of another machine's nothing is known: its folder is
-    left over when nothing in it has changed for a day.
+    A process of this machine is looked up. A folder of another machine counts as abandoned when
+    nothing in it has changed for a day.
 
     Args:
         alone: whether the caller knows that no other process writes here.
@@ -72,7 +76,7 @@ def name_inside(folder: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Returns whether a process of this number exists."""
+    """Returns whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -83,7 +87,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _changed_at(folder: Path) -> float:
-    """Returns the newest time of change in a folder, in seconds; now, if it is just going away."""
+    """Returns the latest modification time in a folder, in seconds; now, if it is being removed."""
     try:
         inside = () if folder.is_symlink() else os.scandir(folder)
         paths = [folder, *(Path(one) for one in inside)]
@@ -94,7 +98,7 @@ def _changed_at(folder: Path) -> float:
 
 @cache
 def this_place() -> str:
-    """Returns what distinguishes this machine since its last start, and this container on it."""
+    """Returns a digest that identifies this machine, its last boot and this container."""
     texts = [socket.gethostname()]
     for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
         try:
@@ -102,3 +106,33 @@ def this_place() -> str:
         except OSError:
             continue  # not Linux
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+
+
+Item = TypeVar("Item")
+
+
+def newest_after(
+    batch: int, found: Iterable[FoundCheckpoint[AnyPlace]], is_usable: Callable[[AnyPlace], bool]
+) -> int | None:
+    """Returns the batch count of the newest usable checkpoint after `batch`, if any.
+
+    Args:
+        found: the newest first, not verified.
+        is_usable: reads and verifies a whole checkpoint.
+    """
+    newer = (one for one in found if one.batch > batch and not one.reason)
+    return next((one.batch for one in newer if is_usable(one.path)), None)
+
+
+def surplus(
+    keep: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
+) -> list[Item]:
+    """Returns which of the others can be removed, the oldest first; a usable one is kept.
+
+    Args:
+        keep, others: the newest first.
+    """
+    if not others:
+        return []
+    safe = next((one for one in [*keep, *others] if is_usable(one)), None)
+    return [] if safe is None else [one for one in reversed(others) if one != safe]

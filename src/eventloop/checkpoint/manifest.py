@@ -1,8 +1,7 @@
-"""The manifest of a checkpoint: which files it has, with sizes and digests, and what is known of it.
+"""The manifest of a checkpoint: its files with sizes and digests, and a description.
 
-It is written last and starts with the SHA-256 of all that follows, so that a folder without a whole
-manifest, or with one bit of it changed, is not a checkpoint. Digests find damage; they prove nothing
-about who wrote it.
+It is written last and starts with the SHA-256 of the rest, so a folder whose manifest is missing,
+incomplete or changed is not a checkpoint. Digests detect damage, not who wrote a file.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file must be: its size and the SHA-256 of its bytes, in hexadecimal digits."""
+    """The expected size of a file and the SHA-256 of its bytes, in hexadecimal digits."""
 
     num_bytes: int
     sha256: str
@@ -46,14 +45,14 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """The content of a manifest.
 
     Attributes:
-        batch: how many batches the run had had, if the checkpoint belongs to a run.
-        files: by name, without the manifest's own.
+        batch: the run's batch count, if the checkpoint belongs to a run.
+        files: by name, without the manifest itself.
         facts: a skeleton without tensors.
         eventloop: the version that wrote it.
-        shards: in how many files the slices of a part are, of those parts that have some.
+        shards: for each part with slices, how many files they are in.
     """
 
     batch: int | None
@@ -64,7 +63,7 @@ class Manifest:
 
     @functools.cached_property
     def parts(self) -> dict[str, dict[str, str]]:
-        """The files of each part by suffix, without shards; parts in order of their names."""
+        """The files of each part by suffix, without shards; parts are sorted by name."""
         parts: dict[str, dict[str, str]] = {name: {} for name in self.shards}
         of_shards = {one for name in self.shards for one in self.shards_of(name)}
         for name in sorted(self.files.keys() - of_shards):
@@ -78,7 +77,7 @@ class Manifest:
 
     @functools.cached_property
     def known(self) -> dict[str, Any]:
-        """The facts, put together.
+        """The facts, decoded.
 
         Raises:
             CorruptFileError: they aren't what eventloop writes.
@@ -93,24 +92,24 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files, without the manifest's own."""
+        """The total size of the files, without the manifest itself."""
         return sum([one.num_bytes for one in self.files.values()])
 
 
 def is_part_name(name: str) -> bool:
-    """Returns whether a part may have this name: a file name on every system, and only that.
+    """Returns whether a part can have this name: a valid file name on every system.
 
-    Capitals are left out, because some file systems don't tell them from small letters.
+    Upper-case letters aren't allowed, as some file systems ignore case.
     """
     return bool(_PART.fullmatch(name)) and f"{name}.json" != FILE
 
 
 def shard_name(part: str, rank: int) -> str:
-    """Returns the name of the file in which a rank's slices of a part are."""
+    """Returns the name of the file with a rank's slices of a part."""
     return f"{part}-{rank:05}.safetensors"
 
 
-def to_bytes(manifest: Manifest) -> bytes:
+def manifest_bytes(manifest: Manifest) -> bytes:
     """Returns the bytes of a manifest.
 
     Raises:
@@ -140,23 +139,23 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a folder, of this version or an older one.
 
     Raises:
-        CorruptFileError: there is none, it isn't whole, or it is of a newer version.
+        CorruptFileError: it is missing, incomplete, or of a newer version.
     """
     try:
         with OldFile(folder / FILE) as file:
             if file.num_bytes > bounded_json.MAX_BYTES:
                 raise CorruptFileError(f"it has {file.num_bytes:,} bytes")
             data = file.read(file.num_bytes)
-        return from_bytes(data)
+        return parse_manifest(data)
     except CorruptFileError as damage:
         raise damage.of(FILE) from damage
 
 
-def from_bytes(data: bytes) -> Manifest:
-    """Returns the manifest that some bytes are, of this version or an older one.
+def parse_manifest(data: bytes) -> Manifest:
+    """Parses a manifest of this version or an older one.
 
     Raises:
-        CorruptFileError: they aren't one, aren't whole, or are of a newer version.
+        CorruptFileError: it isn't a manifest, is incomplete, or is of a newer version.
     """
     if not data:
         raise CorruptFileError("it is empty")

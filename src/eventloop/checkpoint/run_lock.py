@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder: a lock that ends with the process that holds it."""
+"""The lock of a run's folder: one process at a time; it ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _HOLDER = ".lock.json"
 
 
 class Lock(Protocol):
-    """What keeps other processes out of a run, as well as that can be done where it is."""
+    """Keeps other processes from training the same run, as far as the storage allows."""
 
     def acquire(self) -> None:
-        """Acquires it; has no effect where it is held already.
+        """Acquires the lock; does nothing if this object holds it already.
 
         Raises:
             ResumeError: another process has it.
         """
 
     def require(self) -> None:
-        """Checks that it is still held; called before each save.
+        """Checks that the lock is still held; called before each save.
 
         Raises:
             ResumeError: another process has it now.
         """
 
     def release(self) -> None:
-        """Releases it."""
+        """Releases the lock."""
 
 
 class RunLock:
-    """The lock of a run's folder. The operating system gives it up with the process.
+    """The lock of a run's folder. The operating system releases it when the process ends.
 
     Args:
-        run_dir: of the run; made if it isn't there.
+        run_dir: the folder of the run, created if missing.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -55,12 +55,11 @@ class RunLock:
         self._held: tuple[int, int] | None = None  # the file, whatever its name leads to by now
 
     def acquire(self) -> None:
-        """Takes the lock; does nothing where this object holds it.
+        """Acquires the lock; see `Lock.acquire`. The message has the other process's id and host.
 
         Raises:
-            ResumeError: another process has it; the message has its number and host.
-            RunFolderError: something that isn't a file has its name, or that of who holds it.
-            SettingError: the folder can't be made, or locked.
+            RunFolderError: a path that it uses isn't a regular file.
+            SettingError: the folder can't be created or locked.
         """
         if self._lock.is_locked:
             return
@@ -80,15 +79,13 @@ class RunLock:
                 f"run_dir: {one_line(repr(str(self._run_dir)))} can't be locked: "
                 f"{error.strerror or error}",
                 fix="see what is at `.lock` in it, or give another folder, "
-                f"{as_set(run_dir='FOLDER')}",
+                + as_set(run_dir="FOLDER"),
             ) from error
 
     def require(self) -> None:
-        """Makes sure that the run's folder is still there, with the lock in it.
+        """Checks that the run's folder still exists and contains the lock; see `Lock.require`.
 
-        Raises:
-            ResumeError: it was deleted, moved or replaced, so that nothing saved would be found,
-                and another process could train in its place.
+        If it was deleted or replaced, another process could train the same run.
         """
         if self._lock.is_locked and _file_at(self._run_dir / _LOCK) != self._held:
             raise ResumeError(
@@ -108,7 +105,9 @@ class RunLock:
     def _taken(self) -> ResumeError:
         """Returns the error that names the holder of the lock."""
         who = self._who()
-        if who == told(json.dumps({"process": os.getpid(), "host": platform.node()}).encode()):
+        if who == lock_holder(
+            json.dumps({"process": os.getpid(), "host": platform.node()}).encode()
+        ):
             return ResumeError(
                 f"another Trainer of this process trains in {one_line(str(self._run_dir))}",
                 fix="close it: `trainer.close()`, or `with Trainer(...) as trainer:`",
@@ -122,9 +121,9 @@ class RunLock:
     def _who(self) -> str:
         """Describes the holder of the lock, as far as can be read."""
         try:
-            return told(self._files.read(_HOLDER, MAX_BYTES))
+            return lock_holder(self._files.read(_HOLDER, MAX_BYTES))
         except OSError:
-            return told(b"")
+            return lock_holder(b"")
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
@@ -135,8 +134,8 @@ def _file_at(path: Path) -> tuple[int, int] | None:
     return there.st_dev, there.st_ino
 
 
-def told(data: bytes) -> str:
-    """Returns which process left its number and host, as far as can be read."""
+def lock_holder(data: bytes) -> str:
+    """Describes the process that wrote its id and host, as far as they can be read."""
     try:
         who = json.loads(data)
         return f"process {int(who['process'])} on {str(who['host'])[:100]!r}"

@@ -1,7 +1,7 @@
-"""Parts of a checkpoint, read: whole, or with tensors that stay in their files until they are needed.
+"""Reads parts of a checkpoint: completely, or with tensors that are loaded when needed.
 
-Which files hold a box of a tensor is found by their headers; those that lie nearest to what this rank
-held when the checkpoint was written are looked at first, so that a rank of a thousand opens a few files.
+The files' headers say which of them hold a part of a tensor. Files written by ranks near this one
+are searched first, so that one of a thousand ranks opens only a few files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.checkpoint import tensors as tensor_file
-from eventloop.checkpoint.tensors import Entry, bytes_of, dtypes, read_header
+from eventloop.checkpoint.tensors import TensorEntry, bytes_of, dtypes, read_header
 from eventloop.checkpoint.verifying import (
     Slices,
     about,
@@ -25,7 +25,7 @@ from eventloop.checkpoint.verifying import (
     require_part,
 )
 from eventloop.files.disk import CorruptFileError, OldFile
-from eventloop.training.slices import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ _CHUNK_BYTES = 16 * 2**20
 
 
 def read_part(folder: Path, part: str, manifest: Manifest) -> Nest:
-    """Reads a part whole, and verifies it.
+    """Reads a whole part and verifies it.
 
     Raises:
         CorruptFileError: it isn't what the manifest says.
@@ -54,7 +54,7 @@ def read_part(folder: Path, part: str, manifest: Manifest) -> Nest:
 
 
 def _read_slices(folder: Path, part: str, manifest: Manifest) -> dict[str, Tensor]:
-    """Reads all slices of a part into whole tensors; one slice at a time is in memory beside them."""
+    """Reads all slices of a part into whole tensors, one slice at a time."""
     tensors: dict[str, Tensor] = {}
     slices = Slices()
     for name in manifest.shards_of(part):
@@ -70,7 +70,7 @@ def _read_slices(folder: Path, part: str, manifest: Manifest) -> dict[str, Tenso
 
 
 def read_left(folder: Path, part: str, manifest: Manifest, nearest: float) -> Nest:
-    """Reads what a part has beside its tensors, which stay in their files.
+    """Reads a part without loading its tensors.
 
     Args:
         nearest: as `TensorFiles` takes it.
@@ -85,7 +85,7 @@ def read_left(folder: Path, part: str, manifest: Manifest, nearest: float) -> Ne
 
 
 def saved_tensors(folder: Path, part: str, manifest: Manifest) -> dict[str, SavedTensor]:
-    """Verifies a part and returns its tensors by name, which stay in their files.
+    """Verifies a part and returns its tensors by name, not loaded.
 
     Raises:
         CorruptFileError: it isn't what the manifest says.
@@ -102,19 +102,19 @@ class Box(NamedTuple):
     shape: tuple[int, ...]
 
     def meets(self, other: Box) -> Box | None:
-        """Returns what two boxes share; None where that is nothing."""
+        """Returns the intersection of two boxes; None if it is empty."""
         starts = tuple(map(max, self.offsets, other.offsets))
         ends = map(min, self._ends(), other._ends())
         shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
         return Box(starts, shape) if all(length > 0 for length in shape) else None
 
     def inside(self, outer: Box) -> Box:
-        """Returns the box as it is counted from the start of another."""
+        """Returns the box relative to the start of another."""
         pairs = zip(self.offsets, outer.offsets, strict=True)
         return Box(tuple(mine - theirs for mine, theirs in pairs), self.shape)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Returns the part of a tensor, in its memory."""
+        """Returns this part of a tensor, as a view."""
         for dim, (start, length) in enumerate(zip(*self, strict=True)):
             tensor = tensor.narrow(dim, start, length)
         return tensor
@@ -124,18 +124,18 @@ class Box(NamedTuple):
 
 
 class SavedTensor:
-    """A tensor in a file, or in the files of a checkpoint that has been verified; read when it is asked for.
+    """A tensor in a file, or in the files of a verified checkpoint; loaded on request.
 
     Attributes:
-        name: in the files.
-        shape: of the whole.
+        name: its name in the files.
+        shape: of the whole tensor.
         dtype: of its entries.
         ndim, nbytes: of the whole.
-        is_in_slices: whether ranks have saved a slice each.
+        is_in_slices: whether it was saved in slices, one per rank.
     """
 
     def __init__(
-        self, name: str, entry: Entry, files: TensorFiles, *, is_in_slices: bool = False
+        self, name: str, entry: TensorEntry, files: TensorFiles, *, is_in_slices: bool = False
     ) -> None:
         self.name = name
         self.is_in_slices = is_in_slices
@@ -146,7 +146,7 @@ class SavedTensor:
         self._files = files
 
     def read(self) -> Tensor:
-        """Returns it whole, on the host.
+        """Loads the whole tensor, on the host.
 
         Raises:
             CheckpointError, TaskError: its file has changed since it was opened or verified.
@@ -154,10 +154,10 @@ class SavedTensor:
         return self.read_slice((0,) * len(self.shape), self.shape)
 
     def read_slice(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Returns a part of it, on the host; nothing else of it is read.
+        """Loads a part of the tensor, on the host, without reading the rest.
 
         Args:
-            offsets: where in the whole the part starts, one number a dimension.
+            offsets: where the part starts in the whole tensor, one number per dimension.
             shape: of the part.
 
         Raises:
@@ -172,14 +172,14 @@ class SavedTensor:
 
 
 class TensorFiles:
-    """The files that hold the tensors of a part, each whole or in slices.
+    """The files with the tensors of a part, each whole or in slices.
 
     Args:
         folder: of the checkpoint.
-        whole: the name of the file of whole tensors, if there is one.
+        whole: the name of the file with whole tensors, if any.
         shards: the names of the files of slices, in order of the ranks that wrote them.
-        facts: what the manifest says of each file; None for a file that belongs to no checkpoint.
-        nearest: where to look first, as a share of all ranks in [0, 1).
+        facts: size and digest of each file; None for a file outside of a checkpoint.
+        nearest: where to look first, as a fraction of all ranks in [0, 1).
     """
 
     def __init__(
@@ -197,10 +197,10 @@ class TensorFiles:
         ordered = sorted(range(len(shards)), key=lambda idx: abs(idx + 0.5 - middle))
         # Whole tensors first: what is there is there alone.
         self._names = [*([whole] if whole else []), *(shards[idx] for idx in ordered)]
-        self._known: dict[str, tuple[dict[str, Entry], int]] = {}
+        self._known: dict[str, tuple[dict[str, TensorEntry], int]] = {}
 
     def tensors(self) -> dict[str, SavedTensor]:
-        """Returns all tensors by name: each file of slices names all those that are in slices.
+        """Returns all tensors by name; each file of slices lists every sliced tensor.
 
         Raises:
             CorruptFileError: a file isn't what the manifest says.
@@ -213,11 +213,11 @@ class TensorFiles:
         return found
 
     def fill(self, tensor: SavedTensor, wanted: Box, into: Tensor) -> None:
-        """Reads a box into a tensor of its shape.
+        """Reads a box into a tensor of the same shape.
 
         Raises:
-            CheckpointError: the files don't hold all of it.
-            TaskError: likewise, of a file that belongs to no checkpoint.
+            CheckpointError: the files don't contain all of it.
+            TaskError: likewise, for a file outside of a checkpoint.
         """
         num_left = math.prod(wanted.shape)
         pieces: list[Box] = []
@@ -247,15 +247,15 @@ class TensorFiles:
             return refusing_file(self._folder / self._names[0])
         return refusing(self._folder)
 
-    def _header(self, name: str) -> dict[str, Entry]:
+    def _header(self, name: str) -> dict[str, TensorEntry]:
         if name not in self._known:
             with self._opened(name) as file:
                 header = read_header(file, slices=name in self._shards)
                 self._known[name] = header, file.num_bytes - file.num_left
         return self._known[name][0]
 
-    def _copy(self, name: str, entry: Entry, part: Box, into: Tensor) -> None:
-        """Copies a part of what a file holds; one that isn't in a row, some rows at a time."""
+    def _copy(self, name: str, entry: TensorEntry, part: Box, into: Tensor) -> None:
+        """Copies a part of an entry; one that isn't contiguous, some rows at a time."""
         import torch
 
         num_bytes = entry.end - entry.start
@@ -282,16 +282,16 @@ class TensorFiles:
             yield file
 
     @staticmethod
-    def _require_same(tensor: SavedTensor, entry: Entry, name: str) -> None:
+    def _require_same(tensor: SavedTensor, entry: TensorEntry, name: str) -> None:
         if entry.whole != tensor.shape or dtypes()[entry.dtype] != tensor.dtype:
             raise CorruptFileError(f"{name}: {tensor.name[:80]!r} is another tensor there")
 
 
 def read_all(nest: Any, *, but_slices: bool = False) -> Any:
-    """Returns a nest with tensors in the places of saved ones, all of them read.
+    """Returns a nest in which every `SavedTensor` has been replaced with a loaded tensor.
 
     Args:
-        but_slices: whether those stay saved that ranks have saved a slice each of.
+        but_slices: whether to leave tensors that were saved in slices as they are.
     """
     if isinstance(nest, SavedTensor):
         return nest if but_slices and nest.is_in_slices else nest.read()

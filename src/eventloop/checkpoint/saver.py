@@ -1,4 +1,4 @@
-"""When checkpoints are saved, and how: the core's plugin for them."""
+"""The core's plugin that saves checkpoints: when, and how."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.format import name_of
 from eventloop.checkpoint.shares import require_shared
+from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
-from eventloop.errors import CheckpointError, ResumeError, as_first, failures_of
+from eventloop.errors import CheckpointError, ResumeError, as_first, failures_of, text_of
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.bookkeeping import resolved
-from eventloop.training.slices import held, holds_slices
+from eventloop.training.tensor_slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
 from eventloop.urls import Url
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """A checkpoint that the writer's thread has written.
+    """A checkpoint written by the background thread.
 
     Attributes:
         place: its folder or URL.
-        batch: how many batches the run had had.
-        is_usable: whether a run may start from it by itself.
+        batch: the run's batch count.
+        is_usable: whether a run can resume from it automatically.
     """
 
     place: Place
@@ -48,12 +48,12 @@ class Written(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """Which checkpoints stay when another has been written.
+    """Which checkpoints to keep when another one has been written.
 
     Attributes:
-        newest: how many of the newest that can be used; None: all.
+        newest: how many of the newest usable ones; None: all.
         best: the batch of the best evaluation; None before the first.
-        best_before: likewise, without that of this batch.
+        best_before: likewise, ignoring the evaluation of this batch.
     """
 
     newest: int | None
@@ -62,12 +62,12 @@ class Retention(NamedTuple):
 
 
 class Saver:
-    """Saves checkpoints when they are due, in the background: rank 0, or each rank what it holds.
+    """Saves checkpoints in the background when they are due; with sharding, every rank writes.
 
     Args:
         hooks: the plans of the run.
         storage: the run's checkpoints.
-        settings: how often to save, and what to keep.
+        settings: how often to save, and which checkpoints to keep.
         processes: the ranks.
     """
 
@@ -75,7 +75,7 @@ class Saver:
         "_best",
         "_hooks",
         "_interval",
-        "_kept_best",
+        "_last_best",
         "_lock",
         "_on_error",
         "_processes",
@@ -98,14 +98,14 @@ class Saver:
         self._writer = Writer()
         self._written: Written | None = None  # and no plugin told yet
         self._best: Best | None = None
-        self._kept_best: dict[str, Any] = {}
+        self._last_best: dict[str, Any] = {}
 
     @hookimpl
     def after_load(self, state: State) -> None:
         wanted = state.settings.checkpoint_best
         if wanted is not None:
             self._best = Best.named(wanted, state)
-            self._best.load_state_dict(self._kept_best)
+            self._best.load_state_dict(self._last_best)
         if self._interval is not None:
             self._interval = resolved("checkpoint_interval", self._interval, state)
 
@@ -133,15 +133,18 @@ class Saver:
             state.checkpoint_requested = True
 
     @hookimpl
-    def should_checkpoint(self, state: State) -> bool:
+    def batch_checkpoint(self, state: State) -> None:
         if self._writer.failure is not None:
             self._tell(state, self._writer.failure)
         if self._written is not None:
             self._tell_of_written(state)
-        if state.checkpoint_requested:
-            return True
-        if self._interval is None:
-            return False
+
+    epoch_checkpoint = batch_checkpoint
+
+    @hookimpl
+    def should_checkpoint(self, state: State) -> bool:
+        if state.checkpoint_requested or self._interval is None:
+            return state.checkpoint_requested
         clock = state.clock
         # One that a signal stopped isn't at its end: it goes on from the checkpoint saved then.
         is_stopped = state.stop_reason is not None and not is_interruption(state.stop_reason)
@@ -156,8 +159,8 @@ class Saver:
         crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
         if state.rank == 0 or crew.world_size > 1:
             taken, names = self._snapshot.take(parts), trained_names(state.model)
-            kept = self._retention(state, batch)
-            write = functools.partial(self._write, crew, batch, taken, facts, names, kept)
+            retention = self._retention(state, batch)
+            write = functools.partial(self._write, crew, batch, taken, facts, names, retention)
             self._writer.start(write)
         if not batch:
             self._settle(state)  # a run that can't save shows it before it trains
@@ -179,7 +182,7 @@ class Saver:
             raise failure
 
     def best_place(self, state: State) -> Place | None:
-        """Returns where the checkpoint of the best evaluation is, once it is written; None without one.
+        """Returns the path or URL of the best checkpoint, once it is written; None without one.
 
         Collective: every rank must call it.
 
@@ -207,17 +210,17 @@ class Saver:
 
     def state_dict(self) -> dict[str, Any]:
         if self._best is None:
-            return self._kept_best
+            return self._last_best
         return self._best.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._kept_best = dict(state)
+        self._last_best = dict(state)
 
     def _require_newest(self, state: State) -> None:
-        """Refuses to go on from where another process has gone on since.
+        """Refuses to save if another process has continued this run.
 
         Raises:
-            ResumeError: it has.
+            ResumeError: another process has.
         """
         now = state.clock.batch
         # One that is damaged was passed over when the trainer was built.
@@ -229,10 +232,10 @@ class Saver:
             )
 
     def _retention(self, state: State, batch: int) -> Retention:
-        num_kept, best = state.settings.checkpoint_keep, self._best
+        newest, best = state.settings.checkpoint_keep, self._best
         if best is None:
-            return Retention(num_kept, None, None)
-        return Retention(num_kept, best.batch, best.batch_without(batch))
+            return Retention(newest, None, None)
+        return Retention(newest, best.batch, best.batch_without(batch))
 
     def _write(
         self,
@@ -241,13 +244,13 @@ class Saver:
         parts: Mapping[str, Any],
         facts: Mapping[str, Any],
         names: Collection[str],
-        kept: Retention,
+        retention: Retention,
     ) -> None:
-        """Writes a checkpoint, then deletes those that aren't kept; in the writer's thread.
+        """Writes a checkpoint and deletes surplus ones, in the background thread.
 
         Args:
-            names: of the parameters that are trained, whose values are looked at here: on the host,
-                while training goes on.
+            names: of the trained parameters, which are checked for NaN and infinity here: on the
+                host, while training continues.
         """
 
         def look() -> bool | None:
@@ -258,23 +261,23 @@ class Saver:
 
         found = set(crew.run(look))
         finite = False if False in found else True if True in found else None
-        best = kept.best if finite is not False else kept.best_before
+        best = retention.best if finite is not False else retention.best_before
         path: Any = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
         if crew.rank:
             return
         is_usable = finite is not False
-        if kept.newest is not None:
+        if retention.newest is not None:
             # One that isn't finite stays until the next, and takes the place of no other.
-            newest = [one.batch for one in self._store.found() if not one.reason][: kept.newest]
-            keep = {*newest, batch, *([] if best is None else [best])}
+            usable = [one.batch for one in self._store.found() if not one.reason]
+            keep = {*usable[: retention.newest], batch, *([] if best is None else [best])}
             # What a crew has written, each rank has read back.
             self._store.prune(keep, path if is_usable and crew.world_size > 1 else None)
         self._written = Written(path, batch, is_usable)
 
     def _settle(self, state: State) -> None:
-        """Waits until everything is written; raises on all ranks what rank 0 couldn't write.
+        """Waits until everything is written; raises a failure of rank 0 on all ranks.
 
-        Likewise where the run's folder isn't there any more.
+        Also raises if the run's folder no longer exists.
         """
         self._writer.wait()
         if self._lock is not None and state.rank == 0 and self._writer.failure is None:
@@ -282,16 +285,16 @@ class Saver:
         failure = self._writer.failure
         if failure is not None and self._goes_on(failure):
             failure = None
-        (text, *_) = state.all_gather(None if failure is None else str(failure))
+        (text, *_) = state.all_gather(None if failure is None else text_of(failure))
         if failure is not None:
             self._writer.forget()
             raise failure
         if text is not None:
-            raise CheckpointError(f"rank 0: {text}")
+            raise CheckpointError("rank 0: " + text)
         self._tell_of_written(state)
 
     def _tell_of_written(self, state: State) -> None:
-        """Calls `checkpoint_saved` for a checkpoint that the thread has written; on rank 0."""
+        """Calls `checkpoint_saved` for a checkpoint that the thread has written, on rank 0."""
         written, self._written = self._written, None
         if written is None:
             return
@@ -300,7 +303,7 @@ class Saver:
         self._hooks.checkpoint_saved(state, written.place)
 
     def _tell(self, state: State, failure: BaseException) -> None:
-        """Reports a checkpoint that couldn't be written: by raising, or on all ranks."""
+        """Handles a failed save: warns, raises, or stops all ranks, as `on_save_error` says."""
         if self._goes_on(failure):
             return
         if state.world_size == 1:
@@ -309,17 +312,18 @@ class Saver:
         state.request_stop("a checkpoint couldn't be written")  # which raises it on all of them
 
     def _goes_on(self, failure: BaseException) -> bool:
-        """Returns whether the run goes on without a checkpoint that couldn't be written."""
+        """Returns whether the run continues after a checkpoint couldn't be written."""
         expected = isinstance(failure, CheckpointError | OSError)
         if self._on_error == "raise" or not expected:
             return False
         self._writer.forget()
-        warnings.warn(f"a checkpoint wasn't saved, and the run goes on: {failure}", stacklevel=2)
+        what = "a checkpoint wasn't saved, and the run continues: " + text_of(failure)
+        warnings.warn(what, stacklevel=2)
         return True
 
 
 def interval_of(settings: Settings) -> Time | None:
-    """Returns how often a run saves of its own accord."""
+    """Returns the interval between checkpoints."""
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval

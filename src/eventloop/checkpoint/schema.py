@@ -1,8 +1,8 @@
-"""What the core keeps in a checkpoint, part by part: checked before any of it is put in place.
+"""The schema of the core's state in a checkpoint, checked before anything is restored.
 
-A checkpoint that verifies is the one that was written, but by any program. Its values go into
-clocks, loops and samplers, so each must be one that a run could have written. What a model, an
-optimizer, a scheduler, a metric or a plugin keeps, they know best: see `loading`.
+Digests don't say which program wrote a checkpoint. Its values are loaded into clocks, loops and
+samplers, so each must be a value that a run could have written. Models, optimizers, schedulers,
+metrics and plugins check their own states: see `loading`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eventloop.text import one_line
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
 
-_FIX = "take another checkpoint, or start anew in another run_dir"
+_FIX = "use another checkpoint, or start a new run in another run_dir"
 _MOST_CHARS, _MOST_CHARS_OF_A_VALUE = 300, 80
 # What code raises of values that it wasn't made for; what it raises for lack of memory, and of a
 # rank that is gone, isn't among them.
@@ -30,7 +30,7 @@ _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, 
 
 
 class FormError(ValueError):
-    """A value hasn't the form that it should have; the message begins with its path."""
+    """A value doesn't match the schema; the message begins with its path."""
 
 
 # Checks a value, whose path it is given for the message; raises FormError.
@@ -42,7 +42,7 @@ def anything(value: Any, path: str) -> None:
 
 
 def is_a(*kinds: type, but: type | None = None) -> Form:
-    """Returns the form of what is an instance of one of some types, and not of another."""
+    """Returns the form of an instance of given types, excluding one type."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, kinds) or (but is not None and isinstance(value, but)):
@@ -52,7 +52,7 @@ def is_a(*kinds: type, but: type | None = None) -> Form:
 
 
 def between(low: float, high: float, number: Form | None = None) -> Form:
-    """Returns the form of a number with bounds, both included; a NaN is in none."""
+    """Returns the form of a number within inclusive bounds; a NaN never matches."""
 
     def check(value: Any, path: str) -> None:
         (number or INT)(value, path)
@@ -63,7 +63,7 @@ def between(low: float, high: float, number: Form | None = None) -> Form:
 
 
 def meets(condition: Callable[[Any], bool], form: Form, expected: str) -> Form:
-    """Returns a form with a condition more."""
+    """Returns a form with an additional condition."""
 
     def check(value: Any, path: str) -> None:
         form(value, path)
@@ -74,7 +74,7 @@ def meets(condition: Callable[[Any], bool], form: Form, expected: str) -> Form:
 
 
 def optional(form: Form, without: object = None) -> Form:
-    """Returns the form of a value that may not be there, None then or what is given."""
+    """Returns the form of an optional value; a missing one becomes `without`."""
 
     def check(value: Any, path: str) -> None:
         if not (type(value) is type(without) and value == without):
@@ -84,7 +84,7 @@ def optional(form: Form, without: object = None) -> Form:
 
 
 def each(form: Form, *, length: int | None = None) -> Form:
-    """Returns the form of a list or tuple, every entry of which has a form."""
+    """Returns the form of a list or tuple whose entries have a form."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, list | tuple):
@@ -98,7 +98,7 @@ def each(form: Form, *, length: int | None = None) -> Form:
 
 
 def by_name(form: Form) -> Form:
-    """Returns the form of a dict with keys of text, every value of which has a form."""
+    """Returns the form of a dict with str keys whose values have a form."""
 
     def check(value: Any, path: str) -> None:
         _mapping(value, path)
@@ -110,7 +110,7 @@ def by_name(form: Form) -> Form:
 
 
 def keys(may_have: Mapping[str, Form] | None = None, /, **has: Form) -> Form:
-    """Returns the form of a dict with certain keys, and maybe others; more may be there, too."""
+    """Returns the form of a dict with required and optional keys; further keys are allowed."""
 
     def check(value: Any, path: str) -> None:
         _mapping(value, path)
@@ -125,7 +125,7 @@ def keys(may_have: Mapping[str, Form] | None = None, /, **has: Form) -> Form:
     return check
 
 
-def tensors(value: Any, path: str) -> None:
+def tensor_or_list(value: Any, path: str) -> None:
     """Checks a tensor or a list of them."""
     (each(TENSOR) if isinstance(value, list | tuple) else TENSOR)(value, path)
 
@@ -194,7 +194,7 @@ _SEED = optional(between(-(2**62), 2**62))
 
 
 def _position(value: Any, path: str) -> None:
-    """Checks the position of a part, which may have parts of its own."""
+    """Checks the position of a part, which can contain other parts."""
     POSITION(value, path)
 
 
@@ -241,7 +241,7 @@ RANK = keys(
     loss=LOSS,
     feed=FEED,
     generators=keys({"device": TENSOR}, host=NAMED, named=by_name(TENSOR)),
-    metrics=by_name(keys(num_updates=COUNT, values=by_name(tensors))),
+    metrics=by_name(keys(num_updates=COUNT, values=by_name(tensor_or_list))),
     plugins=PLUGINS,
 )
 
@@ -275,8 +275,8 @@ _PARTS = {
 }
 
 
-def require_usable(checkpoint: Checkpoint) -> None:
-    """Checks that a checkpoint holds what a run needs to go on, values that a run could have had.
+def require_valid(checkpoint: Checkpoint) -> None:
+    """Checks that a checkpoint has everything a resumed run needs, with valid values.
 
     Raises:
         CheckpointError: a part or a value is missing, of another type, or out of range.
@@ -301,14 +301,15 @@ def require_usable(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def loading(path: str, by: str = "") -> Iterator[None]:
-    """Turns what code raises for the values that it is given into an error that names them.
+    """Turns an exception raised while loading values into an error that names them.
 
     Args:
-        path: of the values in the checkpoint.
-        by: whose code it is, if not the core's.
+        path: where the values are in the checkpoint.
+        by: the owner of the code, if not the core.
 
     Raises:
-        CheckpointError: the code raised something of that kind; its own errors stay as they are.
+        CheckpointError: the code raised an error of such a kind; eventloop's own errors pass
+            unchanged.
     """
     import torch.distributed as dist
 

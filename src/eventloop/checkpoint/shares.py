@@ -1,7 +1,8 @@
-"""A checkpoint that several ranks write together: each its share, in a folder in common or of its own.
+"""Checkpoints that several ranks write together, in a shared folder or each in its own.
 
-In common: rank 0 makes the folder under way and says its name; each rank writes what it holds, syncs it, reads it
-back, and says its digests; then rank 0 writes the manifest. A step that fails on one rank fails on all.
+In a shared folder, rank 0 creates a temporary folder and broadcasts its name; each rank writes its
+files, syncs them, reads them back and sends the digests; then rank 0 writes the manifest. A step
+that fails on one rank fails on all.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _PATIENCE_S = 5.0  # some network file systems show a new name seconds later
 
 @contextmanager
 def telling(crew: Crew) -> Iterator[Callable[[str], None]]:
-    """Yields what tells the crew where to write, once; tells it on an exception that nothing is written."""
-    is_told = crew.world_size == 1
+    """Yields a function that sends the folder to the crew; an exception sends its text."""
+    is_sent = crew.world_size == 1
 
     def tell(name: str) -> None:
-        nonlocal is_told
-        is_told = True
+        nonlocal is_sent
+        is_sent = True
         crew.first((name, ""))
 
     try:
         yield tell
     except BaseException as error:
-        if not is_told:
+        if not is_sent:
             crew.first(("", text_of(error)))
         raise
 
@@ -61,17 +62,17 @@ def write_first(draft: Draft, folder: Path, crew: Crew, tell: Callable[[str], No
 def written_apart(
     prepare: Callable[[], Draft], under_way: Callable[[], AbstractContextManager[Path]], crew: Crew
 ) -> Iterator[Path]:
-    """Writes what each rank holds into a folder of its own, which no other rank need see.
+    """Writes each rank's files into its own folder, which other ranks needn't see.
 
     Args:
-        prepare: returns what this rank is to write.
-        under_way: makes the folder, and removes it.
+        prepare: returns what this rank writes.
+        under_way: creates the folder and removes it afterwards.
 
     Yields:
         This rank's folder, which is removed afterwards; that of rank 0 has the manifest of all.
 
     Raises:
-        CheckpointError: a rank can't write; then none goes on.
+        CheckpointError: a rank can't write; raised on every rank.
     """
     mine: list[tuple[Draft, Path]] = []
     with ExitStack() as folders:
@@ -101,10 +102,10 @@ def _all_of(shares: Iterable[Mapping[str, FileFacts]]) -> dict[str, FileFacts]:
 
 
 def write_share(draft: Draft, folder: Path, crew: Crew) -> None:
-    """Writes what another rank than the first one holds, where rank 0 says."""
+    """Writes the files of a rank other than 0, into the folder that rank 0 sends."""
     name, problem = crew.first(("", ""))
     if problem:
-        raise CheckpointError(f"rank 0: {problem}")
+        raise CheckpointError("rank 0: " + problem)
 
     def step() -> dict[str, FileFacts]:
         with draft.failing(folder / name):
@@ -114,10 +115,10 @@ def write_share(draft: Draft, folder: Path, crew: Crew) -> None:
 
 
 def require_shared(folder: Path, state: State) -> None:
-    """Makes sure that what rank 0 makes in a folder is there for all ranks; collective.
+    """Checks that all ranks see what rank 0 creates in a folder; collective.
 
     Raises:
-        CheckpointError: it isn't, or can't be made.
+        CheckpointError: a rank doesn't see it, or it can't be created.
     """
     with new_id() as one:
         # The name of what is under way: if this process is killed now, the next one removes it.
@@ -126,7 +127,7 @@ def require_shared(folder: Path, state: State) -> None:
             problem = _failure(lambda: _make(folder, name))
         name, problem = state.all_gather((name, problem))[0]
         if problem is not None:
-            raise CheckpointError(problem, fix=f"give another folder, {as_set(run_dir='FOLDER')}")
+            raise CheckpointError(problem, fix="give another folder, " + as_set(run_dir="FOLDER"))
         seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
         if state.rank == 0:
             _failure(lambda: disk.remove_empty(folder / name))
@@ -136,7 +137,7 @@ def require_shared(folder: Path, state: State) -> None:
             f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
             f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
             fix="give a folder on a file system that all machines share, or the URL of a storage, "
-            f"{as_set(run_dir='FOLDER')}",
+            + as_set(run_dir="FOLDER"),
         )
 
 
@@ -157,5 +158,5 @@ def _failure(step: Callable[[], None]) -> str | None:
     try:
         step()
     except (OSError, EventloopError) as error:
-        return f"the checkpoints' folder can't be used: {error}"
+        return "the checkpoints' folder can't be used: " + text_of(error)
     return None

@@ -1,4 +1,4 @@
-"""The states that a checkpoint keeps besides weights: of plugins, metrics and random generators."""
+"""The states in a checkpoint: of plugins, metrics and random generators; tensors loaded when used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
-from eventloop.checkpoint.saved_tensors import read_all
+from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.errors import Note
 from eventloop.naming import fold
@@ -29,26 +31,26 @@ class PluginStates:
     """The states of the active plugins.
 
     Args:
-        plugins: gives the active plugins; asked at each use, as one may drop out.
+        plugins: returns the active plugins; called at each use, as a plugin can drop out.
 
     Attributes:
-        kept: states of plugins that aren't here, which the next checkpoint holds unchanged.
+        carried: states of missing plugins, copied unchanged into the next checkpoint.
     """
 
     def __init__(self, plugins: Callable[[], Iterable[Plugin]]) -> None:
         self._plugins = plugins
-        self.kept: dict[str, Any] = {}
+        self.carried: dict[str, Any] = {}
 
     def take(self, *, per_rank: bool) -> dict[str, Any]:
-        """Returns the states by folded name.
+        """Returns the plugins' states by folded name.
 
         Args:
-            per_rank: of those plugins that keep one a rank, or of the others.
+            per_rank: whether to return those of plugins with a state per rank, or of the others.
 
         Raises:
             BaseException: what a plugin raises, with a note that names it.
         """
-        found = {} if per_rank else dict(self.kept)
+        found = {} if per_rank else dict(self.carried)
         for plugin in self._plugins():
             if keeps_state(plugin) and plugin.facts.state_per_rank == per_rank:
                 target: Any = plugin.target
@@ -60,14 +62,14 @@ class PluginStates:
         return found
 
     def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
-        """Restores each plugin's state; one without a state starts afresh.
+        """Restores each plugin's state; a plugin without a saved state starts fresh.
 
         Args:
             path: of the states in the checkpoint.
 
         Raises:
-            CheckpointError: a plugin can't go on from what is there.
-            BaseException: what else a plugin raises, with a note that names it.
+            CheckpointError: a plugin can't load its state.
+            BaseException: any other exception of a plugin, with a note that names it.
         """
         for plugin in self._plugins():
             one = states.get(fold(plugin.name))
@@ -75,23 +77,23 @@ class PluginStates:
                 target: Any = plugin.target
                 name = f"{path}.{fold(plugin.name)}"
                 with _blamed(plugin, "load_state_dict"), loading(name, by=plugin.origin):
-                    kept = read_all(one["state"], but_slices=True)
-                    target.load_state_dict(kept, one["version"])
+                    read = read_all(one["state"], but_slices=True)
+                    target.load_state_dict(read, one["version"])
 
 
 @contextmanager
 def _blamed(plugin: Plugin, method: str) -> Iterator[None]:
-    """Notes on an exception which plugin raised it, in which of its methods."""
+    """Adds a note to an exception: which plugin raised it, in which method."""
     try:
         yield
     except BaseException as error:
-        text = f"raised by plugin {plugin.origin} in {method}\n  fix  {plugin.fix('fix it')}"
+        text = f"raised by plugin {plugin.origin} in {method}\n  fix  " + plugin.fix("fix it")
         error.add_note(Note(text, "origin"))
         raise
 
 
 def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Returns what this rank's metrics have counted, by their names and those of their parts."""
+    """Returns the states of this rank's metrics, by the names of the metrics and their parts."""
     return {
         name: {"num_updates": one.update_count, "values": dict(one.metric_state)}
         for name, one in _parts(metrics)
@@ -99,10 +101,10 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
-    """Restores metrics from what `counts_of` returned; those that it doesn't know stay empty.
+    """Restores metrics from what `counts_of` returned; metrics without a state are left empty.
 
     Raises:
-        ValueError, LookupError: it isn't what these metrics count.
+        ValueError, LookupError: the states don't fit these metrics.
     """
     for name, one in _parts(metrics):
         if name not in counts:
@@ -117,13 +119,13 @@ def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None
 def _placed(
     value: Any, fresh: Tensor | list[Tensor], name: str, device: torch.device
 ) -> Tensor | list[Tensor]:
-    """Returns what was counted, on the device.
+    """Returns a metric's saved state, on the device.
 
     Args:
-        fresh: what the metric has counted of nothing.
+        fresh: the state of the metric before any update.
 
     Raises:
-        ValueError: it isn't of that kind.
+        ValueError: it has another type or shape.
     """
     if isinstance(fresh, list):
         if not isinstance(value, list):
@@ -135,7 +137,7 @@ def _placed(
 
 
 def _fits(value: Tensor, fresh: Tensor) -> bool:
-    """Whether a count may have come of a fresh one, to which batches are added."""
+    """Whether a saved state can have grown from a fresh one by updates."""
     if fresh.numel() == 0:
         return True
     try:
@@ -146,7 +148,7 @@ def _fits(value: Tensor, fresh: Tensor) -> bool:
 
 
 def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics and those that they are made of, with their names."""
+    """Yields the metrics and the metrics that they contain, with their names."""
     if not metrics:
         return
     from torchmetrics import Metric  # where there are none it needn't be imported
@@ -158,37 +160,37 @@ def _parts(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
 
 
 class Generators:
-    """The random generators of this rank: those of the host, the device, the plugins.
+    """The random generators of this rank: of the host, the device and the plugins.
 
-    Those of a run that was loaded are put back when it goes on, after the events of its entry,
-    which may draw. Whatever is saved before that has them where the checkpoint had them.
+    In a resumed run they are restored when training continues, after the events of its entry,
+    which may draw. A checkpoint saved before that holds the states that were loaded.
     """
 
     def __init__(self) -> None:
         self._loaded: Mapping[str, Any] | None = None
 
     def state_dict(self, state: State) -> Mapping[str, Any]:
-        """Returns where they stand, or will stand when the run goes on."""
-        return _standing(state) if self._loaded is None else self._loaded
+        """Returns the RNG states, or those that `go_on` will restore."""
+        return _rng_states(state) if self._loaded is None else self._loaded
 
-    def load_state_dict(self, standing: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` returned, for `go_on`."""
-        self._loaded = standing
+    def load_state_dict(self, rng_states: Mapping[str, Any]) -> None:
+        """Stores what `state_dict` returned, for `go_on`."""
+        self._loaded = rng_states
 
-    def join(self, state: State, standing: Mapping[str, Any]) -> None:
-        """Takes what is alike on all ranks from another rank's `state_dict`, for a new rank."""
-        named = standing["named"].items()
+    def join(self, state: State, rng_states: Mapping[str, Any]) -> None:
+        """Stores, for a new rank, the states that all ranks share, from another's `state_dict`."""
+        named = rng_states["named"].items()
         if alike := {name: one for name, one in named if name.endswith(ALIKE)}:
-            own = _standing(state)
+            own = _rng_states(state)
             self._loaded = {**own, "named": {**own["named"], **alike}}
 
     def go_on(self, state: State) -> None:
-        """Puts them where the checkpoint that was loaded had them, once.
+        """Restores the RNG states of the loaded checkpoint, once.
 
-        On a device of another kind its generators begin anew.
+        On a device of another type, its generators are left as seeded.
 
         Raises:
-            CheckpointError: no generators of their kinds stand there.
+            CheckpointError: the states don't fit these generators.
         """
         if self._loaded is not None:
             with loading(f"rank{state.rank}.generators"):
@@ -196,25 +198,95 @@ class Generators:
             self._loaded = None
 
 
-def _standing(state: State) -> dict[str, Any]:
-    standing: dict[str, Any] = {
+def _rng_states(state: State) -> dict[str, Any]:
+    rng_states: dict[str, Any] = {
         "host": {name: get_rng_state(one) for name, one in global_generators().items()},
         "named": {name: one.get_state() for name, one in state.generators().items()},
     }
     if state.device.type == "cuda":
-        standing["device"] = torch.cuda.get_rng_state(state.device)
-    return standing
+        rng_states["device"] = torch.cuda.get_rng_state(state.device)
+    return rng_states
 
 
-def _put(state: State, standing: Mapping[str, Any]) -> None:
-    if "numpy" in standing["host"]:
+def _put(state: State, rng_states: Mapping[str, Any]) -> None:
+    if "numpy" in rng_states["host"]:
         importlib.import_module("numpy")
     for name, one in global_generators().items():
-        if name in standing["host"]:
-            set_rng_state(one, standing["host"][name])
-    if "device" in standing and state.device.type == "cuda":
-        torch.cuda.set_rng_state(standing["device"], state.device)
-    for name, one in standing["named"].items():
+        if name in rng_states["host"]:
+            set_rng_state(one, rng_states["host"][name])
+    if "device" in rng_states and state.device.type == "cuda":
+        torch.cuda.set_rng_state(rng_states["device"], state.device)
+    for name, one in rng_states["named"].items():
         generator = state.generator(name)
         if one.shape == generator.get_state().shape:
             set_rng_state(generator, one)
+
+
+class UnreadTensor(Tensor):
+    """A saved tensor that is loaded temporarily while it is copied from.
+
+    Any other operation loads it permanently, so a model can transform weights before it loads
+    them.
+    """
+
+    _saved: SavedTensor
+    _held: Tensor | None
+
+    @staticmethod
+    def __new__(cls, saved: SavedTensor) -> UnreadTensor:
+        """Creates one with the shape and dtype of a saved tensor."""
+        # Torch's documentation of subclasses has it, though it has no public name (torch 2.13).
+        made: UnreadTensor = torch.Tensor._make_wrapper_subclass(
+            cls, saved.shape, dtype=saved.dtype, device=torch.device("cpu")
+        )
+        made._saved, made._held = saved, None
+        return made
+
+    def entries(self, *, to_stay: bool) -> Tensor:
+        """Returns the entries as a plain tensor on the host."""
+        held = self._saved.read() if self._held is None else self._held
+        if to_stay:
+            self._held = held
+        return held
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_source = func is torch.ops.aten.copy_.default and not isinstance(args[0], cls)
+
+        def read(one: Any) -> Any:
+            return one.entries(to_stay=not is_source) if isinstance(one, cls) else one
+
+        return func(*tree_map(read, args), **tree_map(read, kwargs or {}))
+
+
+def unread(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns weights by name, with `UnreadTensor`s instead of saved tensors."""
+    return {
+        name: UnreadTensor(one) if isinstance(one, SavedTensor) else read_all(one)
+        for name, one in weights.items()
+    }
+
+
+def read_states(saved: Mapping[str, Any], optimizer: Optimizer) -> Any:
+    """Loads an optimizer's state dict; tensors with their parameter's shape go to its device."""
+    order = [param for group in optimizer.param_groups for param in group["params"]]
+    states = saved.get("state")
+    if not isinstance(states, Mapping):
+        return read_all(saved)
+    rest = read_all({key: one for key, one in saved.items() if key != "state"})
+    read = {
+        idx: _read_like(one, order[idx] if isinstance(idx, int) and 0 <= idx < len(order) else None)
+        for idx, one in states.items()
+    }
+    return rest | {"state": read}
+
+
+def _read_like(saved: Any, param: Tensor | None) -> Any:
+    if isinstance(saved, Mapping):
+        return {key: _read_like(one, param) for key, one in saved.items()}
+    value = read_all(saved)
+    if param is None or not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return value.to(param.device) if value.shape == param.shape else value

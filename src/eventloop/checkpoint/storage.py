@@ -1,4 +1,4 @@
-"""Where checkpoints are: those of a run, in its folder or at a URL, and those that a path means."""
+"""Where checkpoints are: a run's, in its folder or at a URL, and those that a path refers to."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.run_lock import Lock, RunLock
-from eventloop.checkpoint.store import AnyPlace, Found, Store, look_at
+from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
 from eventloop.errors import CheckpointError, EventloopError, UsageError, closest
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
+    from eventloop.checkpoint.storage_packages import UrlCheckpoints
     from eventloop.distributed.processes import Processes
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
@@ -34,66 +34,64 @@ class Storage:
     """Where the files of a run are.
 
     Args:
-        run_dir: the local folder for everything but, maybe, the checkpoints.
+        run_dir: the local folder for everything; the checkpoints can be elsewhere.
         store: the checkpoints.
-        lock: what keeps other processes out; a new folder needs none.
+        lock: keeps other processes out; None for a new folder.
     """
 
     run_dir: Path
-    store: Store | RemoteCheckpoints
+    store: Store | UrlCheckpoints
     lock: Lock | None
 
 
 def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
-    """Returns where the files of a run are; makes nothing.
+    """Returns where the files of a run are; creates nothing.
 
     Args:
-        wanted: the folder or URL that was given.
-        new_run_dir: the folder otherwise.
+        wanted: the requested folder or URL.
+        new_run_dir: the folder to use if none was requested.
 
     Raises:
-        UsageError: no storage that is installed knows the URL.
+        UsageError: no installed storage knows the URL.
     """
     if isinstance(wanted, Url):
-        from eventloop.checkpoint.remote_checkpoints import RemoteCheckpoints
-        from eventloop.checkpoint.remote_storage import storage_for
+        from eventloop.checkpoint.storage_packages import storage_for
 
         run_dir, storage = local_folder(wanted), storage_for(wanted)
-        folder = wanted / FOLDER
-        store = RemoteCheckpoints(folder, storage.folder(folder), run_dir / FOLDER)
+        store = storage.checkpoints(wanted / FOLDER, run_dir / FOLDER)
         return Storage(run_dir, store, storage.lock(wanted, RunLock(run_dir)))
     run_dir = wanted or new_run_dir
     return Storage(run_dir, Store(run_dir / FOLDER), RunLock(run_dir) if wanted else None)
 
 
 def new_run_dir(task_name: str) -> Path:
-    """Returns a new folder's unique name: `runs/digits/20260131-120000-3fa9`."""
+    """Returns the unique path of a new run folder: `runs/digits/20260131-120000-3fa9`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
 
 
 def local_folder(url: Url) -> Path:
-    """Returns the local folder of a run at a URL: `runs/s3/charlm-3fa9c2d1`; always the same."""
+    """Returns the local folder for a run at a URL, always the same: `runs/s3/charlm-3fa9c2d1`."""
     digest = hashlib.sha256(str(url).encode()).hexdigest()[:8]
     name = _ODD.sub("-", url.name).strip("-.")[:60] or "run"
     return Path("runs", url.protocol, f"{name}-{digest}")
 
 
 def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:
-    """Returns a checkpoint as a local folder, on all ranks; one on each machine downloads it.
+    """Returns the local folder of a checkpoint, on all ranks; one rank per machine downloads it.
 
     Raises:
         CheckpointError: it can't be used, or the storage fails.
     """
     if isinstance(place, Path):
         return place
-    from eventloop.checkpoint.remote_storage import checkpoints_at_url
+    from eventloop.checkpoint.storage_packages import storage_for
 
     mine: Path | EventloopError | None = None
     if processes.local_rank == 0:
         copies = storage.run_dir / (FOLDER if place.parent == storage.store.folder else DOWNLOADS)
         try:
-            mine = checkpoints_at_url(place.parent, copies).download(place)
+            mine = storage_for(place).checkpoints(place.parent, copies).download(place)
         except EventloopError as error:
             mine = error
     outcomes = processes.all_gather(mine)
@@ -105,10 +103,10 @@ def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """Returns the checkpoints that a path stands for, the newest first.
+    """Returns the checkpoints that a path refers to, the newest first.
 
     Args:
-        path: a run's folder, its `checkpoints`, or a checkpoint, which stands for itself.
+        path: a run's folder, its `checkpoints`, or a checkpoint.
 
     Raises:
         UsageError: there is no such folder.
@@ -123,19 +121,19 @@ def checkpoints_at(path: Path) -> list[Path]:
     return Store(inside if os.path.lexists(inside) else own).paths()
 
 
-def best_among(found: Iterable[Found[AnyPlace]]) -> Found[AnyPlace] | None:
-    """Returns the checkpoint of the best evaluation, by the newest that says which; None without.
+def best_among(found: Iterable[FoundCheckpoint[AnyPlace]]) -> FoundCheckpoint[AnyPlace] | None:
+    """Returns the checkpoint of the best evaluation, as the newest one records it; None without.
 
     Args:
-        found: those of a run, the newest first.
+        found: the checkpoints of a run, the newest first.
     """
     usable = [one for one in found if not one.reason]
     best = next((one.facts["best"] for one in usable if "best" in one.facts), None)
     return next((one for one in usable if one.batch == best), None)
 
 
-def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
-    """Returns the checkpoint that a path stands for: of a run the newest that verifies and is finite.
+def checkpoint_at(path: Path) -> tuple[Path, list[FoundCheckpoint[Path]]]:
+    """Returns the checkpoint that a path refers to; for a run, the newest usable one.
 
     Returns:
         The checkpoint, and newer ones of the run that can't be used.
@@ -144,7 +142,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
         UsageError: there is none.
         CheckpointError: there are some, but none verifies and is finite.
     """
-    refused: list[Found[Path]] = []
+    refused: list[FoundCheckpoint[Path]] = []
     paths: list[Path] = []
     while not paths or len(refused) < len(paths):  # a run under way has removed some meanwhile
         paths, refused = require_checkpoints(path), []
@@ -160,7 +158,7 @@ def checkpoint_at(path: Path) -> tuple[Path, list[Found[Path]]]:
 
 
 def unusable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointError:
-    """Returns the error for checkpoints of which none can be used, each with the reason."""
+    """Returns the error for checkpoints that are all unusable, each with the reason."""
     listed = "\n    ".join(f"{one.name}: {why}" for one, why in refused)
     where = f"in {str(place)!r}" if isinstance(place, Path) else f"at {place}"
     return CheckpointError(
@@ -173,7 +171,7 @@ def unusable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointEr
 
 
 def require_checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoints that a path stands for, of which there is one at least.
+    """Returns the checkpoints that a path refers to, at least one.
 
     Raises:
         UsageError: there is none.
@@ -188,7 +186,7 @@ def require_checkpoints(path: Path) -> list[Path]:
 
 
 def why_none(path: Path) -> str:
-    """Returns why a folder has no checkpoints, and which runs in it have some."""
+    """Returns why a folder has no checkpoints, and which runs inside it have some."""
     runs = sorted((one.parent.name for one in path.glob(f"*/{FOLDER}")), reverse=True)
     if not runs:
         return f"there are no checkpoints in {str(path)!r}"
@@ -198,7 +196,7 @@ def why_none(path: Path) -> str:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Returns whether a folder is a checkpoint, by its name or what it holds."""
+    """Returns whether a folder is a checkpoint, by its name or content."""
     if batch_of(path.name) is not None:
         return True
     try:

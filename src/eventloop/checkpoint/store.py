@@ -1,9 +1,8 @@
-"""The checkpoints of a run: saved, found, replaced and removed, so that one is always whole.
+"""Saves, finds, replaces and removes the checkpoints of a run; one is complete at any moment.
 
-Each is a folder `ba00001200` next to the others. It is written under a name that doesn't count, is
-renamed when it is whole, and loses that name again before anything of it is removed. Which one is
-the latest is found by looking. Whatever moment a process is killed at, a verified checkpoint is
-there, if there was one before.
+Each is a folder such as `ba00001200`. It is written under a temporary name, renamed when it is
+complete, and renamed again before any of its files is removed. No file points to the latest one.
+Once a run has a checkpoint that verifies, killing the process at any moment leaves it with one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from eventloop.checkpoint.leftovers import (
     REPLACED,
@@ -22,16 +21,12 @@ from eventloop.checkpoint.leftovers import (
     is_replaced,
     name_inside,
     new_id,
+    newest_after,
+    surplus,
 )
 from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.retention import newest_after, surplus
 from eventloop.checkpoint.shares import telling, write_first, write_share, written_apart
-from eventloop.checkpoint.verifying import (
-    batch_of,
-    examine,
-    name_of,
-    why_passed_over,
-)
+from eventloop.checkpoint.verifying import batch_of, examine, name_of, why_passed_over
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
@@ -49,13 +44,13 @@ AnyPlace = TypeVar("AnyPlace", Path, Url)
 
 
 @dataclass(frozen=True)
-class Found(Generic[AnyPlace]):
-    """A checkpoint that was found, or what looks like one.
+class FoundCheckpoint(Generic[AnyPlace]):
+    """A folder or URL that looks like a checkpoint.
 
     Attributes:
         path: its folder, or its URL.
-        batch: how many batches the run had had.
-        facts: what is known of it; empty where it can't be used.
+        batch: the run's batch count.
+        facts: its description; empty if it can't be used.
         num_bytes: its size.
         damage: why it doesn't verify, or "".
     """
@@ -68,15 +63,95 @@ class Found(Generic[AnyPlace]):
 
     @property
     def reason(self) -> str:
-        """Why no run starts from it by itself: it doesn't verify, or its weights aren't finite."""
+        """Why a run can't resume from it automatically: damage, or weights that aren't finite."""
         return self.damage or why_passed_over(self.facts)
 
 
+class Checkpoints(Protocol[AnyPlace]):
+    """The checkpoints of a run, in a folder or at a URL.
+
+    Attributes:
+        folder: `RUN/checkpoints`.
+    """
+
+    folder: AnyPlace
+
+    def save(
+        self,
+        batch: int,
+        parts: Mapping[str, Nest],
+        facts: Mapping[str, Any],
+        crew: Crew = ALONE,
+    ) -> AnyPlace:
+        """Saves a checkpoint and returns its path or URL; when it returns, all is synced to disk.
+
+        A checkpoint of the same batch is replaced, unless it is complete and equal. Leftovers of
+        killed saves are removed first.
+
+        Args:
+            batch: the run's batch count.
+            parts, facts: as for `format.write`.
+            crew: the ranks that write it, each its own files; rank 0 adds
+                the manifest when all files have been synced and read back.
+
+        Raises:
+            CheckpointError: a value can't be saved, or the disk is full or fails; nothing of it is
+                left, and earlier checkpoints are unchanged.
+        """
+
+    def found(self, *, digests: bool = False) -> list[FoundCheckpoint[AnyPlace]]:
+        """Returns what looks like a checkpoint, the newest first; files may change meanwhile.
+
+        Args:
+            digests: whether to read and verify all files; otherwise only the manifests and the
+                files' sizes are checked.
+        """
+
+    def latest(
+        self, *, shards: bool = True, damage: Mapping[AnyPlace, str] | None = None
+    ) -> tuple[AnyPlace | None, list[tuple[AnyPlace, str]]]:
+        """Returns the newest usable checkpoint, and why newer ones can't be used.
+
+        Examines each, starting with the newest.
+
+        Args:
+            shards: whether to read the files of slices, too; if not, each rank has read a share.
+            damage: what the ranks have found, by checkpoint.
+        """
+
+    def newest_after(self, batch: int) -> int | None:
+        """Returns the batch count of the newest usable checkpoint after `batch`, if any."""
+
+    def prune(self, keep: Collection[int], safe: AnyPlace | None = None) -> list[AnyPlace]:
+        """Removes all checkpoints but some, always keeping a usable one; returns those removed.
+
+        If none of those to keep is usable, the newest usable one is kept, too.
+
+        Args:
+            keep: the batch counts of those to keep.
+            safe: one that is known to be usable, and isn't read again.
+
+        Raises:
+            CheckpointError: one can't be removed.
+        """
+
+    def clear(self, *, alone: bool = False) -> None:
+        """Removes leftovers of killed processes; restores a checkpoint that was being replaced.
+
+        A leftover that can't be removed is ignored: it only takes space.
+
+        Args:
+            alone: whether the caller knows that no other process, on any machine, writes here;
+                then all temporary folders are leftovers. Otherwise those of other machines count
+                only after a day.
+        """
+
+
 class Store:
-    """The checkpoints in one folder.
+    """The checkpoints in one folder; see `Checkpoints`.
 
     Args:
-        folder: `RUN/checkpoints`; made by the first save. Where it isn't a folder, or is a link to one,
+        folder: `RUN/checkpoints`, created by the first save. If it is a link or not a folder,
             every method raises `RunFolderError`.
     """
 
@@ -90,21 +165,6 @@ class Store:
         facts: Mapping[str, Any],
         crew: Crew = ALONE,
     ) -> Path:
-        """Saves a checkpoint and gives its folder; when it returns, it would outlive a power failure.
-
-        One of the same batch is replaced, or kept where it is whole and equal. What killed saves left
-        behind is removed first.
-
-        Args:
-            batch: how many batches the run has had.
-            parts, facts: as `format.write` takes them.
-            crew: the ranks that write it, each what it holds; rank 0 the manifest, when all files
-                are on the disk and have been read back.
-
-        Raises:
-            CheckpointError: something can't be saved, or the disk is full or broken; then nothing of
-                it is left, and what was there before is as it was.
-        """
         from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
 
         target, drafts = self.folder / name_of(batch), []
@@ -123,10 +183,10 @@ class Store:
         return target
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
-        """Adds a checkpoint that `write` fills; returns its place, or raises OSError, as `save`.
+        """Adds a checkpoint that `write` fills; returns its path; raises like `save`, or OSError.
 
         Args:
-            write: writes it into an empty folder and gives its manifest.
+            write: writes it into an empty folder and returns its manifest.
         """
         target = self.folder / name_of(batch)
         with self._under_way(target.name) as folder:
@@ -142,7 +202,7 @@ class Store:
     def shared_out(
         self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
     ) -> AbstractContextManager[Path]:
-        """Writes what each rank of a crew holds; see `written_apart`."""
+        """Writes the files of each rank of a crew; see `written_apart`."""
         from eventloop.checkpoint.format import Draft
 
         def prepare() -> Draft:
@@ -151,19 +211,13 @@ class Store:
 
         return written_apart(prepare, lambda: self._under_way(name_of(batch)), crew)
 
-    def found(self, *, digests: bool = False) -> list[Found[Path]]:
-        """Returns what looks like a checkpoint, the newest first; the files may change meanwhile.
-
-        Args:
-            digests: whether all files are read and verified; otherwise only the manifests, and that
-                the files are there in their sizes.
-        """
+    def found(self, *, digests: bool = False) -> list[FoundCheckpoint[Path]]:
         return [look_at(path, digests=digests) for path in self.paths()]
 
     def paths(self) -> list[Path]:
-        """Returns all folders with the name of a checkpoint, the newest first.
+        """Returns all folders named like a checkpoint, the newest first.
 
-        One that is being replaced comes after its successor.
+        A checkpoint that is being replaced comes after its successor.
         """
         named = [(batch_of(one.name), one) for one in self._listed()]
         ordered = [(batch, not is_replaced(one), one) for batch, one in named if batch is not None]
@@ -172,14 +226,6 @@ class Store:
     def latest(
         self, *, shards: bool = True, damage: Mapping[Path, str] | None = None
     ) -> tuple[Path | None, list[tuple[Path, str]]]:
-        """Returns the newest checkpoint that verifies and is finite, and why newer ones can't be used.
-
-        Looks at each from the newest on; nothing points to it.
-
-        Args:
-            shards: whether the files of slices are read, too; otherwise all ranks read a share each.
-            damage: what these have found, by checkpoint.
-        """
         refused: list[tuple[Path, str]] = []
         for path in self.paths():
             why = (damage or {}).get(path) or look_at(path, digests=True, shards=shards).reason
@@ -189,32 +235,20 @@ class Store:
         return None, refused
 
     def newest_after(self, batch: int) -> int | None:
-        """Returns the batch of the newest usable checkpoint that has more batches, if any."""
         return newest_after(batch, self.found(), self._is_usable)
 
     def prune(self, keep: Collection[int], safe: Path | None = None) -> list[Path]:
-        """Removes all checkpoints but some and returns those removed; a usable one always stays.
-
-        Where none of those to keep verifies and is finite, the newest that does stays, too.
-
-        Args:
-            keep: their batches.
-            safe: one that is known to be usable, and needn't be read for that.
-
-        Raises:
-            CheckpointError: one can't be removed.
-        """
         paths = self.paths()
-        kept = [path for path in paths if batch_of(path.name) in keep]
+        staying = [path for path in paths if batch_of(path.name) in keep]
         # What is being replaced is settled by the process that replaces it, or by `clear`.
-        others = [path for path in paths if path not in kept and not is_replaced(path)]
-        removed = surplus(kept, others, lambda path: path == safe or self._is_usable(path))
+        others = [path for path in paths if path not in staying and not is_replaced(path)]
+        removed = surplus(staying, others, lambda path: path == safe or self._is_usable(path))
         for path in removed:
             self._remove(path)
         return removed
 
     def keep_only(self, batch: int) -> None:
-        """Removes all checkpoints but one without looking at them; for a folder of copies.
+        """Removes all checkpoints except one without reading them; for a folder of copies.
 
         Raises:
             CheckpointError: one can't be removed.
@@ -224,15 +258,6 @@ class Store:
                 self._remove(path)
 
     def clear(self, *, alone: bool = False) -> None:
-        """Removes what killed processes left behind; puts back what one had been replacing.
-
-        What can't be removed stays: it takes space, and does no harm.
-
-        Args:
-            alone: whether the caller knows that no other process, on any machine, writes here; then
-                all that is under way is left over. Otherwise what another machine began is left
-                alone for a day.
-        """
         for folder in self._listed():
             with suppress(OSError, CheckpointError, RecursionError):  # of folders in folders
                 if not is_leftover(folder, alone=alone):
@@ -246,7 +271,7 @@ class Store:
 
     @contextmanager
     def _under_way(self, name: str) -> Iterator[Path]:
-        """Yields an empty folder that doesn't count; if it wasn't renamed, it is removed afterwards."""
+        """Yields an empty temporary folder; it is removed afterwards, unless it was renamed."""
         check_folder(self.folder)
         with new_id() as one:
             disk.make_folders(self.folder)
@@ -259,7 +284,7 @@ class Store:
                     disk.remove_tree(folder)
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
-        """Renames a whole checkpoint into place; at any moment it or the one before is there."""
+        """Renames a complete checkpoint into place; it or its predecessor always exists."""
         replaced = self.folder / temporary.name.replace(UNDER_WAY, REPLACED, 1)
         if is_there := os.path.lexists(target):
             disk.rename(target, replaced)
@@ -275,7 +300,7 @@ class Store:
                 self._remove(replaced)
 
     def _settle(self, replaced: Path) -> None:
-        """Ends a replacement: the newer one stays, if it is whole."""
+        """Finishes a replacement: keeps the newer checkpoint if it is complete."""
         target = self.folder / name_inside(replaced)
         if self._verifies(target):
             self._remove(replaced)
@@ -289,7 +314,7 @@ class Store:
         self._remove(replaced)
 
     def _remove(self, path: Path) -> None:
-        """Removes a folder; it stops being a checkpoint before the first of its files is gone."""
+        """Removes a folder, after renaming it so that it no longer counts as a checkpoint."""
         with new_id() as one:
             going = self.folder / f"{UNDER_WAY}{name_inside(path)}-{one}"
             try:
@@ -311,7 +336,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoints in {str(self.folder)!r} can't be listed: {error.strerror}",
-                fix=f"look at its owner and rights, or give another run, {as_set(run_dir='RUN')}",
+                fix="look at its owner and rights, or give another run, " + as_set(run_dir="RUN"),
             ) from error
 
     def _verifies(self, path: Path) -> bool:
@@ -321,26 +346,26 @@ class Store:
         return not look_at(path, digests=True).reason
 
 
-def look_at(path: Path, *, digests: bool, shards: bool = True) -> Found[Path]:
-    """Returns whether a folder is a checkpoint that can be used; files may change meanwhile.
+def look_at(path: Path, *, digests: bool, shards: bool = True) -> FoundCheckpoint[Path]:
+    """Returns what a folder holds and whether it can be used; another process may be changing it.
 
     Args:
-        digests: whether all files are read and verified; otherwise only the manifest, and that the
-            files are there in their sizes.
-        shards: whether the files of slices are among those that are read.
+        digests: whether to read and verify all files; otherwise only the manifest and the sizes
+            are checked.
+        shards: whether to read the files of slices, too.
     """
     batch = batch_of(path.name) or 0
     try:
         if path.is_symlink() or not path.is_dir():
-            raise CorruptFileError("it is a link to somewhere else, or no folder")
+            raise CorruptFileError("it is a link, or not a folder")
         manifest = examine(path, digests=digests, shards=shards)
     except CorruptFileError as damage:
-        return Found(path, batch, {}, 0, str(damage))
-    return Found(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
+        return FoundCheckpoint(path, batch, {}, 0, str(damage))
+    return FoundCheckpoint(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
 
 
 def holds(folder: Path, manifest: Manifest) -> bool:
-    """Returns whether a folder has a whole checkpoint with the files and facts of a manifest."""
+    """Returns whether a folder has a complete checkpoint with the files and facts of a manifest."""
     if folder.is_symlink():
         return False
     try:

@@ -1,12 +1,11 @@
-"""Files of tensors: safetensors, written and read without a second copy in memory.
+"""Reads and writes safetensors files without a second copy in memory.
 
 The layout is the length of the header, in 8 bytes; the header, a JSON object with dtype, shape and
-offsets of each tensor; their bytes. The library of that name reads what is written here, and the
-other way round. It can't be used itself for what checkpoints need: digests of exactly the bytes that
-were written or read, errors of the disk with their numbers, files that were opened with care, the
-order of the tensors, and memory for one tensor instead of all.
+offsets of each tensor; their bytes. It is compatible with the library of that name, which lacks
+what checkpoints need: digests of the bytes that were read or written, disk errors with their
+errno, safely opened files, the order of the tensors, and memory for one tensor instead of all.
 
-What a header says can be read without torch, which takes a second to import.
+A header can be read without torch, which takes a second to import.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
 from eventloop.files.disk import CorruptFileError
-from eventloop.training.slices import TensorSlice, held
+from eventloop.training.tensor_slices import TensorSlice, held
 
 if TYPE_CHECKING:
     import torch
@@ -70,18 +69,18 @@ def _names() -> dict[torch.dtype, str]:
     return {dtype: name for name, dtype in dtypes().items()}
 
 
-class Draft:
-    """Tensors that are to be written: their header is ready, so that their size is known.
+class NewTensors:
+    """Tensors to be written; the header is ready, so the size is known.
 
     Args:
-        tensors: by name, on any device and in any layout in memory; each is copied to the host
-            when its turn comes. Those that share memory are written one by one. Slices come with
-            their places in the header; they are all the file has, or it has none.
+        tensors: by name, on any device and in any memory layout; each is copied to the host when
+            it is written. Tensors that share memory are written separately. For slices, the header
+            has their offsets; a file has either only slices or none.
         path: what the file is called in messages.
-        read: returns one of the tensors when its turn comes, for those that are somewhere else.
+        read: loads a tensor when it is written, for tensors that aren't in memory.
 
     Raises:
-        CheckpointError: safetensors has no such dtype, or there are too many tensors.
+        CheckpointError: safetensors doesn't support a dtype, or there are too many tensors.
     """
 
     def __init__(
@@ -125,18 +124,21 @@ class Draft:
 
 
 def read(file: OldFile) -> dict[str, Tensor]:
-    """Reads a whole file: its tensors by name, in the order of its header, on the host.
+    """Reads all tensors of a file by name, in the order of its header, to the host.
 
     Raises:
-        CorruptFileError: it isn't a whole safetensors file; nothing is allocated before that is known.
+        CorruptFileError: it isn't a complete safetensors file; this is checked before anything is
+            allocated.
     """
     header = read_header(file)
     tensors = {name: tensor for name, _, tensor in read_tensors(file, header)}
     return {name: tensors[name] for name in header}
 
 
-def read_tensors(file: OldFile, header: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Tensor]]:
-    """Reads what follows the header: each tensor with its name, in the order of their bytes.
+def read_tensors(
+    file: OldFile, header: Mapping[str, TensorEntry]
+) -> Iterator[tuple[str, TensorEntry, Tensor]]:
+    """Yields each tensor after the header with its name, in the order of their bytes.
 
     Raises:
         CorruptFileError: there is no memory for one.
@@ -148,7 +150,7 @@ def read_tensors(file: OldFile, header: Mapping[str, Entry]) -> Iterator[tuple[s
 
 
 def empty(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Returns a tensor on the host that is to be filled.
+    """Returns an uninitialised tensor on the host.
 
     Raises:
         CorruptFileError: there is no memory for it.
@@ -162,15 +164,15 @@ def empty(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor in a file, or a slice of one.
 
     Attributes:
-        dtype: by the name that safetensors has for it.
-        shape: of what the file holds.
-        start, end: where its bytes are, after the header.
-        whole: the shape of the tensor that it is a slice of; its own, if it is whole.
-        offsets: where in the whole its first entry stands.
+        dtype: safetensors' name for it.
+        shape: of the tensor or slice in the file.
+        start, end: the range of its bytes after the header.
+        whole: the shape of the whole tensor.
+        offsets: the indices of the slice's first entry in the whole tensor.
     """
 
     dtype: str
@@ -181,15 +183,15 @@ class Entry:
     offsets: tuple[int, ...]
 
 
-def read_header(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
+def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry]:
     """Reads the header; its entries cover the rest of the file without gaps.
 
     Args:
-        slices: whether the file is one of slices.
+        slices: whether the file contains slices.
 
     Raises:
-        CorruptFileError: it isn't that of a whole safetensors file, or doesn't say where slices
-            belong.
+        CorruptFileError: it isn't the header of a complete safetensors file, or lacks the offsets
+            of slices.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):
@@ -210,13 +212,13 @@ def read_header(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
         end = entry.end
     if end != file.num_left:
         raise CorruptFileError(
-            f"its tensors claim {end:,} bytes, of which {file.num_left:,} are there"
+            f"its tensors need {end:,} bytes, of which {file.num_left:,} are there"
         )
     return header
 
 
-def read_entries(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
-    """Reads a whole file, but keeps only what its header says.
+def read_entries(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry]:
+    """Reads a whole file, and returns only the entries of its header.
 
     Raises:
         CorruptFileError: as `read_header` does.
@@ -226,12 +228,12 @@ def read_entries(file: OldFile, *, slices: bool = False) -> dict[str, Entry]:
     return header
 
 
-def by_offset(header: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
+def by_offset(header: Mapping[str, TensorEntry]) -> list[tuple[str, TensorEntry]]:
     """Returns the entries in the order of their bytes."""
     return sorted(header.items(), key=lambda one: (one[1].start, one[1].end))
 
 
-def _entry(name: str, value: Any) -> Entry:
+def _entry(name: str, value: Any) -> TensorEntry:
     match value:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
             sizes = [one for one in shape if type(one) is int and 0 <= one < 2**63]
@@ -240,7 +242,9 @@ def _entry(name: str, value: Any) -> Entry:
             if fits and num_entries < 2**63 and 0 <= start <= end:
                 num_bytes = math.prod(sizes) * _DTYPES[dtype][1]
                 if num_bytes == end - start:
-                    return Entry(dtype, tuple(sizes), start, end, tuple(sizes), (0,) * len(sizes))
+                    return TensorEntry(
+                        dtype, tuple(sizes), start, end, tuple(sizes), (0,) * len(sizes)
+                    )
     raise CorruptFileError(f"its header says something impossible of the tensor {name[:80]!r}")
 
 
@@ -251,7 +255,7 @@ def _places_of(slices: Mapping[str, TensorSlice]) -> dict[str, str]:
     return {SLICES: bounded_json.to_bytes(places, MAX_ITEMS).decode("ascii")}
 
 
-def _with_places(header: Mapping[str, Entry], metadata: Any) -> dict[str, Entry]:
+def _with_places(header: Mapping[str, TensorEntry], metadata: Any) -> dict[str, TensorEntry]:
     text = metadata.get(SLICES) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise CorruptFileError("its header doesn't say where its slices belong")
@@ -261,7 +265,7 @@ def _with_places(header: Mapping[str, Entry], metadata: Any) -> dict[str, Entry]
     return {name: _placed(name, one, places[name]) for name, one in header.items()}
 
 
-def _placed(name: str, entry: Entry, place: Any) -> Entry:
+def _placed(name: str, entry: TensorEntry, place: Any) -> TensorEntry:
     match place:
         case [list(whole), list(offsets)] if len(whole) == len(offsets) == len(entry.shape):
             sizes = [one for one in (*whole, *offsets) if type(one) is int and 0 <= one < 2**63]
@@ -284,9 +288,9 @@ def _described(tensor: Any, path: str) -> dict[str, Any]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Returns the memory of a contiguous tensor on the host; good as long as the tensor is there.
+    """Returns the memory of a contiguous tensor on the host, valid while the tensor exists.
 
-    `Tensor.numpy` would do it, too, but counts as a read by the loop where reads are watched.
+    `Tensor.numpy` does the same, but `--check` would count it as a read by the loop.
     """
     if not tensor.nbytes:
         return memoryview(b"")

@@ -1,4 +1,4 @@
-"""Checkpoints as strangers may have left them: looked at and verified, without torch."""
+"""Verifies checkpoints from untrusted sources, without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
-from eventloop.checkpoint.tensors import Entry
+from eventloop.checkpoint.tensors import TensorEntry
 from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
@@ -23,14 +23,14 @@ _Place = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and shape
 
 
 def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manifest:
-    """Returns the manifest of a checkpoint that is as it says; for who wants the reason, if not.
+    """Verifies a checkpoint and returns its manifest; the error says what is wrong.
 
     Args:
-        digests: whether files are read and digested; otherwise only their sizes are compared.
-        shards: whether the files of slices are among those that are read.
+        digests: whether to read the files and compare digests; otherwise only sizes are compared.
+        shards: whether to read the files of slices, too.
 
     Raises:
-        CorruptFileError: it isn't as it says.
+        CorruptFileError: it doesn't match its manifest.
     """
     manifest = checked_manifest(folder)
     for name, wanted in manifest.files.items():
@@ -47,7 +47,7 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
 
 
 def damages(folder: Path) -> Iterator[CorruptFileError]:
-    """Reads all of a checkpoint without keeping it; yields what is wrong with each of its files."""
+    """Reads all files of a checkpoint and yields what is wrong with each."""
     try:
         manifest = checked_manifest(folder)
         manifest.known  # noqa: B018
@@ -59,10 +59,10 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
 
 
 def require_part(folder: Path, part: str, manifest: Manifest) -> None:
-    """Reads the files of a part without keeping what is in them.
+    """Reads and verifies the files of a part.
 
     Raises:
-        CorruptFileError: one isn't what the manifest says.
+        CorruptFileError: one doesn't match the manifest.
     """
     if part not in manifest.parts:
         raise CorruptFileError(f"it has no part {part!r}, only {', '.join(manifest.parts)}")
@@ -71,12 +71,12 @@ def require_part(folder: Path, part: str, manifest: Manifest) -> None:
 
 
 def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
-    """Reads a rank's share of the files of slices; returns what is wrong with one, or "".
+    """Reads a rank's share of the files of slices; returns the damage of one, or "".
 
-    The first rank looks, too, whether the slices of all files make up each tensor.
+    Rank 0 also checks that the slices of all files cover each tensor.
 
     Args:
-        world_size: how many ranks read a share each, of all that there is.
+        world_size: how many ranks share the files.
     """
     try:
         manifest = checked_manifest(folder)
@@ -93,7 +93,7 @@ def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
 
 
 def _slices_in(folder: Path, names: Iterable[str]) -> Slices:
-    """Reads the headers of files of slices, and nothing else of them."""
+    """Reads only the headers of files of slices."""
     slices = Slices()
     for name in names:
         with about(name), disk.OldFile(folder / name) as file:
@@ -102,12 +102,12 @@ def _slices_in(folder: Path, names: Iterable[str]) -> Slices:
 
 
 def name_of(batch: int) -> str:
-    """Returns the name of the folder of a checkpoint: `ba00001200`, which sorts by batches."""
+    """Returns the folder name of a checkpoint, which sorts by batch: `ba00001200`."""
     return f"ba{batch:08}"
 
 
 def batch_of(name: str) -> int | None:
-    """Returns the batches in the name of a checkpoint's folder; None for another name."""
+    """Returns the batch count in the name of a checkpoint's folder; None for another name."""
     found = _NAMED.fullmatch(name)
     if found is None:
         return None
@@ -130,10 +130,10 @@ def batch_in(name: str) -> int | None:
 
 
 def checked_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, whose name may say of which batch it is.
+    """Reads the manifest of a folder and compares it with the batch count in the folder's name.
 
     Raises:
-        CorruptFileError: there is none that could be used.
+        CorruptFileError: there is no usable manifest.
     """
     manifest = read_manifest(folder)
     named = batch_of(folder.name)
@@ -145,16 +145,16 @@ def checked_manifest(folder: Path) -> Manifest:
 
 
 def why_passed_over(facts: Mapping[str, Any]) -> str:
-    """Returns why no run starts by itself from a checkpoint that verifies, or "" where one may.
+    """Returns why a run can't resume automatically from a verified checkpoint, or "".
 
-    Checkpoints of versions that didn't look whether weights are finite may.
+    Checkpoints of versions that didn't check for finite weights are accepted.
     """
     return "its weights aren't finite" if facts.get("finite") is False else ""
 
 
 @contextmanager
 def refusing(folder: Path) -> Iterator[None]:
-    """Makes of damage that is found in a checkpoint the error that names it."""
+    """Turns damage found in a checkpoint into an error that names the checkpoint."""
     try:
         yield
     except CorruptFileError as damage:
@@ -166,7 +166,7 @@ def refusing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def refusing_file(path: Path) -> Iterator[None]:
-    """Makes of damage that is found in a file of weights alone the error that names it."""
+    """Turns damage found in a file of weights into an error that names the file."""
     try:
         yield
     except CorruptFileError as damage:
@@ -179,7 +179,7 @@ def refusing_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile]:
-    """Opens a file of the size that the manifest says; compares the digest of what was read."""
+    """Opens a file, compares its size with the manifest, and its digest once it was read."""
     wanted = manifest.files[name]
     with about(name), disk.OldFile(folder / name) as file:
         check_size(file.num_bytes, wanted)
@@ -192,7 +192,7 @@ def check_size(num_bytes: int, wanted: FileFacts) -> None:
     """Compares the size of a file with what the manifest says.
 
     Raises:
-        CorruptFileError: it is another one.
+        CorruptFileError: they differ.
     """
     if num_bytes != wanted.num_bytes:
         raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
@@ -200,7 +200,7 @@ def check_size(num_bytes: int, wanted: FileFacts) -> None:
 
 @contextmanager
 def about(name: str) -> Iterator[None]:
-    """Puts the name of a file before what is wrong with it."""
+    """Prefixes damage with the name of the file."""
     try:
         yield
     except CorruptFileError as damage:
@@ -210,10 +210,10 @@ def about(name: str) -> Iterator[None]:
 def put_together(
     folder: Path, files: Mapping[str, str], manifest: Manifest, tensors: Mapping[str, Any]
 ) -> Nest:
-    """Returns the nest of a part of which the tensors have been read.
+    """Builds the nest of a part from its tensors.
 
     Raises:
-        CorruptFileError: its other file isn't what the manifest says, or doesn't fit the tensors.
+        CorruptFileError: its JSON file doesn't match the manifest or the tensors.
     """
     if (name := files.get(".json")) is None:
         return dict(tensors)
@@ -226,7 +226,7 @@ def put_together(
 def _damages_of_part(
     folder: Path, part: str, manifest: Manifest, *, shards: bool = True
 ) -> Iterator[CorruptFileError]:
-    """Reads the files of a part without keeping what is in them."""
+    """Reads the files of a part and yields their damage."""
     files, slices = manifest.parts[part], Slices()
     names: dict[str, None] = {}
     is_whole = True
@@ -270,17 +270,17 @@ def _restore(name: str, skeleton: Json, tensors: Mapping[str, Any]) -> Nest:
 
 
 class Slices:
-    """Where the slices of a part's tensors stand, as the headers of its files say."""
+    """The offsets of a part's slices, from the headers of its files."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._places: dict[str, list[_Place]] = {}
 
-    def add(self, entries: Mapping[str, Entry]) -> None:
-        """Adds what the header of a file says.
+    def add(self, entries: Mapping[str, TensorEntry]) -> None:
+        """Adds the entries of a file's header.
 
         Raises:
-            CorruptFileError: a tensor isn't the one that another file has slices of.
+            CorruptFileError: a tensor has another shape or dtype in another file.
         """
         for name, entry in entries.items():
             kind = (entry.dtype, entry.whole)
@@ -290,10 +290,10 @@ class Slices:
                 self._places.setdefault(name, []).append((entry.offsets, entry.shape))
 
     def require_whole(self) -> None:
-        """Makes sure that each entry of each tensor is in one slice.
+        """Checks that each element of each tensor is in exactly one slice.
 
         Raises:
-            CorruptFileError: one is in none, or in two.
+            CorruptFileError: one is in no slice, or in two.
         """
         for name, (_, whole) in self._kinds.items():
             places = self._places.get(name, [])

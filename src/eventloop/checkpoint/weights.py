@@ -1,4 +1,4 @@
-"""Weights alone: copied to a file of their own, which needs no torch, or read into a model."""
+"""Exports weights to a file, without torch, and loads weights for a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from eventloop.checkpoint.manifest import FILE
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
 from eventloop.checkpoint.storage import FOLDER, checkpoint_at
-from eventloop.checkpoint.tensors import MAX_ITEMS, Draft, read_header
+from eventloop.checkpoint.tensors import MAX_ITEMS, NewTensors, read_header
 from eventloop.checkpoint.verifying import (
     checked_manifest,
     opened,
     put_together,
-    refusing,
     refusing_file,
-    require_part,
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
@@ -39,16 +37,16 @@ _INDEX = f"{_SINGLE}.index.json"
 
 
 def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
-    """Copies the weights of a checkpoint to a safetensors file, which is there as a whole or not.
+    """Copies the weights of a checkpoint to a safetensors file, atomically.
 
     Args:
-        path: of the file; one that is there is replaced.
+        path: of the file; an existing one is replaced.
 
     Returns:
-        The names of the tensors, and those of other values of the model, which are left out.
+        The names of the tensors, and of the model's other values, which are left out.
 
     Raises:
-        CheckpointError: they aren't as they were written, or aren't finite.
+        CheckpointError: they are damaged, or aren't finite.
         EventloopError: the file can't be written.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -97,9 +95,9 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 
 
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
-    """Writes whole tensors from slices, one at a time, and returns their names."""
+    """Assembles tensors from slices, one at a time, and returns their names."""
     saved = saved_tensors(checkpoint, PART, manifest)
-    draft = Draft(saved, path.name, read=SavedTensor.read)
+    draft = NewTensors(saved, path.name, read=SavedTensor.read)
     with disk.NewFile(path) as file:
         draft.write(file)
     return list(saved)
@@ -129,7 +127,7 @@ def _files(manifest: Manifest) -> dict[str, str]:
 
 
 def weights_at(path: Path) -> dict[str, Tensor]:
-    """Reads weights, to the host.
+    """Loads weights to the host.
 
     Args:
         path: as `saved_weights_at` takes it.
@@ -141,12 +139,12 @@ def weights_at(path: Path) -> dict[str, Tensor]:
 
 
 def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
-    """Returns weights that stay in their files: of each `SavedTensor` what is asked for is read.
+    """Returns weights that load lazily from their files.
 
     Args:
         path: a safetensors file; the folder of a pretrained model, `model.safetensors` beside its
-            `config.json`, or several files and `model.safetensors.index.json`; a checkpoint; or a run,
-            which stands for its newest checkpoint that verifies.
+            `config.json`, or several files and `model.safetensors.index.json`; a checkpoint; or a
+            run, for its newest checkpoint that verifies.
 
     Raises:
         TaskError, CheckpointError, UsageError: as `weights_and_states` does.
@@ -157,22 +155,22 @@ def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
 def weights_and_states(
     path: Path, plugins: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Finds weights, and reads what plugins kept with them, to the host.
+    """Finds weights, and loads the states of plugins saved with them to the host.
 
     Args:
         path: as `saved_weights_at` takes it.
-        plugins: by their folded names.
+        plugins: the folded names of the plugins.
 
     Returns:
-        The weights by name, which stay in their files; those of a checkpoint are verified. And the
-        states of those plugins that have one there.
+        The weights by name, loaded lazily; those of a checkpoint are verified. And the states of
+        those plugins that saved one.
 
     Raises:
-        TaskError: there is no such file, or it isn't one.
+        TaskError: there is no such file, or it isn't a safetensors file.
         CheckpointError: the checkpoint doesn't verify, or has no weights.
         UsageError: the folder has no checkpoint.
     """
-    from eventloop.checkpoint.format import read
+    from eventloop.checkpoint.format import read_checkpoint, verify_part
 
     if not path.is_dir():
         return _in_file(path), {}
@@ -181,9 +179,8 @@ def weights_and_states(
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
-    with refusing(checkpoint):
-        require_part(checkpoint, PART, checked_manifest(checkpoint))
-    found = read(checkpoint, only=[PART], leaving=[PART])
+    verify_part(checkpoint, PART)
+    found = read_checkpoint(checkpoint, only=[PART], leaving=[PART])
     weights = found.parts[PART]
     if not isinstance(weights, dict):
         raise CheckpointError(
@@ -192,9 +189,8 @@ def weights_and_states(
         )
     if not plugins or STATES not in found.names:
         return weights, {}
-    with refusing(checkpoint):
-        require_part(checkpoint, STATES, checked_manifest(checkpoint))
-    states = read(checkpoint, only=[STATES], leaving=[STATES]).parts[STATES]
+    verify_part(checkpoint, STATES)
+    states = read_checkpoint(checkpoint, only=[STATES], leaving=[STATES]).parts[STATES]
     return weights, {name: states[name] for name in plugins if name in states}
 
 
@@ -205,7 +201,7 @@ def _in_file(path: Path) -> dict[str, SavedTensor]:
 
 
 def _is_pretrained(folder: Path) -> bool:
-    """Returns whether a folder is a pretrained model's: no run, and no checkpoint, which has no config."""
+    """Returns whether a folder is a pretrained model: neither a run nor a checkpoint."""
     if any(os.path.lexists(folder / name) for name in (FILE, FOLDER)):
         return False
     has_one = (folder / _SINGLE).exists() and (folder / "config.json").exists()
@@ -213,7 +209,7 @@ def _is_pretrained(folder: Path) -> bool:
 
 
 def _in_pretrained(folder: Path) -> dict[str, SavedTensor]:
-    """Returns the weights of a pretrained model's folder, by its index where there are several files."""
+    """Returns the weights in a pretrained model's folder; several files need an index."""
     index = folder / _INDEX
     if not index.exists():
         return _in_file(folder / _SINGLE)
@@ -242,7 +238,7 @@ def _places_in(index: Path) -> dict[str, str]:
 
 
 def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns weights with those of tied parameters under all names, where they have one of them."""
+    """Adds the missing names of tied parameters to weights."""
     names: dict[int, list[str]] = {}
     for name, one in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(one), []).append(name)
@@ -257,7 +253,7 @@ def with_tied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
 def warn_of_misfits(
     model: Mapping[str, object], weights: Mapping[str, object], path: object
 ) -> None:
-    """Warns of names that only the model or only the weights have.
+    """Warns about names that only the model or only the weights have.
 
     Args:
         model: its `state_dict`.
@@ -290,7 +286,7 @@ def warn_of_misfits(
 
 
 def _named(names: Iterable[str]) -> str:
-    """Returns the first names; they may be a stranger's."""
+    """Lists the first names, escaped, as they come from an untrusted file."""
     listed = list(names)
     more = len(listed) - _MOST_NAMED
     text = ", ".join(repr(name[:80]) for name in listed[:_MOST_NAMED])

@@ -1,4 +1,4 @@
-"""What is written while training goes on: a copy of everything on the host, and a thread."""
+"""Writes in the background: a copy of everything on the host, and a thread."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense
-from eventloop.training.slices import TensorSlice
+from eventloop.training.tensor_slices import TensorSlice
 
 _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict that holds it
 
 
 class Writer:
-    """Runs one task after the other in a thread, so that training goes on meanwhile.
+    """Runs tasks one after the other in a background thread.
 
     Attributes:
-        failure: what a task raised, until it is cleared.
+        failure: the exception of a task, until `forget` clears it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Writer:
         self.failure: BaseException | None = None
 
     def start(self, task: Callable[[], object]) -> None:
-        """Begins a task, once the one before is done."""
+        """Starts a task when the previous one has finished."""
         self.wait()
 
         def run() -> None:
@@ -41,13 +41,13 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits for the task under way."""
+        """Waits for the running task."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def forget(self) -> BaseException | None:
-        """Returns the failure and forgets it."""
+        """Returns the failure and clears it."""
         failure, self.failure = self.failure, None
         return failure
 
@@ -55,8 +55,8 @@ class Writer:
 class Snapshot:
     """Copies nests of tensors to the host.
 
-    From a GPU the copies are under way when `take` returns: `wait` before they are read. The next copy
-    goes into the pinned memory of the one before.
+    Copies from a GPU are asynchronous: call `wait` before reading them. Each copy reuses the
+    pinned memory of the previous one.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the nest with copies in the place of its tensors.
+        """Returns the nest with its tensors replaced by copies.
 
-        The copies of the call before are written over.
+        Overwrites the copies of the previous call.
         """
         self._used: set[tuple[object, ...]] = set()
         self._copied = None
@@ -75,12 +75,12 @@ class Snapshot:
         return taken
 
     def wait(self) -> None:
-        """Waits until the copies are there; from another thread, too."""
+        """Waits until the copies are complete; can be called from another thread."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def _copy(self, path: tuple[object, ...], value: Any) -> Any:
-        """Copies a nest; what can't be saved stays as it is, and is refused with its path when it is written."""
+        """Copies a nest; values that can't be saved are refused later, by the writer."""
         if len(path) > MAX_DEPTH + 1:
             return value
         if isinstance(value, Tensor):

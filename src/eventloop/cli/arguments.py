@@ -1,4 +1,4 @@
-"""Command lines: what can be read before task and plugins are known, and what help says of them."""
+"""Parses command lines, before task and plugins are known, and formats help texts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _INDENT = " " * 6
 
 @dataclass(frozen=True)
 class CommandOption:
-    """An option of the command itself, no setting.
+    """An option of the command itself, not a setting.
 
     Args:
-        metavar: what its value is called in help; "" for a switch, which takes none.
+        metavar: the name of its value in help; "" for a switch without a value.
     """
 
     name: str
@@ -39,12 +39,11 @@ class CommandOption:
 
 @dataclass(frozen=True)
 class Command:
-    """What one subcommand understands besides settings and options.
+    """What a subcommand accepts besides settings and options.
 
     Args:
-        argument: what stands alone on its command line, "A B" where two do; "" where nothing does,
-            in brackets where it may be left out.
-        takes_plugins: whether plugins may be chosen, and settings read from a file.
+        argument: its positional arguments, "A B" for two; in brackets if optional, "" for none.
+        takes_plugins: whether plugins can be chosen, and settings read from a file.
         takes_options: whether settings, and options of plugins, have an effect.
     """
 
@@ -57,31 +56,31 @@ class Command:
 
     @property
     def takes_task(self) -> bool:
-        """Whether it is about a task, and so takes settings and options."""
+        """Whether it takes a task, and so settings and options."""
         return self.argument == "TASK"
 
     @property
     def usage(self) -> str:
-        """How it is written: `eventloop fit TASK [OPTIONS]`."""
+        """Its usage: `eventloop fit TASK [OPTIONS]`."""
         return " ".join(filter(None, ["eventloop", self.name, self.argument, "[OPTIONS]"]))
 
     def all_options(self) -> dict[str, CommandOption]:
-        """Returns its own options and those that every command has, by folded name."""
+        """Returns its options and those of every command, by folded name."""
         common = _COMMON if self.takes_plugins else (_HELP,)
         return {fold(option.name): option for option in (*common, *self.options)}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line, read but not understood.
+    """A parsed command line whose values haven't been interpreted.
 
     Args:
-        task: TASK, or what else stands alone, as typed; "" where it is missing.
+        task: TASK, or another positional argument, as typed; "" if it is missing.
         flags: settings and options as text, by folded key.
         given: the values of the command's own options, by folded name; "" for a switch.
         choice: what `-p` and `--no-plugins` say.
-        words: all that stands alone.
-        argv: all of it.
+        words: all positional arguments.
+        argv: the whole command line.
     """
 
     task: str = ""
@@ -105,11 +104,11 @@ _COMMON = (
 
 
 def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
-    """Reads a command line; long options may be written with dashes or underscores.
+    """Parses a command line; long options can have dashes or underscores.
 
     Raises:
-        UsageError: an option lacks its value, one of the command's own is given twice, or more
-            stands alone than should.
+        UsageError: an option lacks its value, an option of the command is given twice, or there are
+            too many positional arguments.
     """
     options = command.all_options()
     switches = {name for name, option in options.items() if not option.metavar}
@@ -145,10 +144,10 @@ def read_arguments(argv: Sequence[str], command: Command) -> Arguments:
 
 
 def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str] = ()) -> None:
-    """Refuses settings and options where they would have no effect.
+    """Refuses settings and options that would have no effect.
 
     Args:
-        allowed: settings that have one; options of plugins, `NAME.OPTION`, then have, too.
+        allowed: the settings with an effect; if there are any, plugin options have one, too.
 
     Raises:
         UsageError: there are others.
@@ -164,7 +163,7 @@ def refuse_flags(arguments: Arguments, command: Command, allowed: Collection[str
 
 
 def _pairs(argv: Sequence[str], switches: set[str]) -> Iterator[tuple[str, str]]:
-    """Yields each option with its value; an argument that stands alone has the name ""."""
+    """Yields each option with its value; a positional argument has the name ""."""
     rest = iter(argv)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -195,12 +194,12 @@ def _refuse_choice(command: Command) -> None:
 def _value(name: str, word: str | None, switches: Iterable[str] = ()) -> str:
     if word is None or (word.startswith("-") and not _NEGATIVE.fullmatch(word)):
         found = "nothing" if word is None else repr(word)
-        hint = closest(name, sorted(f"--{one.replace('_', '-')}" for one in switches))
+        flags = sorted(f"--{one.replace('_', '-')}" for one in switches)
         plugin = name.lstrip("-")
         other = f", or {shell('-p', plugin)} for the plugin; where it is missing, {install(plugin)}"
         raise UsageError(
             f"{name} needs a value, but {found} follows"
-            f"{hint.replace('the closest is', 'the closest that takes none is')}",
+            f"{closest(name, flags, 'the closest that takes none')}",
             fix=f"write `{name}=VALUE`{other if plugin in published() else ''}",
         )
     return word
@@ -228,7 +227,7 @@ CHANGES = (
 
 
 def configuration_of(arguments: Arguments) -> Configuration:
-    """Reads what the command line, environment and files say, as `fit` does."""
+    """Reads the configuration from command line, environment and files, as `fit` does."""
     from eventloop.config.configuration import Configuration  # which not every command needs
 
     return Configuration.read(
@@ -240,7 +239,7 @@ def configuration_of(arguments: Arguments) -> Configuration:
 
 
 def allowed(arguments: Arguments) -> Allowed:
-    """Reads what may differ; several names are separated by commas."""
+    """Reads what may differ from the resumed run; names are separated by commas."""
     from eventloop.run.start import Allowed  # with torch, which not every command needs
 
     given = arguments.given
@@ -259,7 +258,7 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
     """Returns the whole help text.
 
     Args:
-        sections: more headings, each with its text.
+        sections: further headings, each with its text.
     """
     of_plugins = [
         ("-p NAME, -p no:NAME", "insist on a plugin, or switch it off"),
@@ -280,7 +279,7 @@ def command_help(command: Command, sections: Iterable[tuple[str, str]] = ()) -> 
 
 
 def options_help(options: Mapping[str, Option], section: str = "") -> str:
-    """Describes options, each with type and default."""
+    """Formats options, each with type and default."""
     return "\n".join(
         _entry(f"{flag(option.name, section)} {option.type_name}", _described(option))
         for option in options.values()

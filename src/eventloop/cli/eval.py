@@ -1,4 +1,4 @@
-"""`eventloop eval`: evaluate a task."""
+"""`eventloop eval`: evaluates a task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
-from eventloop.cli.checkpoints.paths import BEST
 from eventloop.cli.job import prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
@@ -22,6 +21,7 @@ from eventloop.cli.model_weights import (
     weights_path,
     write_header,
 )
+from eventloop.cli.named_checkpoints import BEST
 from eventloop.cli.output import stdout_to_stderr, write_json, write_table
 
 COMMAND = Command(

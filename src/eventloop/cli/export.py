@@ -1,4 +1,4 @@
-"""`eventloop export CHECKPOINT FILE.safetensors`: the weights of a checkpoint alone."""
+"""`eventloop export CHECKPOINT FILE.safetensors`: exports the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eventloop.checkpoint.weights import export_weights
 from eventloop.cli.arguments import Arguments, Command
-from eventloop.cli.checkpoints.paths import BEST, one_checkpoint, size_text, words
+from eventloop.cli.named_checkpoints import BEST, one_checkpoint, size_text, words
 from eventloop.cli.output import require_writable, write_text
 from eventloop.errors import counted
 from eventloop.text import one_line
@@ -31,8 +31,8 @@ def run(arguments: Arguments) -> int:
     with one_checkpoint(source, best=BEST.name in arguments.given) as (checkpoint, place):
         names, others = export_weights(checkpoint, path)
     size = size_text(path.stat().st_size)
-    told = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"
-    write_text(one_line(told))
+    line = f"{path}: {counted(len(names), 'tensor')}, {size}, of {place}"
+    write_text(one_line(line))
     for name in others:
         write_text(one_line(f"left out, because it is not a tensor: {name}"))
     return 0

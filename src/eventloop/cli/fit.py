@@ -1,4 +1,4 @@
-"""`eventloop fit`: train a task, print its configuration, write what came of it."""
+"""`eventloop fit`: trains a task, prints its configuration, writes the result."""
 
 from __future__ import annotations
 
@@ -14,31 +14,24 @@ import yaml  # type: ignore[import-untyped]
 from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
-from eventloop.cli.arguments import (
-    CHANGES,
-    Arguments,
-    Command,
-    CommandOption,
-    allowed,
-)
+from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
+from eventloop.cli.cost import Cost, peak_memory_bytes
 from eventloop.cli.job import Job, header_lines, output_path, prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
-from eventloop.cli.mode_flags import OPTIONS, Diagnostics, Modes
+from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.cli.plugins.lock import require_lock
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
-from eventloop.diagnostics.cost import Cost, peak_memory_bytes
 from eventloop.errors import EventloopError, SettingError, counted
 from eventloop.files import disk
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.records import FlagPlugin
-from eventloop.run.open import Request
+from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
-from eventloop.task.task_defaults import task_defaults_of
 from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
@@ -57,10 +50,10 @@ COMMAND = Command(
         CommandOption("print-config", "", "write all values with their sources, and stop"),
         CommandOption("export", "FILE.safetensors", "write the trained weights"),
         CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
-        CommandOption("unlocked", "", "go without eventloop.lock, where one stands"),
+        CommandOption("unlocked", "", "ignore eventloop.lock, if there is one"),
         *CHANGES,
         NPROC,
-        CommandOption("check", "", "find who assigns, writes in place, and reads the device"),
+        CommandOption("check", "", "find who assigns, writes in place, or reads the device"),
         *OPTIONS,
     ),
 )
@@ -75,7 +68,6 @@ def run(arguments: Arguments) -> int:
     output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
-    diagnostics = Diagnostics("check" in arguments.given)
     job = prepare(arguments, COMMAND)
     if "unlocked" not in arguments.given:
         require_lock(job.configuration, job.candidates)
@@ -84,14 +76,12 @@ def run(arguments: Arguments) -> int:
         write_text("\n".join(config_lines(job, task_defaults_of(task).settings)))
         return 0
     with modes:
-        _train(arguments, job, task, modes, diagnostics)
-    return diagnostics.status
+        _train(arguments, job, task, modes)
+    return modes.status
 
 
-def _train(
-    arguments: Arguments, job: Job, task: object, modes: Modes, diagnostics: Diagnostics
-) -> None:
-    """Trains, between a header and a line with the result."""
+def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
+    """Trains, and prints a header and a line with the result."""
     configuration = modes.configured(job.configuration)
     settings = configuration.settings(task_defaults_of(task).settings)
     _require_duration(settings)
@@ -99,7 +89,6 @@ def _train(
     lines = ProgressLines(write=lambda line: write_lines([line]))
     is_compiled = settings.compile is not False
     with (
-        diagnostics,
         crash_report() as active,
         Trainer(
             Request(
@@ -107,7 +96,7 @@ def _train(
                 configuration,
                 modes.algorithms,
                 result_file.callbacks,
-                observers=[*modes.observers, *diagnostics.observers],
+                observers=modes.observers,
                 allowed=allowed(arguments),
                 origin=job.origin(),
                 candidates=job.candidates,
@@ -122,7 +111,7 @@ def _train(
         if export is not None and is_cores:
             output_path(arguments, "export")
         write_lines(header_lines(trainer, arguments.task, job.task_options()))
-        write_lines([*trainer.first_runs(), *modes.lines()])
+        write_lines([*trainer.first_runs(Path.cwd()), *modes.lines()])
         is_there = any(one.found.distribution == _PACKAGE for one in trainer.off)
         if not is_there and any(one.target is lines for one in trainer.assembly.plugins):
             write_lines([_PLAIN])
@@ -138,30 +127,29 @@ def _train(
             exported = [_exported(trainer, export)]
         result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
-        kept = export is not None or modes.algorithms or interval_of(state.settings) is not None
+        is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
         is_saved = Store(state.run_dir / FOLDER).paths() != []
-        hint = [] if kept or is_saved else [_NOTHING_KEPT]
+        hint = [] if is_used or is_saved else [_NOTHING_KEPT]
         best = result.tested_with
         tested = [] if best is None else [f"test sets: with the weights of {best.name}, the best"]
         write_lines([*stopped, _result(state.clock, result.metrics), *tested, *hint, *exported])
 
 
 class Compiling:
-    """Says that the first step compiles, which takes long and is silent."""
+    """Announces that the first step compiles, which takes long and prints nothing."""
 
     def __init__(self) -> None:
         self._is_said = False
 
     @hookimpl(rank_zero=True)
     def before_train_batch(self) -> None:
-        """Says so once."""
         if not self._is_said:
             self._is_said = True
             write_lines(["compiling: the first step waits for it, often for a minute"])
 
 
 def _exported(trainer: Trainer, path: Path) -> str:
-    """Returns which weights a file holds."""
+    """Describes which weights were exported."""
     by = [
         plugin.name
         for plugin in trainer.plugins
@@ -184,7 +172,7 @@ _NOTHING_KEPT = (
 
 
 def _require_duration(settings: Settings) -> None:
-    """Checks that the run has an end, before anything is built and the header is written.
+    """Checks that the run has an end, before anything is built or printed.
 
     Raises:
         SettingError: max_duration is not set.
@@ -197,15 +185,15 @@ def _require_duration(settings: Settings) -> None:
 
 
 def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sums up a run: `10 epochs, 230 batches in 9.1 s; test/accuracy 0.987`."""
+    """Summarises a run: `10 epochs, 230 batches in 9.1 s; test/accuracy 0.987`."""
     done = f"{counted(clock.epoch, 'epoch')}, {counted(clock.batch, 'batch', 'batches')}"
-    numbers = [f"{name} {value:.4g}" for name, value in scalars_of(metrics).items()]
     line = f"{done} in {clock.seconds:.1f} s"
+    numbers = [f"{name} {value:.4g}" for name, value in scalars_of(metrics).items()]
     return f"{line}; {', '.join(numbers)}" if numbers else line
 
 
 class ResultFile:
-    """Measures a run, and writes what came of it.
+    """Measures a run and writes its results.
 
     Args:
         path: of the file; None for none.
@@ -217,11 +205,11 @@ class ResultFile:
 
     @property
     def callbacks(self) -> list[object]:
-        """The plugins that watch the run."""
+        """The plugins that measure the run."""
         return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
 
     def write(self, trainer: Trainer, result: Result) -> None:
-        """Writes numbers, time a step and memory, on the first rank; all of the file or nothing.
+        """Writes metrics, time per step and memory atomically, on rank 0.
 
         Raises:
             EventloopError: it can't be written.
@@ -241,7 +229,7 @@ class ResultFile:
 
 
 def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
-    """Returns what is written; a number that isn't finite is null."""
+    """Returns the content of the file; a number that isn't finite is null."""
     state = trainer.state
     row = result.history[-1] if result.history else {}
     numbers = {name: value for name, value in row.items() if name not in _MOMENT}
@@ -260,7 +248,7 @@ def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
 
 
 def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
-    """Returns whether higher values are better; None where the metric doesn't say."""
+    """Returns whether higher values are better; None if the metric doesn't say."""
     if name == "train/loss":
         return False
     metrics = trainer.state.metrics
@@ -271,13 +259,13 @@ def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of the file; each value has its source as a comment.
+    """Yields the lines of a configuration file; each value has its source as a comment.
 
     Args:
-        task_settings: what the task brings.
+        task_settings: the task's defaults.
 
     Raises:
-        SettingError: a setting can't be used.
+        SettingError: a setting is invalid.
     """
     settings = job.configuration.settings(task_settings)
     for name, value in job.configuration.setting_values(task_settings).items():

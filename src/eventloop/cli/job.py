@@ -1,4 +1,4 @@
-"""What commands with a TASK share: from a command line to a trainer and its header."""
+"""Shared by commands with a TASK: from a command line to a trainer and its header."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Option, Value, flag, typed
 from eventloop.config.settings import convert_setting, setting_options
-from eventloop.errors import UsageError, closest, raise_all
+from eventloop.errors import UsageError, closest, in_shell, raise_all
 from eventloop.naming import fold
-from eventloop.plugin.candidates import Candidates, dry_assemble, select_all, unexpected
+from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import load
 from eventloop.plugin.select import name_problems
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A command line that has been understood: every key is known, every option has its type."""
+    """An interpreted command line: every key is known, every option is typed."""
 
     configuration: Configuration
     task_file: TaskFile
@@ -48,7 +48,7 @@ class Job:
         return self.task_file.typed_options(self.configuration.section("task"))
 
     def origin(self) -> dict[str, Any]:
-        """Returns what a manifest says of the task."""
+        """Returns the task's entry for the manifest."""
         return self.task_file.origin(self.configuration.section("task"))
 
     def plugin_options(self, plugin: Candidate) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Job:
         return typed_options(plugin.found, plugin.target, values)
 
     def convert(self, key: str, text: str) -> Any:
-        """Returns what a text means for a setting or an option, `seed`, `task.lr`, `mixup.alpha`.
+        """Converts the text for a setting or an option: `seed`, `task.lr`, `mixup.alpha`.
 
         Raises:
             SettingError: it isn't of the option's type.
@@ -82,7 +82,7 @@ class Job:
         return plugin_options(found) if (found := next(target, None)) is not None else {}
 
     def build_plugin(self, plugin: Candidate) -> Plugin:
-        """Builds a plugin with its options; a run builds its own.
+        """Builds a plugin with its options; a run builds another instance.
 
         Raises:
             PluginError: its constructor raises.
@@ -91,7 +91,7 @@ class Job:
         return configure(plugin.found, plugin.target, values)
 
     def build_task(self) -> object:
-        """Builds the task, with the random numbers that follow those of its file."""
+        """Builds the task, continuing the RNG state after its file."""
         return self.task_file.build(self.configuration.section("task"))
 
 
@@ -99,7 +99,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
     """Reads configuration, plugins and task file, and checks all keys before anything is built.
 
     Raises:
-        UsageError: something that was asked for isn't there.
+        UsageError: something requested doesn't exist.
         PluginError: a plugin can't be imported or lacks an option.
         TaskError: the task file raises.
     """
@@ -118,7 +118,7 @@ def prepare(arguments: Arguments, command: Command) -> Job:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-    problems = configuration.problems(options, job.task_file.options, given=None)
+    problems = configuration.problems(options, job.task_file.options, passed=None)
     raise_all([problem for _, problem in problems])
     job.task_options()
     return job
@@ -127,16 +127,17 @@ def prepare(arguments: Arguments, command: Command) -> Job:
 def _plugins(
     configuration: Configuration, candidates: Candidates
 ) -> tuple[tuple[Candidate, ...], dict[str, list[str] | None]]:
-    """Imports the plugins before the task is; raises all problems at once.
+    """Imports the plugins before the task; raises all problems at once.
 
     Returns:
-        The plugins that don't sleep; and the names of the options of all that were found.
+        The plugins that aren't dormant, and the option names of all discovered plugins.
     """
-    selected, problems = select_all(configuration, given=None, candidates=candidates)
-    plugins, failures = candidates.loaded(one for one in selected if not problems)
+    selected, problems = select_all(configuration, passed=None, candidates=candidates)
+    active = [one for one in selected if one.status == "active" and not problems]
+    plugins = [candidates.loaded(one) for one in active]
     options: dict[str, list[str] | None] = {one.found.name: None for one in selected}
-    awake = []
-    for one in plugins:
+    awake, is_wrong = [], bool(problems) or any(one.problems for one in plugins)
+    for one in [] if is_wrong else plugins:
         try:
             options[one.found.name] = list(plugin_options(one.target))
             section = configuration.section(one.found.name)
@@ -144,15 +145,15 @@ def _plugins(
             if not is_dormant or configuration.insists_on(one.found):
                 typed_options(one.found, one.target, section)
                 awake.append(one)
-        except Exception as error:  # noqa: BLE001 - `dry_assemble` meets it again, and tells of it
-            failures.append(unexpected(one.found, error))
-    if problems or failures:
+        except Exception:  # noqa: BLE001 - `dry_assemble` meets it again, and tells of it
+            is_wrong = True
+    if is_wrong:
         raise_all(dry_assemble(configuration, None, candidates).problems)
     return tuple(awake), options
 
 
 def job_help(arguments: Arguments, command: Command) -> str:
-    """Returns the help of a command, with the options of plugins, and of the task if it is named."""
+    """Returns the help of a command, with the options of plugins, and of the task if given."""
     sections = [("settings", options_help(setting_options()))]
     if arguments.task:
         task_file = load_task_file(arguments.task)
@@ -162,10 +163,10 @@ def job_help(arguments: Arguments, command: Command) -> str:
 
 
 def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path | None:
-    """Returns the file that is to be written, if it can be.
+    """Returns the path of the output file, if it can be written.
 
     Raises:
-        UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
+        UsageError: its folder doesn't exist, or it has the wrong suffix.
     """
     path = arguments.path(name)
     if path is not None:
@@ -174,23 +175,25 @@ def output_path(arguments: Arguments, name: str, suffix: str = SUFFIX) -> Path |
 
 
 def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
-    """Yields a section for each plugin; one with a problem has it for its text."""
-    selected, _ = select_all(configuration, given=None)
+    """Yields a section for each plugin; the text is its problem if it has one."""
+    selected, _ = select_all(configuration, passed=None)
     unusable = name_problems(selected)
-    plugins, problems = load(one for one in selected if one.found not in unusable)
-    for plugin in plugins:
+    active = (one for one in selected if one.status == "active" and one.found not in unusable)
+    plugins = [load(one, {}) for one in active]
+    for plugin in (one for one in plugins if not one.problems):
         options = plugin_options(plugin.target)
         yield plugin.found.origin, options_help(options, plugin.found.name)
+    problems = (problem for plugin in plugins for problem in plugin.problems)
     for problem in dict.fromkeys([*unusable.values(), *problems]):
-        yield "problem", f"  {problem.what}"
+        yield "problem", "  " + problem.what
 
 
 def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the header, a line for each subject.
+    """Yields the lines of the header.
 
     Args:
         task: TASK as typed.
-        options: the task's, as set.
+        options: of the task, as set.
     """
     state = trainer.state
     yield (
@@ -218,12 +221,12 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     if trainer.off:
         by_reason: dict[str, list[str]] = {}
         for one in trainer.off:
-            by_reason.setdefault(one.reason, []).append(one.found.name)
+            by_reason.setdefault(in_shell(one.reason), []).append(one.found.name)
         yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
 
 
 def _bypassed(trainer: Trainer) -> Iterator[str]:
-    """Yields which plugins take no part, since the owner of `train_batch` computes by itself."""
+    """Yields the plugins that are bypassed, as the owner of `train_batch` does the computation."""
     owner = trainer.owner("train_batch")
     if owner.role == "core":
         return
@@ -237,7 +240,7 @@ def _bypassed(trainer: Trainer) -> Iterator[str]:
         who = "the task" if owner.role == "task" else owner.name
         yield (
             f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
-            "computes outputs and losses by itself"
+            "computes outputs and losses itself"
         )
 
 

@@ -1,7 +1,7 @@
-"""`--nproc`: the command started once a rank, as torchrun would, and signals passed on to all.
+"""`--nproc`: starts the command once per rank, like torchrun, and forwards signals to all.
 
-Torch's launcher would do, if it passed SIGUSR1 on, waited for as long as a checkpoint takes, took
-a second Ctrl-C for one, and left it to the ranks to say first who failed (torch 2.13).
+Torch's launcher isn't used because it doesn't forward SIGUSR1, doesn't wait while a checkpoint is
+saved, doesn't handle a second Ctrl-C, and reports failures before the ranks can (torch 2.13).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OPTION = CommandOption("nproc", "N", "train in N processes on this machine, as t
 
 
 def launch(command: str, argv: Sequence[str], nproc: str) -> int:
-    """Runs a command in several processes, and waits for them.
+    """Runs a command in several processes and waits for them.
 
     Args:
-        argv: what follows the command, `--nproc` included.
+        argv: the arguments after the command, including `--nproc`.
         nproc: the value of that option.
 
     Returns:
-        The exit status of the first process that failed; 128 and the signal that ended it.
+        The exit status of the first process that failed; 128 plus the signal's number.
 
     Raises:
         UsageError: `nproc` is not a number of processes, or torchrun has started this one.
@@ -61,8 +61,8 @@ def launch(command: str, argv: Sequence[str], nproc: str) -> int:
 
 
 def without_nproc(argv: Sequence[str]) -> list[str]:
-    """Leaves `--nproc N` out of a command line."""
-    kept: list[str] = []
+    """Removes `--nproc N` from a command line."""
+    remaining: list[str] = []
     words = iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
@@ -70,8 +70,8 @@ def without_nproc(argv: Sequence[str]) -> list[str]:
             if not equals:
                 next(words)
         else:
-            kept.append(word)
-    return kept
+            remaining.append(word)
+    return remaining
 
 
 def _number(nproc: str) -> int:
@@ -97,15 +97,15 @@ def _run(num: int, arguments: list[str]) -> int:
         for rank in range(num):
             ranks.start(command, rank_variables(rank, num, store.port))
         ranks.wait()
-    return _told_status(ranks, bulletin)
+    return _reported_status(ranks, bulletin)
 
 
-def _told_status(ranks: _Ranks, bulletin: Bulletin) -> int:
-    """Returns the exit status of the rank that failed first, and says how it ended."""
+def _reported_status(ranks: _Ranks, bulletin: Bulletin) -> int:
+    """Returns the exit status of the rank that failed first, and prints how it ended."""
     if ranks.first is None:
         return 0
     failure = bulletin.first_failure()
-    if failure is not None and not bulletin.is_told():
+    if failure is not None and not bulletin.is_reported():
         sys.stderr.write(failure.report)
     rank = ranks.first if failure is None else failure.rank
     process = ranks.processes[rank]
@@ -131,9 +131,9 @@ class _Ranks:
 
     Attributes:
         processes: in order of rank.
-        received: the signals that came, in order.
+        received: the signals received, in order.
         first: the rank that failed first.
-        killed: the ranks that didn't end by themselves.
+        killed: the ranks that didn't exit by themselves.
     """
 
     def __init__(self, bulletin: Bulletin) -> None:
@@ -145,18 +145,18 @@ class _Ranks:
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether a signal did."""
+        """Whether a signal asked to stop."""
         return any(number in _STOPPING for number in self.received)
 
     def start(self, command: list[str], variables: dict[str, str]) -> None:
-        """Starts a rank, in a session of its own: a terminal's Ctrl-C comes once, from here."""
+        """Starts a rank in its own session, so that it gets a terminal's Ctrl-C only from here."""
         environment = os.environ | variables
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         self.processes.append(process)
 
     @contextmanager
     def passing_signals_on(self) -> Iterator[None]:
-        """Passes what this process receives on to the ranks."""
+        """Forwards this process's signals to the ranks."""
         previous = {number: signal.signal(number, self._pass_on) for number in _PASSED}
         try:
             yield
@@ -165,10 +165,10 @@ class _Ranks:
                 signal.signal(number, handler)
 
     def wait(self) -> None:
-        """Waits for all.
+        """Waits for all ranks.
 
-        When one has failed, the others end by themselves, and what is left is killed, workers of
-        ranks included. Who was asked to stop has all the time that a checkpoint takes.
+        When one has failed, the others exit by themselves; remaining processes are killed,
+        including workers. Ranks that were asked to stop have unlimited time, to save a checkpoint.
         """
         hurries_since = math.inf
         while any(process.poll() is None for process in self.processes):
@@ -182,7 +182,7 @@ class _Ranks:
             self._kill()
 
     def _has_failed(self) -> bool:
-        """Returns whether a rank ended with a failure; notes the first."""
+        """Returns whether a rank has failed; records the first."""
         failed = [idx for idx, one in enumerate(self.processes) if self._is_failed(idx, one.poll())]
         if failed and self.first is None:
             self.first = failed[0]
@@ -192,9 +192,9 @@ class _Ranks:
         return bool(failed) and not is_wanted
 
     def _is_failed(self, rank: int, status: int | None) -> bool:
-        """Returns whether a rank has failed: also with status 0, if it never said that it is done.
+        """Returns whether a rank has failed: with status 0, too, if it never reported its end.
 
-        One process alone says nothing.
+        A single process reports nothing.
         """
         if status == 0 and len(self.processes) > 1:
             member = self._bulletin.member(rank)

@@ -1,4 +1,4 @@
-"""The way into the command: which subcommand runs, and how errors become an exit status."""
+"""The entry point of the command: runs a subcommand, and turns errors into an exit status."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from eventloop.distributed.exit import (
     in_ranks,
 )
 from eventloop.errors import UsageError
-from eventloop.signals import Interrupted, told_from_a_key
-from eventloop.text import for_command, one_line
+from eventloop.signals import Interrupted, named_interrupts
+from eventloop.text import one_line
 
 SUCCESS, BROKEN_PIPE = 0, 141
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: what follows `eventloop`; of the process unless given.
+        argv: the arguments after `eventloop`; by default the process's.
 
     Returns:
         0 on success, 1 when training fails, 2 for wrong usage, 4 when a checkpoint can't be used
@@ -45,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         gc.disable()  # imports leave little garbage; `prepare`, and commands without a task, enable it
     try:
-        with for_command(), short_warnings(), told_from_a_key(), _among_ranks():
+        with short_warnings(), named_interrupts(), _among_ranks():
             status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         write_out()
         if argv is None:
             gc.freeze()  # else the interpreter's end looks at all that lives
     # A plugin or task that calls sys.exit has failed, whatever status it gives.
     except BaseException as error:  # noqa: BLE001 - the last to see it; reported in full
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _is_pipe_closed():
             return _end(BROKEN_PIPE)
         if type(error) is KeyboardInterrupt and not getattr(error, "__notes__", ()):
             error = Interrupted("interrupted")  # a person's doing: no plugin is blamed
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _among_ranks() -> Iterator[None]:
-    """Watches over the other ranks, where a launcher has started this one; ends with all."""
+    """Watches the other ranks, if a launcher has started this one; exits when all do."""
     if has_launcher():
         end_with_launcher()
     if not (in_ranks() and has_launcher()):
@@ -81,7 +81,7 @@ def _among_ranks() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Opens what is closed: else a file of the run would become the process's stdout."""
+    """Opens closed standard streams; otherwise a file of the run would become stdout."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -92,7 +92,7 @@ def _open_streams() -> None:
 
 
 def _end(status: int) -> int:
-    """Returns the exit status of a failure; of several ranks, one that failed ends here."""
+    """Returns the exit status of a failure; a failed rank of several exits here."""
     if in_ranks():
         end_process(status)
     return status
@@ -121,12 +121,12 @@ def _help() -> str:
     listed = "".join(f"{line}\n" for line in help_lines())
     return (
         f"{_USAGE}\nTrains PyTorch models; installed plugins take part.\n\ncommands:\n{listed}\n"
-        "`eventloop COMMAND --help` tells more; `eventloop --version` gives the version.\n"
+        "`eventloop COMMAND --help` shows its options; `eventloop --version` the version.\n"
     )
 
 
-def _nobody_reads() -> bool:
-    """Returns whether stdout is the broken pipe; if so, keeps the interpreter's exit quiet."""
+def _is_pipe_closed() -> bool:
+    """Returns whether stdout is the broken pipe; if so, silences it for the interpreter's exit."""
     if sys.platform == "win32":
         return False
     try:

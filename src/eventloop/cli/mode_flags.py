@@ -1,4 +1,4 @@
-"""The modes of `eventloop fit`: how much is trained, whether it counts, and what looks on."""
+"""The modes of `eventloop fit`: limits, dry runs, and the check."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from eventloop.cli.arguments import Arguments, CommandOption
 from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.output import write_lines, write_table
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
-from eventloop.diagnostics.check import Check
-from eventloop.errors import UsageError, counted
-from eventloop.modes import LimitBatches, Overfit, Sooner, dry_limit, dry_settings, rehearse
+from eventloop.errors import UsageError
+from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse
+from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import FlagPlugin
+from eventloop.text import install
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -29,7 +30,7 @@ OPTIONS = (
     CommandOption("overfit-batches", "N", "train and evaluate on the same first N batches"),
     CommandOption("limit-train-batches", "N", "end each epoch after N batches"),
     CommandOption("limit-eval-batches", "N", "end each evaluation set after N batches"),
-    CommandOption("sanity-eval", "N", "evaluate N batches before the first step, for nothing"),
+    CommandOption("sanity-eval", "N", "evaluate N batches before the first step, as a check"),
 )
 # What a command that makes runs hands on to them: the options that change what is trained.
 FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-")))
@@ -46,15 +47,17 @@ _CONTRADICTIONS = (
 
 @dataclass
 class Modes:
-    """The modes of one run; inside its context a dry run has a folder, which is removed then.
+    """The modes of one run; as a context manager, provides a temporary folder for a dry run.
 
     Args:
-        is_dry: whether nothing is kept.
-        counts: the numbers of batches that were given, by folded option.
+        is_dry: whether to keep nothing.
+        counts: the requested numbers of batches by folded option.
+        checks: the observer of `--check`, which reports at the end of the run, or none.
     """
 
     is_dry: bool = False
     counts: dict[str, int] = field(default_factory=dict)
+    checks: list[Any] = field(default_factory=list)
     _folder: str = ""
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -63,7 +66,9 @@ class Modes:
         """Reads the modes of a command line.
 
         Raises:
-            UsageError: a value is not a number of batches, or two modes contradict each other.
+            UsageError: a value is not a number of batches, two modes can't be combined, or the
+                package of `--check` isn't installed.
+            PluginError: that package can't be used.
         """
         for one, other in _CONTRADICTIONS:
             if one in arguments.given and other in arguments.given:
@@ -76,11 +81,12 @@ class Modes:
             for option in OPTIONS
             if option.metavar and option.name.replace("-", "_") in arguments.given
         }
-        return cls("dry_run" in arguments.given, counts)
+        checks = [_check()] if "check" in arguments.given else []
+        return cls("dry_run" in arguments.given, counts, checks)
 
     @property
     def algorithms(self) -> list[object]:
-        """What the trainer is given to limit the batches."""
+        """The algorithms that limit the batches."""
         if self.is_dry:
             return [FlagPlugin(dry_limit(), "--dry-run")]
         if (batches := self.counts.get("overfit_batches")) is not None:
@@ -95,10 +101,15 @@ class Modes:
     @property
     def observers(self) -> list[Observer]:
         """What the trainer puts around the hooks."""
-        return [Sooner()] if self.is_dry else []
+        return [*[EveryBatch()] * self.is_dry, *self.checks]
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that succeeded: 1 if the check found something, else 0."""
+        return max((one.status for one in self.checks), default=0)
 
     def configured(self, configuration: Configuration) -> Configuration:
-        """Returns the configuration with what a mode says of the settings, which wins."""
+        """Returns the configuration with the modes' settings, which take precedence."""
         if not self.is_dry:
             return configuration
         values = {**dry_settings(), "run_dir": self._folder}
@@ -106,7 +117,7 @@ class Modes:
         return replace(configuration, layers=(layer, *configuration.layers))
 
     def lines(self) -> Iterator[str]:
-        """Yields what the header says of the modes."""
+        """Yields the header's lines on the modes."""
         if self.is_dry:
             yield "dry run: two epochs of two batches; the run dir is removed at the end"
         if (batches := self.counts.get("overfit_batches")) is not None:
@@ -116,7 +127,7 @@ class Modes:
         """Trains as the modes say.
 
         Raises:
-            UsageError: a mode is about eval data, and there is none.
+            UsageError: a mode needs eval data, and there is none.
         """
         for name in ("sanity_eval", "limit_eval_batches"):
             if name in self.counts and not trainer.state.eval_dataloaders:
@@ -132,6 +143,8 @@ class Modes:
         if self.is_dry:
             folder = TemporaryDirectory(prefix="eventloop-dry-run-")
             self._folder = self._stack.enter_context(folder)
+        for one in self.checks:
+            self._stack.enter_context(one)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,34 +161,14 @@ def _count(arguments: Arguments, name: str) -> int:
     return int(text)
 
 
-class Diagnostics:
-    """The observers of a run; they report when it ends, however it ends.
-
-    Args:
-        check: whether to check.
-    """
-
-    def __init__(self, check: bool) -> None:
-        self._check = Check() if check else None
-
-    @property
-    def observers(self) -> list[Observer]:
-        """What the trainer puts around the hooks."""
-        return [] if self._check is None else [self._check]
-
-    @property
-    def status(self) -> int:
-        """The exit status: 1 where the check found something, else 0."""
-        return int(self._check is not None and bool(self._check.findings))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._check is not None:
-            rows = list(self._check.rows())
-            if rows:
-                write_table(Check.columns, rows)
-            found = self._check.findings
-            write_lines([f"check: {counted(len(found), 'problem') if found else 'no problem'}"])
-            write_lines([line for one in found for line in str(one).splitlines()])
+def _check() -> Any:
+    """Makes the observer named `check` of the entry-point group `eventloop.observers`."""
+    installed = extensions("eventloop.observers")
+    found = next((one for one in installed if one.name == "check"), None)
+    if found is None:
+        raise UsageError(
+            "--check is an option of eventloop-check, which isn't installed", fix=install("check")
+        )
+    if problem := extension_problems(installed, {}).get(found):
+        raise problem
+    return imported_callable(found)()

@@ -1,4 +1,4 @@
-"""What `eval` and `predict` share: the weights that are meant, and a trainer that has them."""
+"""Shared by `eval` and `predict`: finds the weights, and loads them into a trainer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eventloop.cli.arguments import Arguments, CommandOption, allowed
-from eventloop.cli.checkpoints.paths import BEST, one_checkpoint
 from eventloop.cli.job import Job, header_lines
+from eventloop.cli.named_checkpoints import BEST, one_checkpoint
 from eventloop.cli.output import SUFFIX, crash_report, write_lines
 from eventloop.errors import TaskError, UsageError, closest
 from eventloop.run.open import Request
@@ -22,16 +22,16 @@ WEIGHTS = CommandOption(
     "plugins kept there; else as the task builds them",
 )
 NOT_STRICT = CommandOption(
-    "not-strict", "", "load what there is of --weights by name, and leave the rest as it is built"
+    "not-strict", "", "load the matching names of --weights, and leave the rest as built"
 )
 
 
 @contextmanager
 def weights_path(arguments: Arguments) -> Iterator[Path | None]:
-    """Yields the file or folder of which `--weights` are to be loaded; of a URL a local copy.
+    """Yields the file or folder to load `--weights` from; for a URL, a local copy.
 
     Raises:
-        UsageError: there is none, or `--not-strict` or `--best` is said of no weights.
+        UsageError: it doesn't exist, or `--not-strict` or `--best` is used without weights.
     """
     if BEST.name in arguments.given:
         word = arguments.given.get("weights", "")
@@ -50,7 +50,7 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
 
 @contextmanager
 def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
-    """Yields the job's trainer; a failure is reported with the plugins that took part."""
+    """Yields the job's trainer; reports a failure with the active plugins."""
     with crash_report() as active:
         request = Request(
             job.build_task(),
@@ -64,20 +64,20 @@ def open_trainer(arguments: Arguments, job: Job) -> Iterator[Trainer]:
 
 
 def load_weights(trainer: Trainer, arguments: Arguments, path: Path | None) -> None:
-    """Loads `--weights`, where there are any; all of them, unless `--not-strict` is given."""
+    """Loads `--weights`, if given; all of them, unless `--not-strict` is given."""
     if path is not None:
         strict = "not_strict" not in arguments.given
         trainer.load_weights(path, strict=strict, as_evaluated=strict)
 
 
 def write_header(trainer: Trainer, arguments: Arguments, job: Job) -> None:
-    """Writes the header, and which weights are evaluated or predicted with."""
+    """Writes the header, including the weights used."""
     write_lines(header_lines(trainer, arguments.task, job.task_options()))
     write_lines([_weights_line(trainer, arguments)])
 
 
 def require_eval_data(trainer: Trainer, task: str) -> None:
-    """Checks that there is something to evaluate or predict.
+    """Checks that there is eval data.
 
     Raises:
         TaskError: the task has no eval data.
@@ -107,10 +107,10 @@ def _local_weights(arguments: Arguments) -> Path | None:
 
 
 def _weights_line(trainer: Trainer, arguments: Arguments) -> str:
-    """Returns which weights are evaluated or predicted with: a line of the header."""
+    """Returns the header's line on the weights used."""
     if "weights" in arguments.given:
         best = ", the best of its checkpoints" if BEST.name in arguments.given else ""
         return f"weights: {arguments.given['weights']}{best}"
     if trainer.state.clock.batch:
-        return "weights: those of the run that goes on"
+        return "weights: those of the resumed run"
     return "weights: as the task builds them, not trained here; `--weights PATH` loads others"

@@ -1,4 +1,4 @@
-"""What commands write: lines, tables and JSON on stdout, reports of failures on stderr."""
+"""The output of commands: lines, tables and JSON on stdout, failures on stderr."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import eventloop
 from eventloop.distributed.exit import details, first_line, in_ranks
-from eventloop.errors import Note, TaskError, UsageError
+from eventloop.errors import Note, TaskError, UsageError, in_shell, text_of
 from eventloop.files.run_folder import why_no_file
 from eventloop.signals import is_agreed
 from eventloop.text import one_line, plain
@@ -34,35 +34,30 @@ _OURS = str(Path(eventloop.__file__).parent) + os.sep
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Sends to stderr what others write to stdout, programs that don't go through Python too."""
+    """Redirects stdout to stderr, also for output that doesn't go through Python."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
 
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Shows eventloop's own warnings without the line of eventloop that gave them."""
+    """Shows eventloop's warnings without their line of source."""
     usual = warnings.formatwarning
 
-    def short(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        line: str | None = None,
-    ) -> str:
-        if filename.startswith(_OURS):
-            return plain(f"{category.__name__}: {message}\n")
-        return usual(message, category, filename, lineno, line)
+    def short(message: Warning | str, category: type[Warning], file: str, *line: Any) -> str:
+        text = in_shell(text_of(message)) if isinstance(message, Warning) else message
+        if file.startswith(_OURS):
+            return plain(f"{category.__name__}: {text}\n")
+        return usual(text, category, file, *line)
 
-    warnings.formatwarning = short
+    warnings.formatwarning = short  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -70,16 +65,16 @@ def short_warnings() -> Iterator[None]:
 
 
 def write_text(text: str) -> None:
-    """Writes text that is already laid out."""
+    """Writes formatted text."""
     if _is_heard():
         write_out(f"{text}\n")
 
 
 def write_out(text: str = "") -> None:
-    """Writes text to stdout as it is, and sees to it that nothing is left unwritten.
+    """Writes text to stdout unchanged, and flushes it.
 
     Raises:
-        UsageError: stdout takes nothing, as on a disk that is full.
+        UsageError: stdout can't be written, as on a full disk.
     """
     try:
         sys.stdout.write(text)
@@ -95,7 +90,7 @@ def write_out(text: str = "") -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Writes lines; on a terminal the long ones are folded between words, with an indent."""
+    """Writes lines; on a terminal, long ones are wrapped with an indent."""
     console = _terminal()
     for line in map(_one_line, lines if _is_heard() else ()):
         if console is None:
@@ -112,9 +107,9 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Writes a table; on a terminal cells are folded, and columns without a word left out.
+    """Writes a table; on a terminal, cells are wrapped and empty columns omitted.
 
-    Where a terminal is too narrow for that, each row becomes a block of lines.
+    If the terminal is too narrow, each row becomes a block of lines.
     """
     if not _is_heard():
         return
@@ -126,22 +121,22 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
 
     filled = [[*map(_one_line, row)] for row in rows]
-    kept = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
-    if _min_width([[columns[idx], *(row[idx] for row in filled)] for idx in kept]) > console.width:
+    shown = [idx for idx, _ in enumerate(columns) if any(row[idx] for row in filled)]
+    if _min_width([[columns[idx], *(row[idx] for row in filled)] for idx in shown]) > console.width:
         _write_blocks(
-            [columns[idx] for idx in kept], [[row[idx] for idx in kept] for row in filled]
+            [columns[idx] for idx in shown], [[row[idx] for idx in shown] for row in filled]
         )
         return
     table = Table(box=None, pad_edge=False)
-    for idx in kept:
+    for idx in shown:
         table.add_column(columns[idx], overflow="fold")
     for row in filled:
-        table.add_row(*(row[idx] for idx in kept))
+        table.add_row(*(row[idx] for idx in shown))
     console.print(table, markup=False, highlight=False)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields rows as lines whose cells stand below each other."""
+    """Yields rows as lines with aligned columns."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -149,7 +144,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _min_width(cells_by_column: Iterable[Sequence[str]]) -> int:
-    """Returns the width that a table needs to be read: words stay whole, but for long ones."""
+    """Returns the minimum width of a table: only long words are broken."""
     columns = list(cells_by_column)
     words = ([len(word) for cell in cells for word in cell.split()] for cells in columns)
     return sum(min(max(sizes, default=0), _LONG_WORD) for sizes in words) + 2 * (len(columns) - 1)
@@ -164,21 +159,21 @@ def _write_blocks(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None
 
 
 def write_json(content: object) -> None:
-    """Writes JSON that every parser reads: numbers that aren't finite become null."""
+    """Writes JSON that every parser reads, in the shell's words: numbers that aren't finite become null."""
     write_text(json.dumps(_finite(content), indent=2, allow_nan=False))
 
 
 def _one_line(text: str) -> str:
-    return one_line(text, _MOST_CHARS)
+    return one_line(in_shell(text), _MOST_CHARS)
 
 
 def _is_heard() -> bool:
-    """Returns whether this process speaks: of several ranks the first does."""
+    """Returns whether this process prints: only rank 0 does."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("RANK", "0") == "0"
 
 
 def _terminal() -> Console | None:
-    """Returns a console where stdout is a terminal; what programs read is quick without rich."""
+    """Returns a console if stdout is a terminal; other output doesn't import rich."""
     if not sys.stdout.isatty():
         return None
     from rich.console import Console
@@ -193,21 +188,21 @@ def _finite(content: object) -> object:
         return [_finite(value) for value in content]
     if isinstance(content, float) and not math.isfinite(content):
         return None
-    return content
+    return in_shell(content) if isinstance(content, str) else content
 
 
 SUFFIX = ".safetensors"
 
 
 def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None:
-    """Refuses a path where no such file can be written.
+    """Checks that an output file can be written.
 
     Args:
-        option: what stands before it on the command line: "--export ".
-        suffix: what its name must end with.
+        option: the text before it on the command line: "--export ".
+        suffix: the required suffix.
 
     Raises:
-        UsageError: its folder doesn't exist, or its name doesn't say what it will hold.
+        UsageError: its folder doesn't exist, or it has the wrong suffix.
     """
 
     def written(path: Path) -> str:
@@ -232,11 +227,11 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
 
 
 def report(error: BaseException) -> None:
-    """Writes to stderr what happened, who did it, and where.
+    """Writes to stderr what happened, who caused it, and where.
 
-    Of several ranks the first to fail reports; the others see to it that it is done.
+    The first rank that failed reports; the others check that it did.
     """
-    text = f"{first_line(error)}\n{details(error)}"
+    text = f"{first_line(error, in_shell)}\n{details(error, in_shell)}"
     if in_ranks():
         _report_once(error, text)
     else:
@@ -256,9 +251,9 @@ def _report_once(error: BaseException, text: str) -> None:
             first = None if is_agreed(error) else post(board, error)
             if first is not None:
                 text = first.report
-            if first is not None and first.told_by != board.rank:
+            if first is not None and first.reported_by != board.rank:
                 # The first rank to end is taken for the culprit, and the others are stopped.
-                wait_until(board.is_told, GRACE_S)
+                wait_until(board.is_reported, GRACE_S)
             if not board.claim():
                 return
     except RuntimeError:  # the store is gone, and with it the others
@@ -266,18 +261,18 @@ def _report_once(error: BaseException, text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
     if board is not None:
-        board.set_told()
+        board.set_reported()
 
 
 @contextmanager
 def crash_report() -> Iterator[list[Plugin]]:
-    """Notes the active plugins on an exception that passes; the note is printed below it.
+    """Adds a note with the active plugins to an exception; it is printed below it.
 
-    It encloses the trainer, so that what fails while that is closed has the note, too. What the
-    message of a `UsageError` or `TaskError` says is enough to fix it.
+    It encloses the trainer, so failures of its closing get the note, too. `UsageError` and
+    `TaskError` get none.
 
     Yields:
-        A list to put the active plugins into, once they are known.
+        A list for the active plugins, to fill once they are known.
     """
     active: list[Plugin] = []
     try:
@@ -292,7 +287,7 @@ def crash_report() -> Iterator[list[Plugin]]:
 
 
 def _table(plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Returns a line a plugin: name, role, what it came from, options."""
+    """Returns a line per plugin: name, role, source, options."""
     rows = [
         (
             one.name,

@@ -1,4 +1,4 @@
-"""`eventloop predict`: write the outputs for a task's eval data."""
+"""`eventloop predict`: writes the outputs for a task's eval data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
-from eventloop.cli.checkpoints.paths import BEST
 from eventloop.cli.job import output_path, prepare
 from eventloop.cli.model_weights import (
     NOT_STRICT,
@@ -22,6 +21,7 @@ from eventloop.cli.model_weights import (
     weights_path,
     write_header,
 )
+from eventloop.cli.named_checkpoints import BEST
 from eventloop.cli.output import write_lines
 from eventloop.distributed.exit import in_ranks
 from eventloop.errors import TaskError, UsageError, a, closest
@@ -72,13 +72,13 @@ def _predict(arguments: Arguments, weights: Path | None) -> int:
 
 
 def concatenated(name: str, outputs: Sequence[object]) -> dict[str, Tensor]:
-    """Joins the outputs of all batches along the first dimension, those that have one shape after it.
+    """Concatenates the outputs of all batches whose shapes agree after the first dimension.
 
-    Others stay a tensor a batch: `NAME[0]`, `NAME[1]`.
+    Others are one tensor per batch: `NAME[0]`, `NAME[1]`.
 
     Args:
-        name: the key of outputs that are one tensor; nested ones are `NAME.logits`, `NAME.0`.
-        outputs: of one batch each; tensors of shape () become one entry a batch.
+        name: the key of outputs that are a tensor; nested ones are `NAME.logits`, `NAME.0`.
+        outputs: of each batch; tensors of shape () become one entry per batch.
 
     Raises:
         TaskError: an output is not a tensor.

@@ -1,12 +1,11 @@
-"""Which commands and subcommands there are: the core's, those of packages, those not installed."""
+"""The commands and subcommands: the core's, those of packages, and known ones not installed."""
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import command_help, read_arguments, refuse_flags
 from eventloop.cli.output import write_text
@@ -17,88 +16,53 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 GROUP = "eventloop.commands"
-# A module of this package each, imported when its command runs: `eventloop plugins` and
-# `eventloop checkpoints` need neither torch nor a task.
+# A module of this package each, imported when its command runs: `eventloop plugins` needs neither
+# torch nor a task.
 COMMANDS = {
     "fit": "train a task",
     "eval": "evaluate a task",
     "predict": "write the outputs for a task's eval data",
-    "checkpoints": "list a run's checkpoints, verify them, compare two",
     "export": "write the weights of a checkpoint to a file",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
-
-
-class Group(NamedTuple):
-    """A command that has subcommands, of which `list` runs where none is named.
-
-    Args:
-        usage: how it is written.
-        about: what it does, in a sentence.
-        subcommands: what each does. A module each, imported when it runs: few need torch or plugins.
-        more: what else its help says.
-        takes_run: whether a run may stand in the place of the subcommand.
-    """
-
-    usage: tuple[str, ...]
-    about: str
-    subcommands: Mapping[str, str]
-    more: str
-    takes_run: bool = False
-
-
-GROUPS = {
-    "checkpoints": Group(
-        ("eventloop checkpoints RUN", "eventloop checkpoints SUBCOMMAND ..."),
-        "Lists the checkpoints of a run, verifies them, and compares two.",
-        {
-            "list": "a run's checkpoints: when saved, how large, whether they verify, metrics, plugins",
-            "verify": "which files aren't what was written; exit status 4 if any isn't",
-            "diff": "what differs between two: configuration, plugins, tensors; exit status 1 if "
-            "anything",
-        },
-        "RUN is a run's folder or URL, or the `checkpoints` in it. Where one checkpoint is wanted, a run "
-        "stands\nfor its newest that verifies. `eventloop checkpoints SUBCOMMAND --help` tells more.",
-        takes_run=True,
-    ),
-    "plugins": Group(
-        ("eventloop plugins [SUBCOMMAND] ...",),
-        "Shows what is installed, what takes part, and in which order.",
-        {
-            "list": "what is installed, and whether it takes part",
-            "show": "one plugin: options, hooks, edges, import time",
-            "order": "who is called when, and why in this order",
-            "hooks": "the hooks that there are, with their contracts",
-            "check": "everything that could go wrong; exit status 1 if anything would",
-            "enable": "have an installed plugin take part, in pyproject.toml",
-            "disable": "have an installed plugin take part no more, in pyproject.toml",
-            "lock": "write eventloop.lock, from which `fit` then allows no difference",
-            "new": "start a plugin: a package with a test that passes",
-        },
-        "`eventloop plugins SUBCOMMAND --help` tells more; `--json` makes a table JSON; "
-        "`-p` and `--no-plugins` choose as for `fit`.",
-    ),
+# Of `plugins`; a module each, imported when it runs.
+SUBCOMMANDS = {
+    "list": "what is installed, and whether it takes part",
+    "show": "one plugin: options, hooks, edges, import time",
+    "order": "in which order plugins are called, and why",
+    "hooks": "the hooks that there are, with their contracts",
+    "check": "everything that could go wrong; exit status 1 if anything would",
+    "enable": "enable an installed plugin, in pyproject.toml",
+    "disable": "disable an installed plugin, in pyproject.toml",
+    "lock": "write eventloop.lock, from which `fit` then allows no difference",
+    "new": "start a plugin: a package with a test that passes",
 }
 # Commands that a message can say how to get, with the distributions that have them.
-PACKAGES = {name: f"eventloop-{name}" for name in ("ablate", "lr-finder", "sweep")}
+PACKAGES = {
+    name: f"eventloop-{name}"
+    for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
+}
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
-    """Runs a command of the core; of one with subcommands that which is named first, else `list`.
+    """Runs a command of the core; of `plugins` the subcommand that `argv` names, by default `list`.
 
     Raises:
-        UsageError: it has no such subcommand.
+        UsageError: there is no such subcommand.
     """
     module, rest = f"eventloop.cli.{command}", list(argv)
-    if command in GROUPS:
-        group, name = GROUPS[command], "list"
+    if command == "plugins":
+        name = "list"
         if rest in (["-h"], ["--help"]):
-            write_text(_group_help(group))
+            write_text(_plugins_help())
             return 0
-        if rest and rest[0] in group.subcommands:
+        if rest and rest[0] in SUBCOMMANDS:
             name, *rest = rest
         elif rest and not rest[0].startswith("-"):
-            _refuse_subcommand(command, group, rest[0])
+            raise UsageError(
+                f"`eventloop plugins` has no subcommand {rest[0]!r}{closest(rest[0], SUBCOMMANDS)}",
+                fix=f"one of {', '.join(SUBCOMMANDS)}",
+            )
         module = f"{module}.{name}"
     subject = importlib.import_module(module)
     if not subject.COMMAND.takes_task:
@@ -118,38 +82,30 @@ def run_core(command: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def _refuse_subcommand(command: str, group: Group, word: str) -> None:
-    near = closest(word, group.subcommands)
-    if group.takes_run and (Path(word).exists() or not near):
-        return
-    or_run = (
-        (", and there is no such run", ", or the folder of a run") if group.takes_run else ("", "")
+def _plugins_help() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in SUBCOMMANDS.items())
+    return (
+        "usage: eventloop plugins [SUBCOMMAND] ...\n\n"
+        "Shows what is installed, what takes part, and in which order.\n\n"
+        f"subcommands:\n{listed}\n\n"
+        "See also `eventloop plugins SUBCOMMAND --help`; `--json` makes a table JSON; "
+        "`-p` and `--no-plugins` choose as for `fit`."
     )
-    raise UsageError(
-        f"`eventloop {command}` has no subcommand {word!r}{near}{or_run[0]}",
-        fix=f"one of {', '.join(group.subcommands)}{or_run[1]}",
-    )
-
-
-def _group_help(group: Group) -> str:
-    usage = "\n".join(f"{'       ' * (idx > 0)}{one}" for idx, one in enumerate(group.usage))
-    width = max(map(len, group.subcommands))
-    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in group.subcommands.items())
-    return f"usage: {usage}\n\n{group.about}\n\nsubcommands:\n{listed}\n\n{group.more}"
 
 
 def run_added(name: str, argv: Sequence[str]) -> int:
     """Runs a command that a package adds.
 
     Args:
-        argv: what follows its name.
+        argv: the arguments after its name.
 
     Returns:
-        Its exit status, which it may also exit with, as argparse does.
+        Its exit status; it may also raise SystemExit, as argparse does.
 
     Raises:
-        UsageError: no package has such a command.
-        PluginError: two have, or it can't be imported, or returns no exit status.
+    UsageError: no package has such a command.
+    PluginError: two packages have it, it can't be imported, or returns no exit status.
     """
     from eventloop.plugin.extensions import imported_callable
 
@@ -177,14 +133,14 @@ def run_added(name: str, argv: Sequence[str]) -> int:
 
 
 def help_lines() -> Iterator[str]:
-    """Describes all commands, a line each; those of packages in the words of their metadata."""
-    from eventloop.plugin.metadata import summary
+    """Describes all commands, one line each; those of packages by their metadata's summary."""
+    from eventloop.plugin.metadata import summary_of
     from eventloop.text import one_line
 
     described = dict(COMMANDS)
     found, problems = _added()
     for one in found:
-        about = summary(one.entry_point.dist) if one.entry_point.dist is not None else ""
+        about = summary_of(one.entry_point.dist) if one.entry_point.dist is not None else ""
         about = problems[one].what if one in problems else f"{about} ({one.distribution})".strip()
         described.setdefault(one.name, about)
     for name, distribution in PACKAGES.items():
@@ -195,7 +151,7 @@ def help_lines() -> Iterator[str]:
 
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
-    """Returns the commands that packages add, and what is wrong with some of them."""
+    """Returns the commands that packages add, and their problems."""
     from eventloop.plugin.extensions import extension_problems
     from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
 

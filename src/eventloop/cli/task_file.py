@@ -1,4 +1,4 @@
-"""TASK: from a file or module to the task that it holds."""
+"""TASK: loads the task from a file or module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from eventloop.errors import (
 )
 from eventloop.naming import json_value
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.local import spec_of_file
+from eventloop.plugin.load import spec_of_file
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
 from eventloop.task import Task
@@ -49,9 +49,9 @@ class TaskFile:
     """A task file that has been read.
 
     Args:
-        label: TASK as a person typed it.
+        label: TASK as typed.
         name: of the file without folder and suffix, or of the module.
-        target: a function that gives the task, or the task itself.
+        target: a function that returns the task, or the task itself.
         options: the function's parameters, by folded name.
         source: the text of the file.
     """
@@ -63,7 +63,7 @@ class TaskFile:
     source: str = ""
 
     def origin(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Returns what a manifest says of the task: all its options, its file's text and digest.
+        """Returns the task's entry for the manifest: all its options, its file's text and digest.
 
         Args:
             values: the parameters that were set.
@@ -75,7 +75,7 @@ class TaskFile:
         return {"options": options, "digest": f"sha256:{digest}", "source": self.source}
 
     def typed_options(self, values: Mapping[str, Value]) -> dict[str, Any]:
-        """Returns the parameters that were set, as the function takes them.
+        """Returns the parameters that were set, converted for the function.
 
         Raises:
             SettingError: one is unknown or of the wrong type, or one without a default isn't set.
@@ -156,7 +156,7 @@ def load_task_file(label: str) -> TaskFile:
 
 
 def _text_of(module: ModuleType) -> str:
-    """Returns the source of a module, with line ends of one kind; "" where it has none."""
+    """Returns the source of a module with normalised line ends; "" if it has none."""
     try:
         return inspect.getsource(module).replace("\r\n", "\n")
     except (OSError, TypeError):
@@ -242,7 +242,7 @@ def _lacks(target: object) -> str:
 
 
 def _guarded(label: str, call: Callable[[], T]) -> T:
-    """Runs code of the task file; what it raises is shown without our own frames."""
+    """Runs code of the task file; removes eventloop's frames from its exceptions."""
     try:
         return call()
     except (KeyboardInterrupt, EventloopError):
@@ -257,19 +257,19 @@ def _raised(label: str, error: BaseException) -> TaskError:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen")) and frame.filename != _IMPORTLIB
     ]
-    facts: dict[str, Any] = {"where": _place(frames, error)}
+    facts: dict[str, Any] = {"where": _line_of(frames, error)}
     if len(frames) > 1:
         lines = "".join(traceback.format_list(frames)).splitlines()
         facts["through"] = "\n    ".join(["", *lines])
     is_relative = isinstance(error, ImportError) and "relative import" in text_of(error)
     fix = _NO_PACKAGE if is_relative else without_samples(error) or _MEND
     return TaskError(
-        f"{one_line(label)} raises {type(error).__name__}: {text_of(error)}", fix=fix, **facts
+        f"{one_line(label)} raises {type(error).__name__}: " + text_of(error), fix=fix, **facts
     )
 
 
-def _place(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
-    """Returns the last place in the task's own folder, which is the first frame's."""
+def _line_of(frames: Sequence[traceback.FrameSummary], error: BaseException) -> str:
+    """Returns the last position in the task's folder, which is the first frame's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     folders = [Path(frame.filename).parent for frame in frames]

@@ -1,1 +1,1 @@
-"""Configuration: settings, options and rules, and the layers that their values come from."""
+"""Configuration: settings, options and rules, and the layers of their values."""

@@ -1,4 +1,4 @@
-"""The choice of plugins: what `-p`, `--no-plugins` and a run in progress say."""
+"""The choice of plugins by `-p`, `--no-plugins` and a resumed run."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from eventloop.errors import UsageError
+from eventloop.errors import UsageError, Wording
 from eventloop.naming import fold
-from eventloop.text import shell, take_in
+from eventloop.text import shell
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 
-Cause = Literal["", "site", "rule", "flag", "run", "unsuitable", "option", "task", "version"]
+Cause = Literal[
+    "", "site", "rule", "flag", "run", "since", "unsuitable", "option", "task", "version"
+]
 _NOT_IN_RUN = "not part of this run"
 
 
 class Reason(NamedTuple):
-    """Why a plugin is off, or takes part.
+    """Why a plugin is off, or active.
 
     Args:
         text: as commands and headers print it.
-        kind: what decided: the site's file, a rule of the configuration, a flag, the run that goes
-            on ("unsuitable": and the task when it began), an option that isn't set, the task, the
+        kind: what decided: the site's file, a rule of the configuration, a flag, the resumed run
+            ("unsuitable": and the task when it began), an option that isn't set, the task, the
             version of eventloop.
-        fix: how to take that back.
+        fix: how to undo that.
     """
 
     text: str
@@ -36,12 +38,12 @@ class Reason(NamedTuple):
 
 
 class Local(NamedTuple):
-    """A plugin that isn't installed, as a person names it.
+    """A plugin that isn't installed, as the user names it.
 
     Args:
         label: `./watch.py:Watch`, `./watch.py` or `package.module:Class`.
         source: the file with `plugins = [...]` that names it; "" for a flag.
-        folder: where its path starts, and where its module is looked for, too.
+        folder: the base of its path, also searched for its module.
     """
 
     label: str
@@ -54,7 +56,7 @@ class Local(NamedTuple):
 
     @property
     def way_out(self) -> str:
-        """How to go on without it."""
+        """How to continue without it."""
         if self.source:
             return f"take {self.label!r} out of `plugins = [...]` in {self.source}"
         return f"leave {shell('-p', self.label)} out"
@@ -62,16 +64,16 @@ class Local(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Which plugins a person wants.
+    """The user's choice of plugins.
 
     Args:
         insist: names given with `-p NAME`.
         off: names given with `-p no:NAME`.
-        files: what was given with `-p FILE.py:NAME` or `-p MODULE:NAME`, as written.
-        autoload: whether plugins take part because they are installed.
-        autoload_reason: what said so, as the reason why a plugin is off.
-        begun_with: the algorithms, by folded name, that a run in progress was begun with; None for
-            a new run.
+        files: values of `-p FILE.py:NAME` or `-p MODULE:NAME`, as written.
+        autoload: whether installed plugins are active by default.
+        autoload_reason: what decided that, as the reason why a plugin is off.
+        begun_with: the folded names of the algorithms that a resumed run began with; None for a
+                new run.
         off_then: why others were off then, by folded name.
     """
 
@@ -84,18 +86,19 @@ class Choice:
     off_then: Mapping[str, Reason] = field(default_factory=dict)
 
     def stays_out(self, found: Found) -> Reason | None:
-        """Returns why an algorithm isn't part of a run in progress; None where it may be."""
+        """Returns why an algorithm isn't part of a resumed run; None if it can be."""
         name = fold(found.name)
         if found.role != "algorithm" or self.begun_with is None or name in self.begun_with:
             return None
-        way_in = take_in(found.name, found.role)
-        text = f"{_NOT_IN_RUN}: installed since; {way_in} takes it in"
+        way_in = Wording(f"`{found.role}s=[...]`", shell("-p", found.name))
+        text: str = f"{_NOT_IN_RUN}: installed after the run began; add it with " + way_in
         then = self.off_then.get(name)
-        if then is not None:
+        kind: Cause = "since"
+        if then is not None and then.kind != "since":
             is_known = then.kind in ("run", "unsuitable")  # so when the run went on the last time
             text = then.text if is_known else f"{_NOT_IN_RUN}: off when it began, {then.text}"
-        kind: Cause = "unsuitable" if then and then.kind in ("task", "unsuitable") else "run"
-        return Reason(text, kind, f"take it in with {way_in}")
+            kind = "unsuitable" if then.kind in ("task", "unsuitable") else "run"
+        return Reason(text, kind, "take it in with " + way_in)
 
     def switches_off(self, name: str) -> bool:
         """Returns whether `-p no:NAME` was given."""
@@ -106,7 +109,7 @@ class Choice:
         """Reads the values of `-p`: `NAME`, `no:NAME`, `FILE.py:NAME`, `FILE.py`, `MODULE:NAME`.
 
         Raises:
-            UsageError: a value has no name, or one name is both wanted and not.
+            UsageError: a value has no name, or the same name is chosen and switched off.
         """
         insist: dict[str, str] = {}
         off: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Configuration: layers of values from the strongest to the weakest, and what they mean."""
+"""Configuration: layers of values from the strongest to the weakest, and their interpretation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from eventloop.config.layers import (
 from eventloop.config.options import Value, typed
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
-from eventloop.errors import SettingError, closest
+from eventloop.errors import SettingError, Wording, closest, raise_all
 from eventloop.naming import fold
-from eventloop.text import as_set, install, is_command, shell
+from eventloop.text import as_set, install, shell
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ _HOW_TO_FIX: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a person asked for.
+    """The user's configuration.
 
     Args:
         layers: the strongest first: flags or keywords, environment, `--config`, `pyproject.toml`.
-        choice: which plugins are to take part.
-        rules: what files say about plugins as a whole.
+        choice: of plugins.
+        rules: the files' rules about plugins.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -66,27 +66,27 @@ class Configuration:
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
     ) -> Configuration:
-        """Reads every layer; what the values mean is left to `settings` and `section`.
+        """Reads every layer; `settings` and `section` interpret the values.
 
         Args:
             flags: from the command line, or the keywords of `Trainer`; by dotted key.
             kind: which of the two.
-            choice: what `-p` and `--no-plugins` say.
+            choice: from `-p` and `--no-plugins`.
             config_file: the YAML file of `--config`.
-            environ: the environment; the process's unless given.
+            environ: the environment; by default the process's.
             directory: where the search for `pyproject.toml` starts; the working directory.
 
         Raises:
             SettingError: a file can't be read, `autoload` is neither true nor false, or a rule
-                isn't of its form.
+                has the wrong form.
         """
         choice = choice or Choice()
         environ = os.environ if environ is None else environ
         origin = "flag" if kind == "flag" else "Trainer(...)"
-        given = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
+        from_flags = {fold(key): Value(value, origin) for key, value in (flags or {}).items()}
         if not choice.autoload:
-            given["autoload"] = Value(False, choice.autoload_reason)
-        layers = [Layer(kind, given), environment_layer(environ)]
+            from_flags["autoload"] = Value(False, choice.autoload_reason)
+        layers = [Layer(kind, from_flags), environment_layer(environ)]
         if config_file is not None:
             layers.append(yaml_layer(config_file))
         if (found := find_pyproject(directory or Path.cwd())) is not None:
@@ -95,17 +95,17 @@ class Configuration:
 
     @property
     def local(self) -> tuple[Local, ...]:
-        """The plugins that aren't installed; one that a flag and a file name is the flag's."""
+        """The plugins that aren't installed; a flag takes precedence over a file."""
         flagged = [Local(label) for label in self.choice.files]
         labels = set(self.choice.files)
         return (*flagged, *(one for one in self.rules.local if one.label not in labels))
 
     def insists_on(self, found: Found) -> bool:
-        """Returns whether a plugin was asked for by name, and so may not stand aside in silence."""
+        """Returns whether a plugin was requested by name, so it mustn't be left out silently."""
         return self.who_insists(found) is not None
 
     def who_insists(self, found: Found) -> Reason | None:
-        """Returns what asked for a plugin by name: a flag, or `required`; None if nothing did."""
+        """Returns what requested a plugin by name: a flag, or `required`; None if nothing did."""
         named = found.entry_point.value if found.by_flag else found.name
         if found.by_flag or fold(named) in map(fold, self.choice.insist):
             return Reason(f"-p {named}", "flag", f"leave {shell('-p', named)} out")
@@ -125,7 +125,7 @@ class Configuration:
         """Returns every setting as it was written, in the order of `Settings`.
 
         Args:
-            task_settings: what the task brings: weaker than everything but the default.
+            task_settings: the task's values: weaker than everything but the default.
         """
         values = {
             name: Value(option.default, "default") for name, option in setting_options().items()
@@ -136,7 +136,7 @@ class Configuration:
         return values
 
     def setting(self, name: str) -> Any:
-        """Returns one setting, as far as it is known before the task is.
+        """Returns one setting, without the task's value.
 
         Raises:
             SettingError: it has the wrong type, or is out of range.
@@ -158,7 +158,7 @@ class Configuration:
                 converted[name] = typed(option, values[name], convert=convert_setting)
             except SettingError as error:
                 problems.append(error)
-        _raise_all(problems)
+        raise_all(problems, "the configuration")
         return Settings(**converted)
 
     def check(
@@ -166,31 +166,32 @@ class Configuration:
         plugins: Mapping[str, Collection[str] | None],
         task_options: Collection[str] | None = None,
     ) -> None:
-        """Refuses what `problems` gives.
+        """Raises what `problems` yields.
 
         Raises:
-            SettingError: each such key, where it stands, and the closest that exists; all at once.
+            SettingError: each such key, where it is set, and the closest existing one; all at once.
         """
-        _raise_all([problem for _, problem in self.problems(plugins, task_options)])
+        raise_all(
+            [problem for _, problem in self.problems(plugins, task_options)], "the configuration"
+        )
 
     def problems(
         self,
         plugins: Mapping[str, Collection[str] | None],
         task_options: Collection[str] | None = None,
-        given: Collection[str] | None = (),
+        passed: Collection[str] | None = (),
     ) -> Iterator[tuple[str, SettingError]]:
         """Yields unknown keys, and flags that would have no effect, each with its section.
 
         Args:
-            plugins: the names of every installed plugin's options; None where it is switched off.
-            task_options: the names of the task's; None where the task was made in Python.
-            given: the plugins that were handed over as instances; None where these aren't known
-                yet, and may have names that are like none that is installed.
+            plugins: the option names of every installed plugin; None for one that is switched off.
+            task_options: the task's option names; None for a task created in Python.
+            passed: the plugins passed as instances; None if they aren't known yet.
         """
         options = {fold(name): names for name, names in plugins.items()}
         known = [f"{name}.{fold(one)}" for name, names in options.items() for one in names or ()]
         known += [f"task.{fold(name)}" for name in task_options or ()]
-        instances = set(map(fold, given or ()))
+        instances = set(map(fold, passed or ()))
         yield from (("", problem) for problem in self._unknown_settings(known))
         for kind, key, value in self._keys():
             section = key.partition(".")[0]
@@ -202,7 +203,7 @@ class Configuration:
             elif section == "task":
                 yield section, _unknown(kind, key, value, known)
             elif section not in options:
-                if given is not None or closest(section, options):
+                if passed is not None or closest(section, options):
                     yield section, _not_installed(kind, key, value, options)
             elif options[section] is not None:
                 yield section, _unknown(kind, key, value, known)
@@ -219,7 +220,7 @@ class Configuration:
                 yield layer.kind, key, value
 
     def _unknown_settings(self, options: Sequence[str] = ()) -> Iterator[SettingError]:
-        """Yields a problem for each unknown setting; one of `options` may have been meant."""
+        """Yields a problem for each unknown setting, with the closest setting or option."""
         for kind, key, value in self._keys():
             if "." not in key and key not in SETTING_NAMES:
                 rules = KEYS if kind == "file" else ()
@@ -227,7 +228,7 @@ class Configuration:
 
 
 def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
-    """Adds to what `-p` said what the strongest layer says of `autoload`."""
+    """Adds the strongest layer's value of `autoload` to the choice."""
     for layer in layers:
         if value := layer.values.get("autoload"):
             autoload = as_bool(value)
@@ -259,9 +260,10 @@ def _task_problems(values: Mapping[str, Value]) -> Iterator[SettingError]:
         if key not in SETTING_NAMES:
             yield _unknown("keyword", key, value, SETTING_NAMES)
         elif key == "autoload":
+            way_out = "give " + Wording(as_set(autoload=False), "`--no-plugins`")
             yield SettingError(
                 "the task can't set autoload: plugins are chosen before the task is built",
-                fix=f"give {'`--no-plugins`' if is_command() else as_set(autoload=False)}, or autoload = false in [tool.eventloop]",
+                fix=way_out + ", or autoload = false in [tool.eventloop]",
             )
 
 
@@ -303,11 +305,3 @@ def _of_an_instance(kind: Kind, key: str, value: Value) -> SettingError:
         fix=f"set {option} where it is built, {section.title().replace('_', '')}({option}=...), in "
         "the task file",
     )
-
-
-def _raise_all(problems: Sequence[SettingError]) -> None:
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        listed = "\n".join(f"{idx}. {problem}" for idx, problem in enumerate(problems, 1))
-        raise SettingError(f"{len(problems)} problems with the configuration\n{listed}")

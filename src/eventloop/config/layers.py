@@ -1,4 +1,4 @@
-"""Layers of configuration: what the environment and the files say, each value with its source."""
+"""Layers of configuration from the environment and files; each value has its source."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Layer:
     """Values of one origin.
 
     Args:
-        kind: how its keys are written there.
+        kind: of the layer, which decides how keys are written.
         values: by folded key: `max_duration`, `task.lr`, `mixup.alpha`.
-        rules: what a file says about plugins as a whole, by `KEYS`.
+        rules: a file's rules about plugins, by `KEYS`.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Layer:
 
 
 def spell(key: str, kind: Kind) -> str:
-    """Writes a folded key as a person writes it in a layer of that kind."""
+    """Formats a folded key as written in a layer of that kind."""
     section = key.partition(".")[0] if "." in key else ""
     if kind == "flag":
         return flag(key)
@@ -54,7 +54,7 @@ def spell(key: str, kind: Kind) -> str:
 
 
 def example(key: str, value: object, kind: Kind) -> str:
-    """Writes a setting with a value as a person writes it in a layer of that kind."""
+    """Formats a setting with a value as written in a layer of that kind."""
     if kind == "keyword":
         return f"{key}={json.dumps(value)}"
     between = {"flag": " ", "variable": "=", "file": ": "}[kind]
@@ -64,10 +64,10 @@ def example(key: str, value: object, kind: Kind) -> str:
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Reads the variables `EVENTLOOP_MAX_DURATION`, `EVENTLOOP_TASK__LR`, `EVENTLOOP_MIXUP__ALPHA`.
 
-    An empty one counts as unset.
+    An empty variable counts as unset.
 
     Raises:
-        SettingError: EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD isn't a yes or no.
+        SettingError: EVENTLOOP_DISABLE_PLUGIN_AUTOLOAD isn't a boolean.
     """
     values = {}
     for variable, text in environ.items():
@@ -80,10 +80,10 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def as_bool(value: Value) -> bool:
-    """Reads a yes or no without the weight of a parser.
+    """Converts a boolean without importing a parser.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: it isn't a boolean.
     """
     text = str(value.value).lower()
     if text not in (*_YES, *_NO):
@@ -105,7 +105,7 @@ def yaml_layer(path: Path) -> Layer:
 
     text = _read(path, max_bytes=yaml_text.MAX_BYTES)
     try:
-        content = yaml_text.load(text)
+        content = yaml_text.load_yaml(text)
     except yaml_text.YamlTextError as error:
         raise _unreadable(path, "YAML", error) from error
     return _file_layer({} if content is None else content, str(path), path)
@@ -122,10 +122,10 @@ def pyproject_layer(path: Path, source: str) -> Layer:
 
 
 def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it holds rules and nothing else.
+    """Reads the TOML file that EVENTLOOP_SITE_CONFIG names; it has only rules.
 
     Raises:
-        SettingError: it doesn't exist, isn't TOML, or holds something else.
+        SettingError: it doesn't exist, isn't TOML, or has other keys.
     """
     name = environ.get(SITE_VARIABLE, "")
     if not name:
@@ -142,7 +142,7 @@ def site_rules(environ: Mapping[str, str]) -> dict[str, Value]:
 
 
 def find_pyproject(directory: Path) -> tuple[Path, str] | None:
-    """Finds the nearest `pyproject.toml` upwards, and how to name it seen from `directory`."""
+    """Finds the nearest `pyproject.toml` upwards, and its path relative to `directory`."""
     directory = directory.resolve()
     for folder in (directory, *directory.parents):
         path = folder / "pyproject.toml"
@@ -175,7 +175,7 @@ def _label(value: object, source: str) -> str:
 
 
 def _flatten(top: Mapping[str, Any], source: str) -> dict[str, Value]:
-    """Returns values by dotted key; the section of a plugin may stand in `plugins` or by itself."""
+    """Returns values by dotted key; a plugin's section can be in `plugins` or at the top."""
     sections = {"task": top.get("task"), **_mapping(top.get("plugins"), "plugins", source)}
     values: dict[str, Value] = {}
     for key, value in top.items():

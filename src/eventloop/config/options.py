@@ -28,11 +28,11 @@ _EXAMPLES = {Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Pa
 
 @dataclass(frozen=True)
 class Value:
-    """What was written for an option, and where.
+    """The value of an option as written, and its source.
 
     Args:
         value: text from a flag or a variable, or a value from a file or from Python.
-        source: as a person would say it: flag, EVENTLOOP_SEED, run.yaml, task, default.
+        source: for messages: flag, EVENTLOOP_SEED, run.yaml, task, default.
     """
 
     value: Any
@@ -41,13 +41,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Option:
-    """One parameter that a person may set.
+    """A parameter that the user can set.
 
     Args:
         name: as its author wrote it.
-        type: the annotation, or what the default suggests; `Any` where neither says.
-        default: `REQUIRED` where there is none.
-        of: whose option it is.
+        type: the annotation, or the type of the default; `Any` without either.
+        default: `REQUIRED` if there is none.
+        of: the owner of the option.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Option:
 
     @property
     def doc(self) -> str:
-        """Its entry in the docstring, on one line; docstrings are read only when asked for."""
+        """Its entry in the docstring, on one line; read on first use."""
         return parameter_docs(self.of).get(self.name, "")
 
     @property
@@ -89,7 +89,7 @@ def _read_options(function: Callable[..., Any]) -> dict[str, Option]:
 
 @functools.cache
 def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
-    """Reads what the docstring says of each parameter, each on one line."""
+    """Returns each parameter's entry in the docstring, on one line."""
     import docstring_parser  # kept out of commands that show no options
 
     texts = [inspect.getdoc(function) or ""]
@@ -103,7 +103,7 @@ def parameter_docs(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def flag(name: str, section: str = "") -> str:
-    """Returns an option as it is typed: `--mixup.label-smoothing`."""
+    """Returns an option as typed: `--mixup.label-smoothing`."""
     return f"--{section}{'.' if section else ''}{name}".replace("_", "-")
 
 
@@ -116,13 +116,13 @@ def typed(
     convert: Callable[[Option, object], Any] | None = None,
     **facts: object,
 ) -> Any:
-    """Converts what was written for an option, or says what is wrong with it and where it stands.
+    """Converts the value of an option; an error says what is wrong with it and where it is set.
 
     Args:
         section: the plugin's name, or "task"; "" for a setting.
-        subjects: the plugin, as messages and lists know it.
-        convert: what to convert with, where the type doesn't say all.
-        facts: more for the message.
+        subjects: the plugin, for messages.
+        convert: a conversion in addition to the type.
+        facts: further fields of the message.
 
     Raises:
         SettingError: the value isn't of the option's type.
@@ -146,13 +146,13 @@ def typed(
 
 
 def convert_value(option: Option, raw: object) -> Any:
-    """Turns what a person wrote into a value of the option's type.
+    """Converts what the user wrote into a value of the option's type.
 
     Args:
         raw: text from a flag or a variable, or a value from a file or from Python.
 
     Raises:
-        ValueError: it isn't of that type; the message says what was expected.
+        ValueError: it has another type; the message says what was expected.
     """
     optional = option.type is Any or type(None) in _members(option.type)
     if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null")):
@@ -204,7 +204,7 @@ def _example(option: Option) -> str:
 
 
 def as_python(text: str) -> str:
-    """Returns a value as Python writes it, from the text of a flag."""
+    """Returns the Python literal for the text of a flag."""
     if text in ("true", "false", "none"):
         return text.capitalize()
     try:

@@ -1,4 +1,4 @@
-"""Rules: which plugins a project or a site wants, in which order, and who owns what."""
+"""Rules of a project or site: which plugins are active, in which order, and owners of actions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
-from eventloop.config.version_ranges import is_in_range, split_requirement
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
 from eventloop.hooks import Edge
-from eventloop.naming import fold
+from eventloop.naming import fold, is_in_range, split_requirement
 
 if TYPE_CHECKING:
     from eventloop.plugin.records import Plugin
@@ -24,13 +23,13 @@ EVERY_HOOK = "all"
 
 @dataclass(frozen=True)
 class Requirement:
-    """A plugin that has to take part.
+    """A plugin that must be active.
 
     Args:
         name: as written.
-        specifier: the versions that will do, as pip writes them: ">=0.2"; "" for any.
-        source: where it stands.
-        by_site: whether the site asks for it.
+        specifier: the accepted versions, in pip's syntax: ">=0.2"; "" for any.
+        source: where it is required.
+        by_site: whether the site requires it.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Requirement:
     by_site: bool = False
 
     def accepts(self, version: str) -> bool:
-        """Returns whether a version will do; pre-releases will, where they are in range."""
+        """Returns whether a version is accepted; pre-releases are, if they are in range."""
         return is_in_range(version, self.specifier)
 
 
@@ -51,22 +50,22 @@ class KnownHooks(Protocol):
         ...
 
     def hint(self, name: str) -> str:
-        """Returns what to say of a name that no hook has, "; ..." or ""."""
+        """Returns the hint for an unknown hook's name, "; ..." or ""."""
         ...
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the configuration says about plugins as a whole.
+    """The configuration's rules about plugins.
 
-    A list is the strongest layer's that has one, tables are merged entry by entry; what the site
-    says is added to either, and nothing overrules it.
+    A list is taken from the strongest layer that has it; tables are merged by entry. The site's
+    rules are added to both, and can't be overridden.
 
     Args:
         local: plugins from files and modules.
         disable: by folded name: the name as written, and where.
-        allow: lists outside of which nothing may be active, and where each stands.
-        required: what must take part.
+        allow: lists of the only plugins that can be active, and where each is.
+        required: plugins that must be active.
         owners: by action: a plugin's name or "task", and where.
         orders: by hook: names in order, and where; the site's before the project's.
         site: the site's file, as messages name it; "" without one.
@@ -87,15 +86,15 @@ class Rules:
         site: Mapping[str, Value] | None = None,
         site_name: str = "",
     ) -> Rules:
-        """Reads the entries of `KEYS`, as files hold them.
+        """Reads the entries of `KEYS` from the layers.
 
         Args:
             layers: the strongest first.
-            site: what no layer overrules.
+            site: rules that no layer can override.
             site_name: the site's file.
 
         Raises:
-            SettingError: an entry isn't of its form.
+            SettingError: an entry has the wrong form.
         """
         site = site or {}
         project = {key: [one[key] for one in layers if key in one] for key in KEYS}
@@ -124,10 +123,10 @@ class Rules:
         )
 
     def ban(self, name: str, *, by_site: bool = False) -> Reason | None:
-        """Returns why a plugin may not take part; None where it may.
+        """Returns why a plugin must not be active; None if it can be.
 
         Args:
-            by_site: only what the site says.
+            by_site: whether to consider only the site's rules.
         """
         disabled = self.disable.get(fold(name))
         if disabled and (not by_site or disabled.source == self.site):
@@ -140,20 +139,20 @@ class Rules:
         return None
 
     def requires(self, name: str) -> Reason | None:
-        """Returns where a plugin is required; None where it isn't."""
+        """Returns where a plugin is required; None if it isn't."""
         wanted = (one.source for one in self.required if fold(one.name) == fold(name))
         fix = f"take {name!r} out of `required = [...]`"
         return next((Reason(f"required, {source}", "rule", fix) for source in wanted), None)
 
     def edges(self, hook: str, closes: str | None = None) -> tuple[Edge, ...]:
-        """Returns what was asked for on one hook; each name runs before all that follow it.
+        """Returns the configured edges on a hook; each name runs before all that follow it.
 
-        An entry for the hook is stronger than one for every hook, and the site's than both: what
-        contradicts the stronger is left out. A closing event has its order from the event that it
-        closes; an entry for every hook isn't one for it. `close` reverses such an entry.
+        An entry for the hook takes precedence over one for every hook, and the site's over both. A
+        closing event takes its order from its opening event, so entries for every hook don't apply
+        to it. `close` reverses such an entry.
 
         Args:
-            closes: the event that a plugin's own hook closes; those of the core's are known.
+            closes: the event that a plugin's hook closes; known for the core's hooks.
         """
         edges: list[Edge] = []
         closes = HOOKS[hook].closes if hook in HOOKS else closes
@@ -173,9 +172,9 @@ class Rules:
         return tuple(edges)
 
     def unknown_names(self, installed: Collection[str]) -> Iterator[SettingError]:
-        """Finds names in `disable` and `allow` that match nothing that is installed.
+        """Finds names in `disable` and `allow` that match no installed plugin.
 
-        A site's file is for many environments; it may name what this one lacks.
+        A site's file is for many environments, so its names aren't checked.
         """
         known = {fold(name) for name in installed}
         written = [("disable", value) for value in self.disable.values()]
@@ -190,7 +189,7 @@ class Rules:
                 )
 
     def object_problems(self, plugins: Iterable[Plugin]) -> Iterator[PluginError]:
-        """Finds what was handed over in Python although the site forbids it."""
+        """Finds plugins passed in Python that the site forbids."""
         for plugin in plugins:
             if reason := self.ban(plugin.name, by_site=True):
                 yield PluginError(
@@ -206,9 +205,9 @@ class Rules:
         """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call.
 
         Args:
-            hooks: all there are, those that plugins declare included.
-            plugins: the names of all that are installed or were handed over.
-            idle: returns the folded names of those that take part and don't implement a hook.
+            hooks: all hooks, including those that plugins declare.
+            plugins: the names of all installed or passed plugins.
+            idle: returns the folded names of active plugins that don't implement a hook.
         """
         known = {fold(name) for name in plugins}
         for order in self.orders:
@@ -240,7 +239,7 @@ def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
     """Reads a list of names.
 
     Raises:
-        SettingError: it isn't one, or has a name twice.
+        SettingError: it isn't a list of names, or has a name twice.
     """
     names = value.value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -304,7 +303,7 @@ def _table(key: str, value: Value, example: str) -> Mapping[str, object]:
 
 
 def _leads(start: str, goal: str, edges: Sequence[Edge]) -> bool:
-    """Returns whether edges lead from one name to another."""
+    """Returns whether there is a path of edges from one name to another."""
     reached, queue = {start}, [start]
     while queue:
         name = queue.pop()

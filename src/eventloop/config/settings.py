@@ -1,4 +1,4 @@
-"""How a task is trained: one frozen dataclass, from which signature, options and reference come."""
+"""Settings: how a task is trained, as a frozen dataclass."""
 
 from __future__ import annotations
 
@@ -22,61 +22,60 @@ Uneven = Literal["pad", "drop", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a task is trained. `Task` says what.
+    """How a task is trained; what is trained is in `Task`.
 
     Args:
         max_duration: how long the run is, as a time: 10ep, 5000ba, 1e9tok, 3600sec.
-        precision: fp32; tf32 (products of float32 in TF32, on a GPU); bf16 (autocast); fp16
-            (autocast, the loss scaled); or auto: on a GPU bf16 if it has that in hardware, else
-            fp16; fp32 elsewhere. fp32 is all of float32, also on a GPU that could do TF32; bf16 and
-            fp16 allow TF32 for what stays in float32.
-        device: cpu, cuda, cuda:1, or auto: a GPU where there is one.
+        precision: fp32; tf32 (float32 with TF32 matrix products, on a GPU); bf16 (autocast); fp16
+            (autocast with loss scaling); or auto: on a GPU bf16 if the hardware supports it, else
+            fp16; fp32 elsewhere. fp32 never uses TF32; bf16 and fp16 allow TF32 for operations in
+            float32.
+        device: cpu, cuda, cuda:1, or auto: a GPU if there is one.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
-        seed_samples: whether random draws of a map-style data set come from seed, epoch and index, the
-            same with any number of workers and after any stop; false: from where the generators
-            stand, as in a plain loop.
-        microbatch_size: samples a forward and backward pass; the gradient of a batch stays the
-            same, the memory shrinks. Not set: the whole batch. auto: the whole batch, halved as
-            often as the memory runs out.
-        clip_norm: largest norm of all gradients together; larger ones are scaled down to it.
-        clip_value: largest absolute value of any entry of a gradient; after clip_norm.
-        eval_interval: how often to evaluate, as a time; once more at the end. none: never.
-        eval_at_start: whether to evaluate before the first batch, too.
-        log_interval: how often logged numbers are brought to the host and handed to loggers, as
-            a time; no number is lost in between.
-        uneven: what becomes of samples and batches that some ranks have and others don't. pad: some
-            samples are seen twice an epoch, and a rank that has run out of batches repeats one that
-            counts for nothing; drop: they are left out; error: they are an error.
-        sync_batch_norm: whether batch norms compute over the batches of all ranks together.
-        find_unused_parameters: whether ranks look at each step which parameters took part, which
-            costs time; for models of which some ranks leave parts unused.
-        gc_interval: how often Python collects garbage while training, as a time other than seconds:
-            at the same batch on every rank. none: whenever Python wants to.
-        deterministic: whether two runs with one seed are the same bit by bit; what stands in the
-            way is switched off, and named in the header.
-        compile: whether torch.compile makes one region of forward and loss; layers: whether it
-            compiles each layer that repeats by itself, those that are alike once. A mapping of its
-            options, {"mode": "max-autotune"}, also enables it, with {"layers": true} by layer.
-        run_dir: where the run's files go; one that was begun there goes on. A folder, or the URL of
-            one, s3://bucket/run, for its checkpoints. Not set: a new folder runs/TASK/TIME-ID.
-        resume: what a run in run_dir goes on from. auto: its newest usable checkpoint, if
-            there is one; never: nothing, and there may be none; or the path or URL of a
-            checkpoint to begin another run with.
-        checkpoint_interval: how often to save a checkpoint, as a time; once more at the start and
-            at the end. auto: 1ep where run_dir is set, else none; none: only at a signal, or on
-            request.
-        checkpoint_keep: how many of the newest checkpoints are kept; none: all.
-        checkpoint_best: the metric of whose best evaluation the checkpoint is kept, too, and saved
-            when it comes: test/accuracy; "min test/x" or "max test/x" where the metric doesn't say
-            what is better.
-        on_save_error: what becomes of a run of which a checkpoint can't be written. raise: it
-            fails; continue: it goes on with a warning.
-        on_bad_loss: what becomes of a run whose loss, before it is scaled, or whose weights are NaN
-            or infinite. raise: it stops, ten batches after a loss at most; ignore: it goes on, and
-            warns where the weights aren't finite.
-        on_callback_error: what becomes of a run in which a callback raises. raise: it fails;
-            disable: the callback is switched off with a warning, and the run goes on without it.
-        autoload: whether installed plugins take part without being named.
+        seed_samples: whether random draws of a map-style data set depend only on seed, epoch and
+            index, so that they are the same with any number of workers and after a resume; false:
+            on the RNG states, as in a plain loop.
+        microbatch_size: samples per forward and backward pass; uses less memory for the same
+            gradient. Not set: the whole batch. auto: the whole batch, halved whenever memory runs
+            out.
+        clip_norm: the maximum norm of all gradients together; larger ones are scaled down to it.
+        clip_value: the maximum absolute value of a gradient's entries; applied after clip_norm.
+        eval_interval: how often to evaluate, as a time; also at the end. none: never.
+        eval_at_start: whether to also evaluate before the first batch.
+        log_interval: how often logged numbers are copied to the host and passed to loggers, as a
+            time; no number is lost in between.
+        uneven: how to handle samples that don't divide evenly over ranks. pad: some samples are
+            used twice in an epoch, and a rank without batches repeats one with weight 0; drop:
+            they are left out; error: they are an error.
+        sync_batch_norm: whether batch norms compute over the batches of all ranks.
+        find_unused_parameters: whether to find parameters without a gradient in each step, which
+            costs time; for models with parts that some ranks don't use.
+        gc_interval: how often Python collects garbage in training, as a time other than seconds:
+            at the same batch on every rank. none: whenever Python decides to.
+        deterministic: whether two runs with the same seed are identical bit by bit; what prevents
+            it is switched off, and named in the header.
+        compile: whether to compile forward and loss together with torch.compile; layers: compiles
+            repeated layers separately, identical ones once. A mapping of its options, {"mode":
+            "max-autotune"}, also enables it; with {"layers": true}, by layer.
+        run_dir: the folder for the run's files; a run that began there is resumed. For
+            checkpoints, it can be the URL of a folder, s3://bucket/run. Not set: a new folder
+            runs/TASK/TIME-ID.
+        resume: what a run in run_dir resumes from. auto: its newest usable checkpoint, if there is
+            one; never: nothing, and there must be none; or the path or URL of a checkpoint to
+            begin another run with.
+        checkpoint_interval: how often to save a checkpoint, as a time; also at the start and the
+            end. auto: 1ep if run_dir is set, else none; none: only on a signal or a request.
+        checkpoint_keep: how many of the newest checkpoints to keep; none: all.
+        checkpoint_best: also keep the checkpoint with the best value of this metric:
+            test/accuracy; "min test/x" or "max test/x" if the metric doesn't say which is better.
+        on_save_error: what to do when a checkpoint can't be written. raise: the run fails;
+            continue: it continues with a warning.
+        on_bad_loss: what to do when the unscaled loss or the weights are NaN or infinite. raise:
+            the run stops, at most ten batches after the loss; ignore: it continues, with a warning
+            if the weights aren't finite.
+        on_callback_error: what to do when a callback raises. raise: the run fails; disable: it
+            continues without the callback, with a warning.
+        autoload: whether to use installed plugins without naming them.
 
     Raises:
         SettingError: a value is out of range.
@@ -116,7 +115,7 @@ class Settings:
 
 
 class SettingValues(TypedDict, total=False):
-    """The settings as a caller may write them; for type checkers, held equal by a test."""
+    """The settings as a caller can write them, for type checkers; a test compares the two."""
 
     max_duration: str | Time | None
     precision: Precision
@@ -155,7 +154,7 @@ def setting_options() -> dict[str, Option]:
 
 
 def convert_setting(option: Option, raw: object) -> Any:
-    """Turns what a person wrote for a setting into its value.
+    """Converts what the user wrote for a setting.
 
     Raises:
         ValueError: it isn't of the setting's type, or out of range.
@@ -169,11 +168,11 @@ def convert_setting(option: Option, raw: object) -> Any:
 
 
 def _out_of_range(name: str, value: Any) -> str:
-    """Returns why a value can't stand, or "" where it can."""
+    """Returns why a value is out of range, or ""."""
     if value is None:
         return ""
     if name == "max_duration" and value.unit == "dur":
-        return f"{value} is a fraction of the run, whose length it should say; write 10ep"
+        return f"{value} is a fraction of the run, but its length is needed; write 10ep"
     if name == "gc_interval" and value.unit == "sec":
         return f"{value} passes at another batch on each rank; write it in batches: 100ba"
     if name == "seed" and not 0 <= value < 2**32:

@@ -1,4 +1,4 @@
-"""YAML that a stranger may have written: read in bounded time and memory, keys given once."""
+"""Reads untrusted YAML in bounded time and memory; duplicate keys are an error."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _SPECIAL_KEYS = ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 
 
 class YamlTextError(ValueError):
-    """The text isn't YAML, or not of a kind that a configuration has; the message has the line."""
+    """The text isn't YAML, or uses unsupported features; the message has the line."""
 
 
-def load(text: str) -> Any:
-    """Returns what YAML text says; tags of Python aren't known.
+def load_yaml(text: str) -> Any:
+    """Parses YAML text; Python tags aren't supported.
 
     Args:
-        text: of `MAX_BYTES` at most: the time that a parser takes grows with it.
+        text: at most `MAX_BYTES`, which bounds the time.
 
     Raises:
-        YamlTextError: it isn't YAML, gives a key twice, is nested too deeply, or has aliases that
+        YamlTextError: it isn't YAML, has a duplicate key, is nested too deeply, or has aliases that
             repeat too much.
     """
     try:
@@ -40,7 +40,7 @@ def load(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Composes nodes with a bound on their levels and on what they hold, aliases written out."""
+    """Composes nodes with bounds on their depth and on their size with aliases expanded."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         if not isinstance(event, yaml.AliasEvent):
             self._measure(node)
         elif node not in self._num_chars:
-            raise _refused("an alias stands inside of what it stands for", mark)
+            raise _refused("an alias contains itself", mark)
         if self._level + self._num_levels[node] > _MAX_LEVELS:
             raise _refused(f"it is nested more than {_MAX_LEVELS} levels deep", mark)
         if self._num_chars[node] > _MAX_EXPANDED:

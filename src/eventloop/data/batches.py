@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from eventloop.errors import TaskError, counted
 
+Move = Callable[[Any], Any]
 LABELS = "labels"
 _PAIRS = (tuple, list)
 _MOST_PARTS = 6
@@ -17,17 +19,10 @@ _MOST_CHARS = 300
 
 
 class Count(NamedTuple):
-    """What a batch or microbatch counts for.
-
-    Args:
-        samples: how many samples, on the host.
-        tokens: how many tokens, on the host; 0 where the task doesn't count them.
-        weight: its share of the loss's mean, on the host or a device tensor of shape ().
-    """
+    """How many samples and tokens a batch has; 0 tokens where the task doesn't count them."""
 
     samples: int
     tokens: int
-    weight: float | Tensor
 
 
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
@@ -51,6 +46,60 @@ def to_host(outputs: Any) -> Any:
     return map_tensors(lambda tensor: tensor.detach().to("cpu"), outputs)
 
 
+def mover_to(device: torch.device) -> Move:
+    """Returns the function that copies a batch from the host to a device, without waiting for it."""
+    if device.type == "cpu":
+        return lambda batch: batch
+    if device.type == "cuda":
+        return SideStream(device, torch.cuda)
+    return lambda batch: map_tensors(lambda one: one.to(device, non_blocking=True), batch)
+
+
+class SideStream:
+    """Copies batches on a side stream, from pinned memory.
+
+    The loop never waits for the device: it asks for a batch while the device still computes on the
+    one before, and a copy on another stream overlaps with that. No batch has to be fetched ahead,
+    and random draws keep the order of a plain loop.
+
+    Tensors on the device stay as they are. An object with `.to` of its own is copied on the current
+    stream, since it isn't known which memory it holds.
+
+    Args:
+        device: where batches go.
+        streams: `torch.cuda`, or what has its `Stream`, `stream` and `current_stream`.
+    """
+
+    def __init__(self, device: torch.device, streams: Any) -> None:
+        self._device = device
+        self._streams = streams
+        self._side = streams.Stream(device)
+
+    def __call__(self, batch: Any) -> Any:
+        """Returns the batch on the device, usable by what is queued from now on."""
+        copies: list[Tensor] = []
+
+        def move(one: Any) -> Any:
+            if not isinstance(one, Tensor):
+                return one.to(self._device, non_blocking=True)
+            if one.device == self._device:
+                return one
+            if one.device.type == "cpu" and not one.is_pinned():
+                one = one.pin_memory()
+            with self._streams.stream(self._side):
+                copies.append(one.to(self._device, non_blocking=True))
+            return copies[-1]
+
+        moved = map_tensors(move, batch)
+        if copies:
+            computing = self._streams.current_stream(self._device)
+            computing.wait_stream(self._side)
+            for copy in copies:
+                # The memory is the side stream's, which may reuse it when computing is done.
+                copy.record_stream(computing)
+        return moved
+
+
 def num_samples(batch: Any) -> int:
     """Returns the leading dimension of the first tensor in a nest.
 
@@ -58,10 +107,10 @@ def num_samples(batch: Any) -> int:
     empty mapping, the batch of a run without a data set, counts as one.
 
     Raises:
-        TaskError: the nest holds no tensor with a dimension, or one without samples; or its
-            targets aren't as many for each sample, as in a single sample that is not a batch.
+        TaskError: the nest holds no tensor with a dimension, or one without samples; or the number
+            of targets isn't a multiple of it, as in a single sample that is not a batch.
     """
-    # Almost every batch is a pair of tensors, and each is counted: as few calls as can be.
+    # Almost every batch is a pair of tensors, and each is counted: with few calls.
     if isinstance(batch, _PAIRS) and len(batch) == 2:
         inputs, targets = batch
         if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
@@ -85,19 +134,18 @@ def split(batch: Any, size: int) -> list[Any]:
     samples = num_samples(batch)
     if samples <= size:
         return [batch]
-    bounds = [(start, min(start + size, samples)) for start in range(0, samples, size)]
-    if _is_listed(batch):
-        return [_rebuild(batch, [part[start:stop] for part in batch]) for start, stop in bounds]
-    return [_slice(batch, start, stop, samples) for start, stop in bounds]
+    starts = range(0, samples, size)
+    return [_piece(batch, start, min(start + size, samples), samples) for start in starts]
 
 
 def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
     """Slices batches of several data loaders, each into as many pieces as the first of them.
 
-    A piece has the same share of each, so that a mean over any of them weighs what it should. What
-    has no tensor is repeated.
+    A piece has the same share of each, so that means over pieces are weighted right. A part without
+    a tensor is repeated.
 
     Args:
+        parts: a batch of each data loader, by name.
         samples: of the first part.
         size: samples of the first part in a piece, fewer in the last.
 
@@ -112,18 +160,13 @@ def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> lis
             raise _uneven(parts, name, samples, num, size)
         for piece, start in zip(pieces, starts, strict=True):
             begin, end = start * num // samples, min(start + size, samples) * num // samples
-            if _is_listed(part):
-                piece[name] = _rebuild(part, [one[begin:end] for one in part])
-            else:
-                piece[name] = _slice(part, begin, end, num)
+            piece[name] = _piece(part, begin, end, num)
     return pieces
 
 
 def inputs_of(batch: Any) -> Any:
-    """Returns the inputs of a batch: the first of a pair, what stands alone, else the batch itself."""
-    if is_pair(batch):
-        return batch[0]
-    return batch[0] if is_inputs(batch) and not isinstance(batch, Tensor) else batch
+    """Returns the inputs of a batch: the first of a pair or of `(inputs,)`, else the batch itself."""
+    return batch[0] if isinstance(batch, _PAIRS) and len(batch) in (1, 2) else batch
 
 
 def targets_of(batch: Any) -> Any:
@@ -137,16 +180,15 @@ def with_inputs(batch: Any, inputs: Any) -> Any:
     """Returns the batch with other inputs."""
     if is_pair(batch):
         return _rebuild(batch, [inputs, batch[1]])
-    return (
-        _rebuild(batch, [inputs]) if is_inputs(batch) and not isinstance(batch, Tensor) else inputs
-    )
+    is_single = isinstance(batch, _PAIRS) and len(batch) == 1
+    return _rebuild(batch, [inputs]) if is_single else inputs
 
 
 def with_targets(batch: Any, targets: Any) -> Any:
     """Returns the batch with other targets.
 
     Raises:
-        TaskError: the batch has no place for targets.
+        TaskError: the batch has no targets.
     """
     if is_pair(batch):
         return _rebuild(batch, [batch[0], targets])
@@ -161,8 +203,8 @@ def is_pair(batch: Any) -> bool:
 
 
 def is_inputs(batch: Any) -> bool:
-    """Returns whether a batch is inputs alone, as one to predict for may be: a tensor, or (inputs,)."""
-    return isinstance(batch, Tensor) or (isinstance(batch, (tuple, list)) and len(batch) == 1)
+    """Returns whether a batch is inputs alone, as in a prediction: a tensor, or `(inputs,)`."""
+    return isinstance(batch, Tensor) or (isinstance(batch, _PAIRS) and len(batch) == 1)
 
 
 def describe(batch: Any) -> str:
@@ -180,7 +222,7 @@ def describe(batch: Any) -> str:
 
 
 def describe_pair(batch: Any) -> str:
-    """Says what a batch is, of a pair with types and shapes: for who takes only some of them."""
+    """Says what a batch is, with types and shapes if it is a pair: for plugins that take only some."""
     if not is_pair(batch):
         return f"a batch that is {describe(batch)}"
     inputs, targets = (
@@ -199,7 +241,7 @@ def shapes(value: Any) -> str:
 
 
 def without_samples(error: BaseException) -> str:
-    """Returns what to do about torch's error where it shuffles a data set without samples; or ""."""
+    """Returns how to fix torch's error of shuffling a data set without samples; "" for any other."""
     if isinstance(error, ValueError) and "got num_samples=0" in str(error):
         return "give the data loader a data set with samples: it has none to shuffle"
     return ""
@@ -209,18 +251,6 @@ def _rebuild(like: Any, values: list[Any]) -> Any:
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(*values)
     return tuple(values) if isinstance(like, tuple) else values
-
-
-def _uncountable(batch: Any, size: int | None) -> TaskError:
-    if size == 0:
-        return TaskError(
-            f"a batch of {describe(batch)} has no samples",
-            fix="let the data loader leave empty batches out",
-        )
-    return TaskError(
-        f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
-        fix="implement the action count_batch, which says what it counts for",
-    )
 
 
 def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
@@ -237,32 +267,36 @@ def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: i
     )
 
 
-def _no_batch(batch: Any, size: int, targets: str) -> TaskError:
-    return TaskError(
+def _leading_that_fits(batch: Any) -> int:
+    size = _leading(batch)
+    if batch == {}:
+        return 1
+    if size == 0:
+        what, fix = "has no samples", "let the data loader leave empty batches out"
+        raise TaskError(f"a batch of {describe(batch)} {what}", fix=fix)
+    if size is None:
+        raise TaskError(
+            f"a batch of {describe(batch)} holds no tensor whose samples could be counted",
+            fix="implement the action count_batch, which says what it counts for",
+        )
+    targets, misfit = targets_of(batch), ""
+    if isinstance(targets, Tensor) and (not targets.ndim or targets.shape[0] % size):
+        misfit = f"targets of shape {tuple(targets.shape)}"
+    elif isinstance(targets, (int, float)):
+        misfit = f"the target {targets!r}"
+    if not misfit:
+        return size
+    raise TaskError(
         f"the samples of a batch of {describe(batch)} can't be counted: the first dimension has "
-        f"{size}, to which {targets} can't belong",
+        f"{size}, to which {misfit} can't belong",
         fix="with batch_size=None, each item of the data set has to be a whole batch: let the data "
         "loader make batches of samples, DataLoader(dataset, batch_size=32); of another batch "
         "the action count_batch says what it counts for, and Task(metrics=...) what is evaluated",
     )
 
 
-def _leading_that_fits(batch: Any) -> int:
-    size = _leading(batch)
-    if batch == {}:
-        return 1
-    if not size:
-        raise _uncountable(batch, size)
-    targets = targets_of(batch)
-    if isinstance(targets, Tensor) and (not targets.ndim or targets.shape[0] % size):
-        raise _no_batch(batch, size, f"targets of shape {tuple(targets.shape)}")
-    if isinstance(targets, (int, float)):
-        raise _no_batch(batch, size, f"the target {targets!r}")
-    return size
-
-
 def _rows(part: Any) -> int | None:
-    """Returns the samples of one of several batches; None where it has no tensor."""
+    """Returns the number of samples of a batch; None if it has no tensor."""
     return len(part[0]) if _is_listed(part) else _leading(part)
 
 
@@ -290,16 +324,15 @@ def _is_one(value: Any) -> bool:
 def _leading(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
-    values: Iterable[Any] = ()
-    if isinstance(batch, (tuple, list)):
-        values = batch
-    elif isinstance(batch, Mapping):
-        values = batch.values()
-    for value in values:
-        size = _leading(value)
-        if size is not None:
-            return size
-    return None
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    sizes = map(_leading, values) if isinstance(batch, (tuple, list, Mapping)) else iter(())
+    return next((size for size in sizes if size is not None), None)
+
+
+def _piece(batch: Any, start: int, stop: int, samples: int) -> Any:
+    if _is_listed(batch):
+        return _rebuild(batch, [part[start:stop] for part in batch])
+    return _slice(batch, start, stop, samples)
 
 
 def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:

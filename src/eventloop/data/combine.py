@@ -1,4 +1,4 @@
-"""Data loaders made of others: several side by side, one again and again, the first batches of one."""
+"""Data loaders made of others: zipped, cycled, or limited to the first batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from eventloop.data.batches import num_samples, split, split_side_by_side
 from eventloop.errors import TaskError, a, counted
 
+USED_UP = (
+    "use an iterable that can be iterated again, such as a list or a DataLoader; an iterator or a "
+    "generator is used up after one pass"
+)
+
 
 def zipped(*loaders: Any, **named: Any) -> Zipped:
     """Returns a data loader of which each batch has one batch of each of these.
 
-    An epoch ends with the shortest; one that is `cycled` never ends. A run that is resumed goes on
-    in each of them as it would in that one alone.
+    An epoch ends with the shortest; one that is `cycled` never ends. Each is resumed as it would be
+    alone.
 
     Args:
         loaders: data loaders, whose batches come as a tuple; or one mapping of them.
@@ -41,10 +46,10 @@ def zipped(*loaders: Any, **named: Any) -> Zipped:
 
 
 def cycled(loader: Any) -> Cycled:
-    """Returns a data loader that begins another one anew whenever that has ended.
+    """Returns a data loader without an end, which restarts another one when that is exhausted.
 
-    It has no end. In the next epoch of a run it goes on where it was, so that all of its samples
-    are seen before any is seen again. Elsewhere, each time it is iterated over, it begins anew.
+    The next epoch of a run continues where the last one stopped, so that all samples are seen before
+    any is repeated. Outside of a run each iterator starts over.
 
     Raises:
         TypeError: the data loader isn't iterable, or only once.
@@ -76,8 +81,8 @@ class Zipped:
         return Zipped(parts, by_name=self.by_name)
 
     def side_by_side(self, iterators: Mapping[str, Iterator[Any]]) -> Iterator[Any]:
-        """Yields batches made of one of each part, until one has ended."""
-        # Those that end come first: what an endless one gave beside nothing would be lost.
+        """Yields batches made of one of each part, until one is exhausted."""
+        # Those that end come first: else a batch of an endless one would be lost at the end.
         order = sorted(iterators, key=lambda name: is_endless(self.parts[name]))
         while True:
             found = {}
@@ -92,10 +97,8 @@ class Zipped:
     def split(self, batch: Any, size: int) -> list[Any]:
         """Splits a batch into microbatches, each of which has the same share of every part.
 
-        One that a plugin has put into the place of the batch is split as any other.
-
-        Args:
-            size: as `eventloop.data.split` takes it, of the first part.
+        Another batch, which a plugin has put in its place, is split as usual. The size is that of the
+        first part.
 
         Raises:
             TaskError: a microbatch would end within a sample.
@@ -115,14 +118,14 @@ class Zipped:
 
 
 class Cycled:
-    """What `cycled` returns.
-
-    Args:
-        dataloader: what begins anew.
-    """
+    """What `cycled` returns: it restarts a data loader whenever that is exhausted."""
 
     def __init__(self, dataloader: Any) -> None:
         self.dataloader = dataloader
+
+    def with_parts(self, change: Callable[[int, Any], Any]) -> Cycled:
+        """Returns one of another data loader, as `Zipped.with_parts` does."""
+        return Cycled(change(0, self.dataloader))
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -166,13 +169,17 @@ class FirstBatches:
     Args:
         dataloader: an iterable of batches.
         limit: how many at most.
-        num_batches: how many there are; None if unknown.
     """
 
-    def __init__(self, dataloader: Any, limit: int, num_batches: int | None) -> None:
+    def __init__(self, dataloader: Any, limit: int) -> None:
         self.dataloader = dataloader
         self.limit = limit
-        self.num_batches = None if num_batches is None else min(limit, num_batches)
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many there are; None if that can't be relied on."""
+        length = known_length(self.dataloader)
+        return None if length is None else min(self.limit, length)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(iter(self.dataloader), self.limit)
@@ -204,12 +211,8 @@ def is_map_style(dataloader: Any) -> bool:
 
 
 def first_batch(dataloader: Any) -> tuple[Any, Any]:
-    """Looks at the first batch; gives it and the data loader that still has it.
-
-    A loader that starts anew each time is asked for one that is dropped; an iterator, which
-    doesn't, gets it back. The batch is None where there is none.
-    """
-    # Of copies, so that workers that stay, which `iter` would find again, go with them.
+    """Returns the first batch, None if there is none, and a data loader that still yields it."""
+    # Of a copy, so that persistent workers, which `iter` would reuse, end with it.
     iterator = iter(_copied(dataloader))
     batch = next(iterator, None)
     if iterator is dataloader and batch is not None:
@@ -229,10 +232,10 @@ def innermost(dataloader: Any) -> Iterator[Any]:
 
 
 def tell_epoch(dataloader: Any, epoch: int) -> None:
-    """Tells the number of an epoch to samplers that want it; what is cycled has turns of its own."""
+    """Calls `set_epoch` of all samplers that have it; what is cycled counts its own passes."""
     if isinstance(dataloader, Zipped):
-        for one in dataloader.parts.values():
-            tell_epoch(one, epoch)
+        for part in dataloader.parts.values():
+            tell_epoch(part, epoch)
     if isinstance(dataloader, FirstBatches):
         tell_epoch(dataloader.dataloader, epoch)
     for name in ("sampler", "batch_sampler"):
@@ -242,9 +245,9 @@ def tell_epoch(dataloader: Any, epoch: int) -> None:
 
 
 def seed_of_part(seed: int, idx: int) -> int:
-    """Returns the seed of a part, so that two over the same data set don't draw alike.
+    """Returns a seed for a part, so that two over the same data set don't draw alike.
 
-    The first has the seed of the whole, in [0, 2**32) the others.
+    The first part has the seed of the whole, the others have one in [0, 2**32).
     """
     digest = hashlib.sha256(f"{seed}/{idx}".encode()).digest()
     return int.from_bytes(digest[:4], "big") if idx else seed
@@ -252,11 +255,7 @@ def seed_of_part(seed: int, idx: int) -> int:
 
 def nothing_to_repeat(dataloader: Any) -> TaskError:
     """Returns the error of a cycled data loader that has ended without a batch."""
-    return TaskError(
-        f"cycled: {a(type(dataloader).__name__)} gave no batch",
-        fix="give an iterable that starts anew each time, such as a list or a DataLoader; an "
-        "iterator or a generator is used up after one turn",
-    )
+    return TaskError(f"cycled: {a(type(dataloader).__name__)} yielded no batch", fix=USED_UP)
 
 
 def too_few(what: str, num_batches: int, length: int | None) -> TaskError:
@@ -275,15 +274,13 @@ def shortest(lengths: Iterable[int | None]) -> int | None:
 
 
 def _copied(dataloader: Any) -> Any:
-    if isinstance(dataloader, Zipped):
-        return dataloader.with_parts(lambda idx, one: _copied(one))
-    if isinstance(dataloader, Cycled):
-        return Cycled(_copied(dataloader.dataloader))
+    if isinstance(dataloader, (Cycled, Zipped)):
+        return dataloader.with_parts(lambda idx, part: _copied(part))
     return copy.copy(dataloader) if isinstance(dataloader, DataLoader) else dataloader
 
 
 def _require_iterable(loader: Any, what: str) -> None:
     if isinstance(loader, Iterator):
-        raise TypeError(f"{what} is {a(type(loader).__name__)}, which is used up after one turn")
+        raise TypeError(f"{what} is {a(type(loader).__name__)}, which is used up after one pass")
     if isinstance(loader, (str, Mapping)) or not isinstance(loader, Iterable):
         raise TypeError(f"{what} is {a(type(loader).__name__)}, not a data loader")

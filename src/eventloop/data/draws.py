@@ -1,4 +1,4 @@
-"""Which of the host's random generators a function draws from: these alone are seeded for it."""
+"""Finds out which of the host's random generators a function draws from, and seeds these alone."""
 
 from __future__ import annotations
 
@@ -17,36 +17,39 @@ Read = Callable[[Any, Seed | None], Any]
 class Draws:
     """Seeds those of the host's generators that a function draws from.
 
-    Its first call tells which these are. A later one that draws from another is done again, seeded.
+    The first call finds them. A later one that draws from another is repeated with that one seeded.
 
     Args:
-        who: draws, for a warning.
+        who: the function, for a warning.
+
+    Attributes:
+        moved: whether the last call drew.
     """
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._known: set[str] | None = None  # by name
-        self.moved = False  # by the last call
+        self._known: set[str] | None = None  # names of generators
+        self.moved = False
 
-    def run(self, read: Read, what: Any, kept: KeptGenerators) -> Any:
-        """Returns what `read` makes of `what`; it calls the seed that it is given, if any, before it draws.
+    def run(self, read: Read, what: Any, saved: KeptGenerators) -> Any:
+        """Returns `read(what, seed)`; `read` calls `seed`, if it isn't None, before it draws.
 
         Args:
-            kept: where the generators stand before it.
+            saved: the RNG states before the call.
         """
         self.moved = True
         if (known := self._known) is None:
             self._known, found = self._look(read, what)
             return found
         seeds = [host_generators()[name].seed for name in known]
-        asked = _Asked()
+        proxy = _SeedProxy()
         try:
             seed = (lambda number: [one(number) for one in seeds]) if seeds else None
-            found = asked.watch(read, what, seed)
+            found = proxy.call(read, what, seed)
         except Exception:
-            if not (kept.moved() | asked.names) - known:
+            if not (saved.moved() | proxy.names) - known:
                 raise
-        if not (late := (kept.moved() | asked.names) - known):
+        if not (late := (saved.moved() | proxy.names) - known):
             self.moved = bool(known)
             return found
         moved, found = self._look(read, what)
@@ -61,7 +64,7 @@ class Draws:
         return found
 
     def _look(self, read: Read, what: Any) -> tuple[set[str], Any]:
-        """Reads with all generators seeded; returns which of them moved, too."""
+        """Reads with all generators seeded; returns the names of those that moved, and the result."""
         hosts, moved, seeded = host_generators(), set[str](), dict[str, Any]()
 
         def look() -> None:
@@ -73,19 +76,19 @@ class Draws:
                 one.seed(number)
                 seeded[name] = one.fingerprint()
 
-        asked = _Asked()
-        found = asked.watch(read, what, seed)
+        proxy = _SeedProxy()
+        found = proxy.call(read, what, seed)
         look()
-        return moved | asked.names, found
+        return moved | proxy.names, found
 
 
-class _Asked:
-    """Stands for torch's generator in `torch.random`: notes who asks for its seed, which moves nothing."""
+class _SeedProxy:
+    """Replaces torch's generator in `torch.random`, to notice a read of its seed, which moves nothing."""
 
     names: frozenset[str] = frozenset()
 
-    def watch(self, read: Read, what: Any, seed: Seed | None) -> Any:
-        """Reads in its presence."""
+    def call(self, read: Read, what: Any, seed: Seed | None) -> Any:
+        """Reads while it is in place."""
         torch.random.default_generator = self  # type: ignore[attr-defined, assignment]
         try:
             return read(what, seed)

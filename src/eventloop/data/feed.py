@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from eventloop.data.batches import Count
-from eventloop.data.combine import tell_epoch, too_few
+from eventloop.data.combine import USED_UP, tell_epoch, too_few
 from eventloop.data.loaders import source_of
+from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
 
@@ -19,26 +20,27 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
-NOTHING = Count(0, 0, 0)
+NOTHING = Count(0, 0)
 
 
 class Feed:
-    """Takes batches from a data loader, epoch after epoch, and knows whether there is another.
+    """Yields batches of a data loader, epoch after epoch, and knows whether there is another.
 
-    A loader with a known length is asked for a batch when it is wanted, not before; of any other,
-    one batch is taken ahead, after everything that the batch before it caused.
+    A loader with a known length is asked for a batch when it is needed; any other is asked for the
+    next one when everything that follows the batch before it is done.
 
     Args:
-        processes: the ranks, each with a loader of its own; built on all of them at once.
-        uneven: what becomes of the batches that some ranks have and others don't. pad: a rank
-            that has run out repeats its first batch, which counts for nothing; drop: they are left
-            out; error: they are an error.
+        dataloader: any iterable of batches.
+        processes: the ranks, each with a loader of its own. Collective: every rank must build it.
+        uneven: how to handle batches that some ranks have and others don't. pad: an exhausted rank
+            repeats its first batch with weight 0; drop: they are left out; error: they are an error.
         sample_seed: what random draws of a data set are tied to; None leaves them alone.
-        counts_samples: whether a batch counts for its samples, and for nothing else.
+        counts_samples: whether a batch counts for its samples alone.
 
     Attributes:
         used: whether an epoch has ever begun.
-        num_batches: how many batches an epoch has; None where some loader doesn't know.
+        num_taken: how many batches of the epoch were taken.
+        num_batches: how many batches an epoch has; None if some loader doesn't know.
         is_even: whether each batch is known to count for as much on all ranks.
 
     Raises:
@@ -55,64 +57,53 @@ class Feed:
         counts_samples: bool = False,
     ) -> None:
         self.dataloader = dataloader
-        self.used = self.is_even = False
+        self.used = False
         self._counts_samples = counts_samples
         self._processes = processes
         self._uneven = uneven
         self._source = source_of(dataloader, processes, sample_seed)
-        self._own_length = self._source.num_batches
-        self.num_batches = self._agreed_length()
+        self._learn_lengths()
         may_pad = self.num_batches is None or self.num_batches != self._own_length
         self._keeps_first = processes.world_size > 1 and uneven == "pad" and may_pad
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
-        self._epoch = 0
-        self._taken = 0
-        self._is_repeated = False
-        self._is_loaded = self._may_differ = False
+        self._peeked: list[Any] = []
+        self._epoch = self.num_taken = 0
+        self._is_padding = self._is_loaded = self._may_differ = False
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why it isn't known that a resumed run gets the same batches; nothing where it does."""
-        return self._source.doubts
+    def resume_risks(self) -> tuple[str, ...]:
+        """Why a resumed run may get other batches, one reason per data loader."""
+        return self._source.resume_risks
 
     @property
     def under_way(self) -> bool:
         """Whether an epoch has begun and hasn't ended."""
         return self._iterator is not None or self._is_loaded
 
-    def is_ahead_of(self, clock: Clock) -> bool:
-        """Returns whether a batch has been taken that isn't done."""
-        return self.under_way and self._taken != clock.batch_in_epoch
-
     def start_epoch(self, epoch: int) -> None:
-        """Begins an epoch, and tells its number to samplers that want it.
+        """Begins an epoch, and calls `set_epoch` of its samplers.
 
         Raises:
-            TaskError: it has no batch, so that epochs would pass, or never end, untrained.
+            TaskError: it has no batch, so that epochs would pass, or never end, without training.
         """
         tell_epoch(self.dataloader, epoch)
-        self._iterator, self._ahead, self._taken = self._source.start(epoch), [], 0
+        self._iterator, self._peeked, self.num_taken = self._source.batches(epoch), [], 0
         self._epoch, self.used = epoch, True
         if self._may_differ:
             self._may_differ = False
             self._learn_lengths()
         if not self._has_own():
-            raise TaskError(
-                f"the train data loader gave no batch in epoch {epoch}",
-                fix="give an iterable that starts anew each time, such as a list or a DataLoader; "
-                "an iterator or a generator is used up after one epoch",
-            )
+            raise TaskError(f"the train data loader yielded no batch in epoch {epoch}", fix=USED_UP)
 
     def has_next(self) -> bool:
-        """Returns whether the epoch has another batch; on every rank alike.
+        """Returns whether the epoch has another batch. Collective, with one answer on all ranks.
 
         Raises:
-            TaskError: some ranks have one and others don't, and that is an error.
+            TaskError: some ranks have one and others don't, and `uneven` is "error".
         """
         if self.num_batches is not None:
-            return self._taken < self.num_batches
+            return self.num_taken < self.num_batches
         num_with = self._processes.count_true(self._has_own())
         world_size = self._processes.world_size
         if self._uneven == "error" and 0 < num_with < world_size:
@@ -120,9 +111,9 @@ class Feed:
         return num_with == world_size if self._uneven == "drop" else num_with > 0
 
     def has_ended(self) -> bool:
-        """Returns whether nothing is left of the epoch; what it finds counts as not taken."""
-        if not self._ahead:
-            self._source.look_ahead(self._taken)
+        """Returns whether the epoch is exhausted; a batch that it peeks at counts as not taken."""
+        if not self._peeked:
+            self._source.before_peek(self.num_taken)
         return not self.has_next()
 
     def next(self) -> Any:
@@ -130,77 +121,71 @@ class Feed:
         if self._iterator is None:
             self._iterator = self._rest()
         length = self._own_length
-        self._is_repeated = not self._ahead if length is None else self._taken >= length
+        self._is_padding = not self._peeked if length is None else self.num_taken >= length
+        batch = self._first
         try:
-            if self._is_repeated:
-                batch = self._first
-            else:
-                batch = self._ahead.pop() if self._ahead else next(self._iterator)
+            if not self._is_padding:
+                batch = self._peeked.pop() if self._peeked else next(self._iterator)
         except StopIteration as error:
-            raise too_few("train data loader", self._taken, length) from error
+            raise too_few("train data loader", self.num_taken, length) from error
         except Exception as error:
-            self._blame(error)
+            self._note_batch(error)
             raise
-        self._taken += 1
+        self.num_taken += 1
         if self._keeps_first and self._first is None:
             self._first = batch
         return batch
 
     def counted(self, count: Count) -> Count:
-        """Returns what the batch at hand counts for: nothing, if it is repeated to pad."""
-        return NOTHING if self._is_repeated else count
+        """Returns what the current batch counts for: nothing, if it pads."""
+        return NOTHING if self._is_padding else count
 
     def end_epoch(self) -> None:
-        """Ends the epoch; what is left of it is dropped."""
-        self._iterator, self._ahead, self._first = None, [], None
+        """Ends the epoch, and drops the rest of it."""
+        self._iterator, self._peeked, self._first = None, [], None
         self._is_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where this rank is: a nest of plain values and tensors.
-
-        What the loader has fetched, and what is held ahead, counts as not taken.
-        """
-        num_taken = self._taken if self.under_way else None
+        """Returns this rank's position; batches that were only fetched count as not taken."""
+        num_taken = self.num_taken if self.under_way else None
         return {
             "kind": self._source.kind,
             "used": self.used,
             "under_way": self.under_way,
             "epoch": self._epoch,
-            "num_taken": self._taken,
+            "num_taken": self.num_taken,
             "num_batches": self.num_batches,
             "world_size": self._processes.world_size,
-            # It can't always be read again: its source has moved on.
             "first": None if self._source.has_first else self._first,
             "position": self._source.state_dict(num_taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; before the first batch.
-
-        What is left of an epoch under way begins when it is asked for; the global generators stay
-        as they are, then and now.
+        """Restores the position, before the first batch; leaves the global generators alone.
 
         Raises:
-            TaskError: this loader can't give the batches that come next.
+            TaskError: this loader can't yield the batches that come next.
         """
         self._require_kind(state)
         under_way = state["under_way"]
         self.used, self._epoch = state["used"], state["epoch"]
         if self._other_ranks(state) and not self._source.suits_any_ranks:
-            return  # each rank begins the next epoch with a loader of its own
-        self._is_loaded, self._taken, self._first = under_way, state["num_taken"], state["first"]
+            return  # between epochs: every rank starts the next one
+        self._is_loaded, self.num_taken = under_way, state["num_taken"]
+        self._first = state["first"]
         tell_epoch(self.dataloader, self._epoch)
         with kept_generators():
-            self._source.load(state["position"], self._epoch, self._taken if under_way else None)
+            num_taken = self.num_taken if under_way else None
+            self._source.load_state_dict(state["position"], self._epoch, num_taken)
         self._learn_lengths()
-        # An epoch that other ranks began may have another length than those to come.
+        # An epoch that another number of ranks began may have another length than the next.
         self._may_differ = under_way
         if under_way and self.num_batches != state["num_batches"]:
             raise TaskError(
                 f"the run was stopped in an epoch of {state['num_batches']} batches with "
                 f"{state['world_size']} ranks; now it has {self.num_batches} with "
                 f"{self._processes.world_size}",
-                fix="go on with the same data in global batches of the same size, or from a "
+                fix="resume with the same data in global batches of the same size, or from a "
                 "checkpoint at the end of an epoch",
             )
 
@@ -208,26 +193,26 @@ class Feed:
         return bool(state["world_size"] != self._processes.world_size)
 
     def _require_kind(self, state: Mapping[str, Any]) -> None:
-        """Checks that this loader is of the kind that the run had, and can be shared out anew."""
+        """Checks that this loader is of the saved kind, and fits the number of ranks."""
         if state["kind"] != self._source.kind:
             raise TaskError(
                 f"the run was begun with another kind of train data loader: {state['kind']}, "
                 f"now {self._source.kind}",
-                fix="go on with the data loader that the run was begun with",
+                fix="resume with the data loader that the run was begun with",
             )
         is_free = not state["under_way"] or self._source.suits_any_ranks
         if self._other_ranks(state) and not is_free:
             raise TaskError(
                 f"the run was stopped in mid-epoch with {state['world_size']} ranks, and only they "
                 f"know where their data loaders were; now it has {self._processes.world_size}",
-                fix=f"go on with {state['world_size']} ranks, or from a checkpoint at the end of "
+                fix=f"resume with {state['world_size']} ranks, or from a checkpoint at the end of "
                 "an epoch",
             )
 
     def _rest(self) -> Iterator[Any]:
-        """Begins what is left of the epoch that was loaded."""
+        """Returns an iterator over the rest of the loaded epoch."""
         assert self._is_loaded
-        rest = self._source.rest()
+        rest = self._source.batches(self._epoch, self.num_taken)
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
                 self._first = self._source.first()
@@ -235,29 +220,29 @@ class Feed:
 
     def _has_own(self) -> bool:
         if self._own_length is not None:
-            return self._taken < self._own_length
-        if not self._ahead:
-            if self._iterator is None:
+            return self.num_taken < self._own_length
+        if not self._peeked:
+            if self._iterator is None:  # asked for its length, some raise
                 self._iterator = self._rest()
             try:
-                self._ahead += itertools.islice(self._iterator, 1)
+                self._peeked = [*islice(self._iterator, 1)]
             except Exception as error:
-                self._blame(error)
+                self._note_batch(error)
                 raise
-        return bool(self._ahead)
+        return bool(self._peeked)
 
-    def _blame(self, error: Exception) -> None:
-        error.add_note(f"raised by the train data loader, at batch {self._taken + 1} of its epoch")
+    def _note_batch(self, error: Exception) -> None:
+        batch = self.num_taken + 1
+        error.add_note(f"raised by the train data loader, at batch {batch} of its epoch")
 
     def _learn_lengths(self) -> None:
         self._own_length = self._source.num_batches
-        self.num_batches = self._agreed_length()
-
-    def _agreed_length(self) -> int | None:
         sizes = self._source.even_sizes if self._counts_samples else None
-        everybody = self._processes.all_gather((self._own_length, sizes))
-        self.is_even = sizes is not None and all(one == everybody[0] for one in everybody)
-        lengths: list[int] = [length for length, _ in everybody]
+        of_ranks = self._processes.all_gather((self._own_length, sizes))
+        self.is_even = sizes is not None and all(one == of_ranks[0] for one in of_ranks)
+        self.num_batches = self._agreed_length([length for length, _ in of_ranks])
+
+    def _agreed_length(self, lengths: list[int]) -> int | None:
         if None in lengths:
             return None
         if self._uneven == "error" and len(set(lengths)) > 1:
@@ -268,20 +253,16 @@ class Feed:
 def _uneven(what: str) -> TaskError:
     return TaskError(
         what,
-        fix="set uneven to pad (a rank that has run out waits with a batch that counts for "
-        "nothing) or to drop (what is left over isn't trained on)",
+        fix="set uneven to pad (an exhausted rank repeats a batch, which counts for nothing) or to "
+        "drop (batches that not all ranks have are left out)",
     )
 
 
 class Feeds:
-    """Knows which data loader training batches come from.
-
-    Args:
-        hooks: the plans of the run.
-        processes: those that train together.
+    """The feed of the run's current train data loader.
 
     Attributes:
-        was_rebuilt: whether another data loader has taken the place of the first.
+        was_rebuilt: whether another data loader has replaced the first.
     """
 
     def __init__(self, hooks: Plans, processes: Processes) -> None:
@@ -292,27 +273,28 @@ class Feeds:
 
     @property
     def current(self) -> Feed:
-        """What gives training batches now."""
+        """The feed in use."""
         assert self._feed is not None
         return self._feed
 
     def take(self, state: State, dataloader: Any) -> None:
-        """Takes training batches from this data loader from now on."""
+        """Replaces the train data loader."""
         self.was_rebuilt = self._feed is not None
         state.train_dataloader = dataloader
         settings = state.settings
         sample_seed = settings.seed if settings.seed_samples else None
-        # The core's own functions, where no plugin or task stands before or around them.
-        actions = (self._hooks.count_batch, self._hooks.split_batch)
-        counts = all(isinstance(one, MethodType) for one in actions)
-        given = (dataloader, self._processes, settings.uneven, sample_seed)
-        self._feed = Feed(*given, counts_samples=counts)
+        # Methods of the core, if no plugin or task implements or wraps them.
+        hooks = self._hooks
+        actions = (hooks.count_batch, hooks.split_batch, hooks.weigh_microbatch)
+        counts = all(isinstance(one, MethodType) for one in actions) and not may_weigh_tokens(state)
+        args = (dataloader, self._processes, settings.uneven, sample_seed)
+        self._feed = Feed(*args, counts_samples=counts)
         state.num_batches = self._feed.num_batches
         if not self.was_rebuilt:
             state.epoch_length = state.num_batches
 
     def of_epoch(self, state: State) -> Feed:
-        """Returns the feed of an epoch, the one under way or the next; rebuilt if a plugin asks."""
+        """Returns the feed of the current or next epoch; rebuilt if a plugin asks for it."""
         feed = self._feed
         between = feed is not None and feed.used and not feed.under_way
         if between and self._hooks.should_rebuild_dataloader(state):
@@ -322,17 +304,18 @@ class Feeds:
         return self.current
 
     def are_ahead_of(self, clock: Clock) -> bool:
-        """Returns whether a batch has been taken that isn't done."""
-        return self._feed is not None and self._feed.is_ahead_of(clock)
+        """Returns whether a batch was taken and not trained on."""
+        feed = self._feed
+        return feed is not None and feed.under_way and feed.num_taken != clock.batch_in_epoch
 
     def give_up(self) -> None:
-        """Lets the data loader go, with its workers."""
+        """Releases the data loader and its workers."""
         self._feed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns whether the data loader was replaced; each rank's feed knows its position."""
+        """Returns whether the data loader was replaced; `Feed.state_dict` has its position."""
         return {"was_rebuilt": self.was_rebuilt}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self.was_rebuilt = state["was_rebuilt"]

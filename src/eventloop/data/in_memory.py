@@ -49,7 +49,7 @@ def tensors(
 def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
     """Returns a data set and a collate function that make the same batches, with one gather each.
 
-    What isn't made of tensors alone, or has a collate function of its own, stays as it is.
+    A data set that isn't made of tensors alone, or has another collate function, stays as it is.
     """
     if collate_fn is not default_collate or not _is_gatherable(dataset):
         return dataset, collate_fn
@@ -57,12 +57,7 @@ def gathering(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
 
 
 class StandIn:
-    """A data set that reads another one in its own way; in all else the data set that it was given.
-
-    Args:
-        dataset: map-style.
-        own: attributes that aren't the data set's.
-    """
+    """Wraps a map-style data set; attributes that aren't among its `own` are the data set's."""
 
     __slots__ = ("_dataset",)
 
@@ -92,12 +87,12 @@ class GatheredDataset(StandIn):
     __slots__ = ()
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
-        """Returns a batch; the samples, where the indices aren't plain numbers or one is wrong."""
+        """Returns a batch; the list of samples if an index isn't an int, or is out of range."""
         try:
             if set(map(type, indices)) == {int} and _is_gatherable(self._dataset):
                 return Gathered(_gather(self._dataset, indices))
         except (LookupError, OverflowError, RuntimeError, TypeError, ValueError):
-            pass  # reading sample by sample raises the error that torch has for it
+            pass  # reading sample by sample raises torch's own error
         return [self._dataset[index] for index in indices]
 
 
@@ -115,7 +110,7 @@ def collate_gathered(samples: Any) -> Any:
 def _is_gatherable(dataset: Any) -> bool:
     kind = type(dataset)
     if kind is Tensor:
-        # Others keep their strides, or gradients, in another way when they are stacked.
+        # Stacking the rows of any other tensor has other strides or gradients.
         strided = dataset.layout == torch.strided and not dataset.is_nested
         return bool(strided and dataset.ndim and dataset.is_contiguous()) and not (
             dataset.requires_grad or dataset.is_conj() or dataset.is_neg()
@@ -168,7 +163,7 @@ def _gather_parts(dataset: ConcatDataset[Any], indices: Sequence[int]) -> Any:
 
 
 def _joined(batches: list[Any], order: Tensor) -> Any:
-    """Joins batches of the same structure, and puts their rows into an order."""
+    """Concatenates batches of the same structure, and reorders the rows."""
     if isinstance(batches[0], Tensor):
         return torch.cat(batches)[order.to(batches[0].device)]
     if isinstance(batches[0], dict):

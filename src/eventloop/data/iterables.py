@@ -1,4 +1,4 @@
-"""Iterables of a user's own: generators and samplers in them are put back, what was taken is read again."""
+"""Iterables of a user's own: generators and samplers in them are restored, taken batches read again."""
 
 from __future__ import annotations
 
@@ -15,76 +15,73 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, default_convert
 
-from eventloop.data.combine import is_map_style, known_length
-from eventloop.data.map_style import Turns, copy_with, with_gathers
-from eventloop.data.sample_order import Order, Stateful, Watched
+from eventloop.data.batch_sources import Saved, Source
+from eventloop.data.combine import is_map_style
+from eventloop.data.map_style import Passes, copy_with, with_gathers
+from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import collated
+from eventloop.data.sampler_state import SamplerState, Stateful
 from eventloop.errors import TaskError
-from eventloop.rng import KeptGenerators, get_rng_state, is_generator, set_rng_state
+from eventloop.rng import get_rng_state, is_generator, kept_generators, set_rng_state
 
 _MOST_ENTRIES = 100  # of a sequence or mapping; longer ones are data
 _MOST_OBJECTS = 2_000
 _LEAVES = (bool, int, float, complex, str, bytes, bytearray, range, type(None), type, ModuleType)
 _NOT_DATA = (Tensor, nn.Module, FunctionType)
-_STRANGE = ("builtins", "numpy", "threading", "multiprocessing", "logging", "io", "pathlib")
-Saved = Mapping[str, Any]
+_FOREIGN = ("builtins", "numpy", "threading", "multiprocessing", "logging", "io", "pathlib")
 
 
-class Places:
-    """The generators, samplers and data with a state that an object holds, by their paths.
+class LoaderState:
+    """The generators, samplers and stateful data sets that an object holds, by their paths.
 
     Looks into attributes, sequences and mappings, data loaders and data sets among them.
 
-    Args:
-        root: the object, which isn't among them itself.
-
     Attributes:
-        iterators: the paths of iterators, whose places can't be kept.
+        iterators: the paths of iterators, whose positions can't be saved.
     """
 
     def __init__(self, root: Any) -> None:
         self._generators: dict[str, Any] = {}
-        self._watched: dict[str, Watched] = {}
+        self._samplers: dict[str, SamplerState] = {}
         self.iterators: list[str] = []
-        for path, one in _inside(root):
-            if is_generator(one):
-                self._generators[path] = one
-            elif isinstance(one, Sampler) or (
-                isinstance(one, Dataset) and isinstance(one, Stateful)
+        for path, part in _inside(root):
+            if is_generator(part):
+                self._generators[path] = part
+            elif isinstance(part, Sampler) or (
+                isinstance(part, Dataset) and isinstance(part, Stateful)
             ):
-                self._watched[path] = Watched(one)
-            elif isinstance(one, Iterator):
+                self._samplers[path] = SamplerState(part)
+            elif isinstance(part, Iterator):
                 self.iterators.append(path)
 
-    def standing(self) -> dict[str, Any]:
-        return {
-            "generators": {path: get_rng_state(one) for path, one in self._generators.items()},
-            "watched": {
-                path: copy.deepcopy(one.state_dict()) for path, one in self._watched.items()
-            },
-        }
+    def state_dict(self) -> dict[str, Any]:
+        generators = {path: get_rng_state(one) for path, one in self._generators.items()}
+        samplers = {path: copy.deepcopy(one.state_dict()) for path, one in self._samplers.items()}
+        return {"generators": generators, "watched": samplers}
 
-    def put(self, standing: Mapping[str, Any]) -> None:
-        for path, one in standing.get("generators", {}).items():
+    def load_state_dict(self, state: Saved) -> None:
+        for path, rng_state in state.get("generators", {}).items():
             if path in self._generators:
-                set_rng_state(self._generators[path], one)
-        for path, one in standing.get("watched", {}).items():
-            if path in self._watched and one["kind"] == self._watched[path].kind:
-                self._watched[path].load_state_dict(one)
+                set_rng_state(self._generators[path], rng_state)
+        for path, saved in state.get("watched", {}).items():
+            if path in self._samplers and saved["kind"] == self._samplers[path].kind:
+                self._samplers[path].load_state_dict(saved)
 
 
 @contextmanager
-def kept_places(dataloader: Any) -> Iterator[None]:
+def restored_loader_state(dataloader: Any) -> Iterator[None]:
     """Leaves the generators, samplers and positions of a data loader as it found them.
 
     The global generators aren't among them.
     """
-    places = Places(dataloader)
-    standing = places.standing()
+    loader_state = LoaderState(dataloader)
+    state = loader_state.state_dict()
     samplers = [
-        (one, dict(vars(one))) for _, one in _inside(dataloader) if isinstance(one, Sampler)
+        (part, dict(vars(part)))
+        for path, part in _inside(dataloader)
+        if isinstance(part, Sampler) or (path.endswith("sampler") and hasattr(part, "__dict__"))
     ]
-    # torchdata's loader would start workers to say where it is; its data set is looked at.
+    # torchdata's loader would start workers to return its position; its data set is looked at.
     is_stateful = isinstance(dataloader, Stateful) and not isinstance(dataloader, DataLoader)
     own = copy.deepcopy(dataloader.state_dict()) if is_stateful else {}
     try:
@@ -92,7 +89,7 @@ def kept_places(dataloader: Any) -> Iterator[None]:
     finally:
         for sampler, attributes in samplers:
             vars(sampler).update(attributes)
-        places.put(standing)
+        loader_state.load_state_dict(state)
         if is_stateful:
             dataloader.load_state_dict(own)
 
@@ -102,39 +99,36 @@ def _inside(root: Any) -> Iterator[tuple[str, Any]]:
     seen = {id(root)}
     waiting = deque(_parts_of(root))
     while waiting and len(seen) < _MOST_OBJECTS:
-        path, one = waiting.popleft()
-        if id(one) in seen or isinstance(one, (*_LEAVES, *_NOT_DATA)):
+        path, part = waiting.popleft()
+        if id(part) in seen or isinstance(part, (*_LEAVES, *_NOT_DATA)):
             continue
-        seen.add(id(one))
-        yield path, one
-        waiting.extend((f"{path}{step}", part) for step, part in _parts_of(one))
+        seen.add(id(part))
+        yield path, part
+        waiting.extend((f"{path}{step}", inner) for step, inner in _parts_of(part))
 
 
-def _parts_of(one: Any) -> list[tuple[str, Any]]:
+def _parts_of(whole: Any) -> list[tuple[str, Any]]:
     """Returns what an object holds, each with the step to it: `.loaders`, `[0]`."""
-    if is_generator(one):
+    if is_generator(whole):
         return []
-    if isinstance(one, (list, tuple)):
-        return [(f"[{idx}]", part) for idx, part in enumerate(one)] if _is_short(one) else []
-    if isinstance(one, Mapping):
-        return [(f"[{key!r}]", part) for key, part in one.items()] if _is_short(one) else []
-    root = type(one).__module__.partition(".")[0]
-    if root in {*_STRANGE, "torch"} and not isinstance(one, (DataLoader, Dataset, Sampler)):
+    if isinstance(whole, (list, tuple, Mapping)):
+        if len(whole) > _MOST_ENTRIES:
+            return []
+        entries = whole.items() if isinstance(whole, Mapping) else enumerate(whole)
+        return [(f"[{key!r}]", part) for key, part in entries]
+    root = type(whole).__module__.partition(".")[0]
+    if root in {*_FOREIGN, "torch"} and not isinstance(whole, (DataLoader, Dataset, Sampler)):
         return []
-    attributes = getattr(one, "__dict__", {})
-    # Workers that stay aren't what a loader is made of.
+    attributes = getattr(whole, "__dict__", {})
+    # Workers that persist aren't what a loader is made of.
     return [(f".{name}", part) for name, part in attributes.items() if name != "_iterator"]
 
 
-def _is_short(entries: Any) -> bool:
-    return len(entries) <= _MOST_ENTRIES
-
-
 def to_evaluate(dataloader: Any) -> Any:
-    """Returns a data loader as one that reads tensors in memory a batch at a time.
+    """Returns a data loader that reads tensors in memory a batch at a time.
 
-    Over an iterable data set, which has no length to compare, as one that its collate function can't
-    end. Any other stays as it is.
+    Over an iterable data set, which has no length to compare, one whose collate function can't end
+    it. Any other stays as it is.
     """
     if not isinstance(dataloader, DataLoader):
         return dataloader
@@ -145,118 +139,98 @@ def to_evaluate(dataloader: Any) -> Any:
     return copy_with(dataloader, collate_fn=functools.partial(collated, collate_fn))
 
 
-class ReadAgain:
-    """Any other iterable: what was taken is read once more, and dropped.
+class IterableSource(Source):
+    """Any other iterable: to resume, the batches that were taken are read again and dropped.
 
-    What it counts itself isn't kept: it has no method that would say so, or take it back.
-
-    Args:
-        dataloader: the iterable.
+    Its own counters aren't saved: it has no methods to get and set them.
     """
 
     kind = "iterable"
-    suits_any_ranks, has_first = False, True
-    even_sizes = None
+    suits_any_ranks = False
 
     def __init__(self, dataloader: Any) -> None:
-        self._dataloader = dataloader
-        self._places = Places(dataloader)
+        super().__init__(dataloader)
+        self._state = LoaderState(dataloader)
         self._order = Order((), getattr(dataloader, "generator", None))
-        self._turns = Turns(to_evaluate(dataloader), self._order)
+        self._passes = Passes(to_evaluate(dataloader), self._order)
         self._num_workers = getattr(dataloader, "num_workers", 0)
-        self._counting = getattr(dataloader, "dataset", dataloader)
-        self._built = _counts_of(self._counting)
-        self._lost: Mapping[str, Any] = {}
-        self._num_taken = 0
+        self._data = getattr(dataloader, "dataset", dataloader)
+        self._built = _counters_of(self._data)
+        self._lost: Saved = {}
         self._first: Any = None
+        self._name = f"a {type(self._data).__name__}"
+        held = ", ".join(f"`{path.lstrip('.')}`" for path in self._state.iterators)
+        why = f" that holds {held}, whose position isn't saved" if held else ""
+        self.resume_risks = (f"{self._name}{why}",)
 
-    @property
-    def num_batches(self) -> int | None:
-        return known_length(self._dataloader)
-
-    def start(self, epoch: int) -> Iterator[Any]:
-        self._order.start = self._standing(shared=True)
-        return self._turns.begin()
-
-    def look_ahead(self, num_taken: int) -> None:
-        pass
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        if num_taken is None:
+            self._order.start = self._rng_state(with_global=True)
+            return self._passes.start()
+        num_read = 0
+        with kept_generators():
+            self._restore(self._order.start or {})
+            iterator = self._passes.resume()
+            for batch in itertools.islice(iterator, num_taken):
+                self._first = self._first if num_read else batch
+                num_read += 1
+        if num_read or self._lost:
+            warnings.warn(
+                f"{num_read} batches were read once more to go on in mid-epoch: {self._name} can't "
+                f"begin at a later one, and {self._what_restarts()}",
+                stacklevel=2,
+            )
+        return iterator
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {
             "num_workers": self._num_workers,
             "start": None if num_taken is None else self._order.start,
-            "now": self._standing(shared=False),
-            "turns": self._turns.state_dict(),
-            "counted": dict(_counts_of(self._counting).items() - self._built.items()),
+            "now": self._rng_state(with_global=False),
+            "turns": self._passes.state_dict(),
+            "counted": dict(_counters_of(self._data).items() - self._built.items()),
         }
 
-    def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
-        self._turns.load_state_dict(saved["turns"])
-        self._lost = saved.get("counted", {})
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        self._passes.load_state_dict(state["turns"])
+        self._lost = state.get("counted", {})
         if num_taken is None:
-            self._put(saved["now"])
+            self._restore(state["now"])
             if self._lost:
-                warnings.warn(f"{self._name} doesn't go on: {self._anew()}", stacklevel=2)
+                warnings.warn(f"{self._name} doesn't go on: {self._what_restarts()}", stacklevel=2)
             return
-        if saved["num_workers"] != self._num_workers:
+        if state["num_workers"] != self._num_workers:
             raise TaskError(
-                f"the run was stopped in mid-epoch with num_workers={saved['num_workers']}, and an "
+                f"the run was stopped in mid-epoch with num_workers={state['num_workers']}, and an "
                 f"iterable data set gives other batches with {self._num_workers}",
-                fix=f"set num_workers={saved['num_workers']} for the train data loader, or go on "
+                fix=f"set num_workers={state['num_workers']} for the train data loader, or resume "
                 "from a checkpoint at the end of an epoch",
             )
-        self._order.start, self._num_taken = saved["start"], num_taken
-        self._put(saved["start"] or {})  # when it is wanted it would be too late to refuse it
-
-    def rest(self) -> Iterator[Any]:
-        kept = KeptGenerators()
-        self._put(self._order.start or {})
-        iterator = self._turns.go_on()
-        num_read = 0
-        for batch in itertools.islice(iterator, self._num_taken):
-            self._first = self._first if num_read else batch
-            num_read += 1
-        kept.put_back()
-        if not num_read and not self._lost:
-            return iterator
-        warnings.warn(
-            f"{num_read} batches were read once more to go on in mid-epoch: {self._name} can't "
-            f"begin at a later one, and {self._anew()}",
-            stacklevel=2,
-        )
-        return iterator
+        self._order.start = state["start"]
+        self._restore(state["start"] or {})  # refused now, not when the first batch is wanted
 
     def first(self) -> Any:
         return self._first
 
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        held = ", ".join(f"`{path.lstrip('.')}`" for path in self._places.iterators)
-        why = f" that holds {held}, whose place isn't kept" if held else ""
-        return (f"{self._name}{why}",)
+    def _rng_state(self, *, with_global: bool) -> dict[str, Any]:
+        states = self._order.rng_state(with_global=with_global)
+        return {**states, "places": self._state.state_dict()}
 
-    def _standing(self, *, shared: bool) -> dict[str, Any]:
-        return {**self._order.standing(shared=shared), "places": self._places.standing()}
+    def _restore(self, state: Saved) -> None:
+        self._order.set_rng_state(state)
+        self._state.load_state_dict(state.get("places", {}))
 
-    def _put(self, standing: Saved) -> None:
-        self._order.put(standing)
-        self._places.put(standing.get("places", {}))
-
-    @property
-    def _name(self) -> str:
-        return f"a {type(self._counting).__name__}"
-
-    def _anew(self) -> str:
-        """Says what isn't kept; by name where it was seen to change."""
-        counted = ", ".join(f"{name}={value!r}" for name, value in sorted(self._lost.items()))
-        what = counted or "its epochs, for instance"
+    def _what_restarts(self) -> str:
+        """Says what isn't saved; by name if it was seen to change."""
+        counters = ", ".join(f"{name}={value!r}" for name, value in sorted(self._lost.items()))
+        what = counters or "its epochs, for instance"
         return (
             f"what it counts itself ({what}) starts anew; it is kept where the data has state_dict "
             "and load_state_dict"
         )
 
 
-def _counts_of(data: Any) -> dict[str, Any]:
-    """Returns the attributes that may be counts: plain numbers and texts."""
+def _counters_of(data: Any) -> dict[str, Any]:
+    """Returns the attributes that may be counters: plain numbers and texts."""
     attributes = getattr(data, "__dict__", {}).items()
-    return {name: one for name, one in attributes if type(one) in (bool, int, float, str)}
+    return {name: value for name, value in attributes if type(value) in (bool, int, float, str)}

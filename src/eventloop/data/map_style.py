@@ -18,41 +18,37 @@ from torch.utils.data import (
     default_collate,
 )
 
+from eventloop.data.batch_sources import Saved, Source
 from eventloop.data.combine import known_length
 from eventloop.data.in_memory import gathering
 from eventloop.data.sample_order import Order
 from eventloop.data.sample_seeds import SampleSeeds, may_draw, reads_batches, seeded
-from eventloop.data.sharding import LASTING, RankPart, order_as, shared_order
-from eventloop.data.uneven_steps import UnevenSteps
+from eventloop.data.sharding import LASTING, RankPart, UnevenSteps, order_as, shared_order
 from eventloop.errors import TaskError, counted
-from eventloop.rng import KeptGenerators
+from eventloop.rng import KeptGenerators, kept_generators
 
 if TYPE_CHECKING:
-    from eventloop.data.sample_order import Order
     from eventloop.distributed.processes import Processes
 
-Saved = Mapping[str, Any]
 
-
-class MapStyle:
+class MapStyleSource(Source):
     """A data loader over a map-style data set: what was taken isn't read again.
 
-    It is iterated over as a copy with an order, and where it may draw a data set, of its own; the
-    user's loader stays as it is.
+    A copy of the user's loader is iterated over, with another sampler, and another data set if that
+    may draw.
 
     Args:
         dataloader: the user's.
+        processes: the ranks, each with a loader of its own.
         sample_seed: what the draws of the data set are tied to; None leaves them alone.
     """
 
     kind = "map"
-    suits_any_ranks = has_first = True
-    doubts: tuple[str, ...] = ()
 
     def __init__(self, dataloader: Any, processes: Processes, sample_seed: int | None) -> None:
+        super().__init__(dataloader)
         makes_batches = dataloader.batch_sampler is not None
         self._sampler_name = "batch_sampler" if makes_batches else "sampler"
-        self._dataloader = dataloader
         self._ranks = processes.rank, processes.world_size
         self._seeds: SampleSeeds | None = None
         self.order = Order(getattr(dataloader, self._sampler_name), dataloader.generator)
@@ -61,9 +57,9 @@ class MapStyle:
             self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
             dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
             parts |= {"dataset": dataset, "collate_fn": collate_fn}
-            self.order.numbers = may_draw(dataloader.dataset)
+            self.order.marks_repeats = may_draw(dataloader.dataset)
         self._loader = with_gathers(copy_with(dataloader, **parts))
-        self._turns = Turns(self._loader, self.order)
+        self._passes = Passes(self._loader, self.order)
         size = dataloader.batch_size
         # How many samples a step has; None where the batches are a batch sampler's.
         self._own_step_size: int | None = None if size is None else size * processes.world_size
@@ -72,13 +68,12 @@ class MapStyle:
         self._shared: Saved = self._own_order
         self._part: RankPart | None = None
 
-    @property
-    def num_batches(self) -> int | None:
+    def _length(self) -> int | None:
         return known_length(self._loader)
 
     @property
     def even_sizes(self) -> Any:
-        steps, loader = self.order.inner, self._dataloader
+        steps, loader = self.order.sampler, self._dataloader
         is_own = loader.collate_fn is not default_collate or reads_batches(loader.dataset)
         if is_own or type(steps) is not BatchSampler:
             return None
@@ -88,16 +83,15 @@ class MapStyle:
         )
         return [len(sampler), steps.batch_size, steps.drop_last] if is_even else None
 
-    def start(self, epoch: int) -> Iterator[Any]:
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        if num_taken is not None:
+            return self._passes.resume()
         if self._shared["kind"] == "drawn":
-            # Where one process began the epoch that several ended, they begin theirs.
-            self._order_as(self._own_order)
-        self._tell_epoch(epoch)
-        self.order.begin()
-        return self._turns.begin()
-
-    def look_ahead(self, num_taken: int) -> None:
-        pass
+            # One process began the last epoch; these ranks have an order of their own.
+            self._use_order(self._own_order)
+        self._set_epoch(epoch)
+        self.order.start_epoch()
+        return self._passes.start()
 
     def state_dict(self, num_taken: int | None) -> dict[str, Any]:
         return {
@@ -107,22 +101,22 @@ class MapStyle:
             "global_batch_size": self._step_size,
             "num_samples": self._num_samples,
             "start": None if num_taken is None else self.order.start,
-            "check": None if num_taken is None else self.order.check(self._own(num_taken)),
-            "now": self.order.standing(shared=False),
-            "turns": self._turns.state_dict(),
+            "check": None if num_taken is None else self.order.checksum(self._own(num_taken)),
+            "now": self.order.rng_state(with_global=False),
+            "turns": self._passes.state_dict(),
         }
 
-    def load(self, saved: Saved, epoch: int, num_taken: int | None) -> None:
-        self._turns.load_state_dict(saved["turns"])
-        self._keep_step_size(saved)
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        self._passes.load_state_dict(state["turns"])
+        self._keep_step_size(state)
         if num_taken is not None:
-            self._require_same(saved)
-            self._order_as(saved["order"])
-        elif saved["order"]["kind"] in LASTING and self._step_size is not None:
-            self._order_as(saved["order"])
-        self._tell_epoch(epoch)
+            self._require_same(state)
+        lasts = state["order"]["kind"] in LASTING and self._step_size is not None
+        if num_taken is not None or lasts:
+            self._use_order(state["order"])
+        self._set_epoch(epoch)
         if num_taken is None:
-            self.order.put(saved["now"])
+            self.order.set_rng_state(state["now"])
             return
         if not self._dataloader.in_order and self._dataloader.num_workers > 1:
             warnings.warn(
@@ -130,60 +124,55 @@ class MapStyle:
                 "on the speed of its workers, so that some may be repeated or left out now",
                 stacklevel=2,
             )
-        # Other ranks had other parts of the same order.
-        check = saved["check"] if saved["world_size"] == self._ranks[1] else None
+        # Other ranks had other shards of the same order.
+        checksum = state["check"] if state["world_size"] == self._ranks[1] else None
         reads_ahead = self._dataloader.num_workers > 0
-        self.order.seek(saved["start"], self._own(num_taken), check, reads_ahead=reads_ahead)
-
-    def rest(self) -> Iterator[Any]:
-        return self._turns.go_on()
+        self.order.seek(state["start"], self._own(num_taken), checksum, reads_ahead=reads_ahead)
 
     def _own(self, num_taken: int) -> int:
-        """Returns how many batches of its own a rank took: one that had run out repeated its first."""
-        num_batches = self.num_batches
-        return num_taken if num_batches is None else min(num_taken, num_batches)
+        """Returns how many batches of its own this rank took; the rest was padding."""
+        length = self._length()
+        return num_taken if length is None else min(num_taken, length)
 
     def first(self) -> Any:
-        loader = copy_with(
-            self._loader,
-            num_workers=0,
-            prefetch_factor=None,
-            timeout=0,
-            persistent_workers=False,
-            **{self._sampler_name: [self.order.first]},
+        parts = {
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "timeout": 0,
+            "persistent_workers": False,
+        }
+        return next(
+            iter(copy_with(self._loader, **parts, **{self._sampler_name: [self.order.first]}))
         )
-        return next(iter(loader))
 
     @property
     def _num_samples(self) -> int | None:
         dataset = self._dataloader.dataset
         return len(dataset) if isinstance(dataset, Sized) else None
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         if self._seeds is not None:
             self._seeds.start_epoch(epoch)
         if self._part is not None:
             self._part.set_epoch(epoch)
 
-    def _order_as(self, order: Saved) -> None:
-        """Takes the order that these ranks, or others, had."""
+    def _use_order(self, order: Saved) -> None:
+        """Draws from a saved order, which another number of ranks may have begun."""
         loader, (rank, world_size), step_size = self._dataloader, self._ranks, self._step_size
         self._shared = order
         if order == self._own_order and step_size == self._own_step_size:
             self._part = None
-            self.order.take_from(None)
+            self.order.use(None)
         elif step_size is None or not step_size % world_size:
             size = loader.batch_size if step_size is None else step_size // world_size
             self._part = order_as(order, loader, rank, world_size)
-            self.order.take_from(BatchSampler(self._part, size, loader.drop_last))
+            self.order.use(BatchSampler(self._part, size, loader.drop_last))
         else:
             self._part = order_as(order, loader, 0, 1)
-            self.order.take_from(
-                UnevenSteps(self._part, rank, world_size, step_size, loader.drop_last)
-            )
+            self.order.use(UnevenSteps(self._part, rank, world_size, step_size, loader.drop_last))
 
     def _keep_step_size(self, saved: Saved) -> None:
-        """Has a step take as many samples as before, unless another batch_size is asked for."""
+        """Keeps the number of samples a step, unless another batch_size is set."""
         size, world_size = self._dataloader.batch_size, self._ranks[1]
         then = saved["global_batch_size"]
         is_shared_here = saved["order"]["kind"] in (*LASTING, "drawn")
@@ -192,7 +181,7 @@ class MapStyle:
         if then < world_size:
             raise TaskError(
                 f"the run was begun with {then} samples a step, fewer than the {world_size} ranks",
-                fix=f"go on with {then} ranks at most",
+                fix=f"resume with {then} ranks at most",
             )
         self._step_size = then
         if then != size * world_size and not self._ranks[0]:
@@ -206,41 +195,34 @@ class MapStyle:
 
     def _require_same(self, saved: Saved) -> None:
         """Checks that a step takes the samples that it took when the epoch began."""
-        mine, theirs = self._step_size, saved["global_batch_size"]
+        now, then = self._step_size, saved["global_batch_size"]
         if self._num_samples != saved["num_samples"]:
             raise TaskError(
                 f"the run was stopped in mid-epoch over {saved['num_samples']} samples, and the "
                 f"train data set has {self._num_samples} now",
-                fix="go on with the same data, or from a checkpoint at the end of an epoch",
+                fix="resume with the same data, or from a checkpoint at the end of an epoch",
             )
-        if mine != theirs:
-            raise TaskError(
-                f"the run was stopped in mid-epoch with {_size(theirs)} a step, and a step has "
-                f"{_size(mine)} now",
-                fix=_fix_for_size(theirs, self._ranks[1]),
-            )
-
-
-def _size(global_batch_size: int | None) -> str:
-    return (
-        "a batch sampler's batch" if global_batch_size is None else f"{global_batch_size} samples"
-    )
-
-
-def _fix_for_size(global_batch_size: int | None, world_size: int) -> str:
-    if global_batch_size is None:
-        return "go on with the batch sampler that the run was begun with"
-    if global_batch_size % world_size:
-        return f"go on with a number of processes that divides {global_batch_size}"
-    return f"set the train data loader's batch_size to {global_batch_size // world_size}"
+        if now == then:
+            return
+        if then is None:
+            fix = "resume with the batch sampler that the run was begun with"
+        elif then % self._ranks[1]:
+            fix = f"resume with a number of processes that divides {then}"
+        else:
+            fix = f"set the train data loader's batch_size to {then // self._ranks[1]}"
+        sizes = (
+            "a batch sampler's batch" if size is None else f"{size} samples" for size in (then, now)
+        )
+        what = "the run was stopped in mid-epoch with {} a step, and a step has {} now"
+        raise TaskError(what.format(*sizes), fix=fix)
 
 
 def copy_with(dataloader: Any, **parts: Any) -> Any:
-    """Returns a data loader with other parts, of the same class and with all its attributes.
+    """Returns a copy of a data loader with other parts.
 
-    torch forbids to set the parts once a loader is built, because its batch sampler would keep the
-    old ones; the whole order is set here. `_iterator` (checked with torch 2.13) holds workers that
-    stay, which would go on with the old parts.
+    torch forbids to set the parts of a loader, because its batch sampler would keep the old ones;
+    here that is replaced, too. `_iterator` (checked with torch 2.13) holds persistent workers, which
+    have the old parts.
     """
     copied = copy.copy(dataloader)
     for name, value in {**parts, "_iterator": None}.items():
@@ -257,10 +239,10 @@ def with_gathers(dataloader: Any) -> Any:
 
 
 def iterate(dataloader: Any) -> Iterator[Any]:
-    """Returns an iterator over a data loader's batches; of torch's own without workers, a faster one.
+    """Returns an iterator over a data loader's batches; a faster one if it is torch's without workers.
 
-    It does what torch's does in one process, but for a label of the profiler, which takes 35 us a
-    batch (checked with torch 2.13). Like torch's, it goes on after an error.
+    That does what torch's does in one process, but for a label of the profiler, which takes 35 us a
+    batch (checked with torch 2.13). Like torch's, it continues after an error.
     """
     if (
         type(dataloader) is not DataLoader
@@ -271,7 +253,7 @@ def iterate(dataloader: Any) -> Iterator[Any]:
     ):
         return iter(dataloader)
     indices, collate = iter(dataloader.batch_sampler), dataloader.collate_fn
-    torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)  # as for workers
+    torch.empty((), dtype=torch.int64).random_(generator=dataloader.generator)  # the workers' seed
     read = getattr(dataset, "__getitems__", None)
 
     def batch_of(batch: Any) -> Any:
@@ -280,59 +262,52 @@ def iterate(dataloader: Any) -> Iterator[Any]:
     return map(batch_of, indices)
 
 
-class Turns:
-    """Begins turns through a data loader.
+class Passes:
+    """Begins passes over a data loader, with the draws that a run without a stop would make.
 
-    Each turn of torch's data loader draws a number, the seed of its workers' generators, before it
-    draws an order; where workers stay (`persistent_workers`), only the first one does. A run that
-    was stopped starts workers once more, or has others than it was begun with; the global
-    generator that they draw from must not notice.
-
-    Args:
-        dataloader: what is gone through; torch's data loader, or any iterable.
-        order: what a data loader draws an epoch's order from.
+    At each pass torch's data loader draws a number, the seed of its workers' generators, before it
+    draws an order; if workers persist (`persistent_workers`), only at the first. A resumed run
+    starts workers once more, or has others than it was begun with, and must not draw for that.
     """
 
     def __init__(self, dataloader: Any, order: Order) -> None:
         self._dataloader = dataloader
         self._order = order
         self._generator = getattr(dataloader, "generator", None)
-        self._workers_stay = bool(getattr(dataloader, "persistent_workers", False))
-        self._seeds_once = self._workers_stay
+        self._persists = self._draws_once = bool(getattr(dataloader, "persistent_workers", False))
         self._has_begun = self._has_workers = False
 
-    def begin(self) -> Iterator[Any]:
-        draws = not (self._workers_stay and self._has_workers)
-        should_draw = not (self._seeds_once and self._has_begun)
+    def start(self) -> Iterator[Any]:
+        """Returns an iterator over a new epoch."""
+        draws = not (self._persists and self._has_workers)
+        should_draw = not (self._draws_once and self._has_begun)
         self._has_begun = self._has_workers = True
         if should_draw and not draws:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         if should_draw or not draws:
-            return self._turn()
-        kept = KeptGenerators([] if self._generator is None else [self._generator])
-        self._order.before_draw(kept.put_back)
-        iterator = self._turn()
-        if not self._order.before_draw(None):
-            kept.put_back()
+            return iterate(self._dataloader)
+        saved = KeptGenerators([] if self._generator is None else [self._generator])
+        self._order.before_draw = saved.put_back
+        iterator = iterate(self._dataloader)
+        if self._order.before_draw is not None:
+            self._order.before_draw = None
+            saved.put_back()
         return iterator
 
-    def go_on(self) -> Iterator[Any]:
-        """Begins what is left of an epoch; the global generators stay as they are."""
-        kept = KeptGenerators()
+    def resume(self) -> Iterator[Any]:
+        """Returns an iterator over what is left of an epoch; the global generators don't move."""
         self._has_begun = self._has_workers = True
-        iterator = self._turn()
-        if not self._order.was_asked:
-            # A generator: it would begin, and draw, with its first batch.
-            iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
-        kept.put_back()
+        with kept_generators():
+            iterator = iterate(self._dataloader)
+            if not self._order.was_iterated:
+                # A generator: it would begin, and draw, with its first batch.
+                iterator = itertools.chain(list(itertools.islice(iterator, 1)), iterator)
         return iterator
 
     def state_dict(self) -> dict[str, bool]:
-        """Returns what the run has drawn so far, as far as it matters."""
-        return {"seeds_once": self._seeds_once, "has_begun": self._has_begun}
+        """Returns which seeds of workers the run has drawn."""
+        return {"seeds_once": self._draws_once, "has_begun": self._has_begun}
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
-        self._seeds_once, self._has_begun = state["seeds_once"], state["has_begun"]
-
-    def _turn(self) -> Iterator[Any]:
-        return iterate(self._dataloader)
+        """Restores what `state_dict` returned."""
+        self._draws_once, self._has_begun = state["seeds_once"], state["has_begun"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,23 +20,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from eventloop.data.attributes import declares
-from eventloop.data.sample_seeds import may_repeat, numbered
-from eventloop.data.sharding import RankPart
-from eventloop.data.uneven_steps import UnevenSteps
+from eventloop.data.sample_seeds import mark_repeats, may_repeat
+from eventloop.data.sampler_state import SamplerState, samplers_of
+from eventloop.data.sharding import RankPart, UnevenSteps
 from eventloop.errors import TaskError
-from eventloop.rng import (
-    arrays_to_tensors,
-    get_rng_state,
-    global_generators,
-    is_generator,
-    set_rng_state,
-    tensors_to_arrays,
-)
+from eventloop.rng import get_rng_state, global_generators, set_rng_state
 
-_PLAIN = (bool, int, float, str, type(None))
-# Those that draw all that they need with their first index, from nothing that is hidden.
-_AT_ONCE = (
+# Those that draw all that they need with their first index, from no hidden source.
+_DRAW_FIRST = (
     list,
     range,
     BatchSampler,
@@ -51,279 +42,163 @@ _AT_ONCE = (
 
 
 class Order(Sampler[Any]):
-    """A sampler's samples, and what the epoch under way was drawn from.
+    """Wraps a loader's sampler, so that an epoch can be resumed by drawing its order once more.
 
     A loader's iterator may be far ahead of what it has yielded: the position isn't known here.
 
     Args:
-        inner: the loader's batch sampler; its sampler, where it makes no batches.
+        sampler: the loader's batch sampler; its sampler, if it makes no batches.
         generator: the loader's own, if it has one.
 
     Attributes:
-        inner: where the order comes from.
-        start: where generators and samplers stood when the first of the epoch was drawn; None
-            before that.
-        first: the first of the epoch, where it is known.
-        was_asked: whether the loader has asked for the rest of the epoch.
-        numbers: whether what comes again in an epoch is told apart.
+        sampler: where the order comes from.
+        start: the state of generators and samplers when the epoch's order was drawn; None before.
+        first: the first entry of the epoch, if it is known.
+        was_iterated: whether the loader has asked for the rest of the epoch.
+        before_draw: called once, before the next epoch's order is drawn.
+        marks_repeats: whether an index that comes again in an epoch is marked.
     """
 
-    def __init__(self, inner: Iterable[Any], generator: torch.Generator | None) -> None:
-        self.inner = inner
+    def __init__(self, sampler: Iterable[Any], generator: torch.Generator | None) -> None:
         self.start: dict[str, Any] | None = None
         self.first: Any = None
-        self.was_asked = False
-        self.numbers = False
+        self.was_iterated = self.marks_repeats = False
+        self.sampler = self._own = sampler
+        self._states = [SamplerState(one) for one in samplers_of(sampler)]
         self._generator = generator
-        self._own = inner
-        self._samplers = [Watched(one) for one in samplers_of(inner)]
         self._rest: Iterator[Any] | None = None
-        self._checks = array("L")
-        self._before: Callable[[], None] | None = None
+        self._checksums = array("L")
+        self.before_draw: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        return len(self.inner)  # type: ignore[arg-type]  # the loader asks only where it has one
+        return len(self.sampler)  # type: ignore[arg-type]  # the loader asks only where it has one
 
     def __iter__(self) -> Iterator[Any]:
-        self.was_asked = True
-        return self._turn() if self._rest is None else self._rest
+        self.was_iterated = True
+        return self._new_epoch() if self._rest is None else self._rest
 
-    def take_from(self, inner: Iterable[Any] | None) -> None:
-        """Has the order come from elsewhere; None for where it came from when this was made."""
-        inner = self._own if inner is None else inner
-        if inner is not self.inner:
-            self.inner = inner
-            self._samplers = [Watched(one) for one in samplers_of(inner)]
+    def use(self, sampler: Iterable[Any] | None) -> None:
+        """Takes the order from another sampler; None for the loader's own."""
+        sampler = self._own if sampler is None else sampler
+        if sampler is not self.sampler:
+            self.sampler = sampler
+            self._states = [SamplerState(one) for one in samplers_of(sampler)]
 
-    def begin(self) -> None:
-        """Has the next turn begin an epoch."""
+    def start_epoch(self) -> None:
+        """Forgets the last epoch: the next iterator begins one."""
         self.start = self._rest = self.first = None
-        self._checks = array("L")
-        self.was_asked = False
+        self._checksums = array("L")
+        self.was_iterated = False
 
-    def before_draw(self, call: Callable[[], None] | None) -> bool:
-        """Has something called before the epoch's first draw; tells whether the last one was."""
-        was_called = self._before is None
-        self._before = call
-        return was_called
-
-    def check(self, num_taken: int) -> int | None:
-        """Returns a number that another order wouldn't have, up to here; None where none is needed."""
-        return self._checks[num_taken - 1] if 0 < num_taken <= len(self._checks) else None
+    def checksum(self, num_taken: int) -> int | None:
+        """Returns a checksum of the order up to here; None if it can't have been disturbed."""
+        return self._checksums[num_taken - 1] if 0 < num_taken <= len(self._checksums) else None
 
     def seek(
         self,
         start: Mapping[str, Any] | None,
         num_taken: int,
-        check: int | None,
+        checksum: int | None,
         *,
         reads_ahead: bool = True,
     ) -> None:
-        """Has the next turn go on with an epoch; draws from the generators what is over.
+        """Fast-forwards into an epoch by repeating the sampler's draws.
 
         Args:
-            start: what `start` was; None where nothing had been drawn.
-            num_taken: how many are over.
-            check: what `check` gave for them.
-            reads_ahead: whether the loader asks for more than it yields, and so for the end, where
-                samplers may draw once more.
+            start: the attribute, when the position was saved; None if nothing had been drawn.
+            num_taken: how many entries were taken.
+            checksum: what `checksum` returned for them.
+            reads_ahead: whether the loader fetches batches ahead, up to the end, where samplers may
+                draw once more.
 
         Raises:
-            TaskError: these aren't the ones that were given.
+            TaskError: the order isn't the saved one.
         """
-        self.begin()
+        self.start_epoch()
         if start is None:
             return
-        self.put(start)
-        drawn = self._drawn()
-        taken = 0
-        for one in itertools.islice(drawn, num_taken):
-            self.first = one if taken == 0 else self.first
-            taken += 1
-        if taken < num_taken or (check is not None and self.check(num_taken) != check):
-            raise _other_order(num_taken, self._samplers)
-        # Drawn here, where the generators stand as they stood, whenever a batch is asked for.
-        ahead = list(itertools.islice(drawn, 1)) if reads_ahead or not num_taken else []
+        self.set_rng_state(start)
+        order = self._draw()
+        num_drawn = 0
+        for entry in itertools.islice(order, num_taken):
+            self.first = entry if num_drawn == 0 else self.first
+            num_drawn += 1
+        if num_drawn < num_taken or (checksum is not None and self.checksum(num_taken) != checksum):
+            raise self._other_order(num_taken)
+        # Drawn now, while the generators are as they were then.
+        ahead = list(itertools.islice(order, 1)) if reads_ahead or not num_taken else []
         self.start = dict(start)
-        generator = None if self._generator is None else self._generator.get_state()
-        self._rest = self._going_on(itertools.chain(ahead, drawn), generator)
+        rng_state = None if self._generator is None else self._generator.get_state()
+        self._rest = self._rest_of_epoch(itertools.chain(ahead, order), rng_state)
 
-    def standing(self, *, shared: bool) -> dict[str, Any]:
-        """Returns where the loader's generator and the samplers stand now.
+    # Not called `state_dict`: torchdata's loader would then save and load its sampler by itself.
+    def rng_state(self, *, with_global: bool) -> dict[str, Any]:
+        """Returns the state of the loader's generator and of the samplers.
 
         Args:
-            shared: whether the global generators are among them.
+            with_global: whether the global generators are included.
         """
-        found: dict[str, Any] = {"samplers": [one.state_dict() for one in self._samplers]}
-        if shared:
+        state: dict[str, Any] = {"samplers": [one.state_dict() for one in self._states]}
+        if with_global:
             named = global_generators().items()
-            found["shared"] = {name: get_rng_state(one) for name, one in named}
+            state["shared"] = {name: get_rng_state(generator) for name, generator in named}
         if self._generator is not None:
-            found["loader"] = get_rng_state(self._generator)
-        return found
+            state["loader"] = get_rng_state(self._generator)
+        return state
 
-    def put(self, standing: Mapping[str, Any]) -> None:
-        """Lets all go on from where `standing` found them."""
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `rng_state` returned."""
         generators = global_generators()
-        for name, one in standing.get("shared", {}).items():
+        for name, rng_state in state.get("shared", {}).items():
             if name in generators:
-                set_rng_state(generators[name], one)
-        if self._generator is not None and "loader" in standing:
-            set_rng_state(self._generator, standing["loader"])
-        left = list(standing.get("samplers", ()))
-        for sampler in self._samplers:
-            # By their kinds: with other ranks they may be arranged in another way.
-            fitting = [idx for idx, one in enumerate(left) if one["kind"] == sampler.kind]
-            if fitting:
-                sampler.load_state_dict(left.pop(fitting[0]))
+                set_rng_state(generators[name], rng_state)
+        if self._generator is not None and "loader" in state:
+            set_rng_state(self._generator, state["loader"])
+        left = list(state.get("samplers", ()))
+        for sampler in self._states:
+            # By kind: with another number of ranks they may be nested in another way.
+            saved = next((one for one in left if one["kind"] == sampler.kind), None)
+            if saved is not None:
+                left = [one for one in left if one is not saved]
+                sampler.load_state_dict(saved)
 
-    def _going_on(self, rest: Iterator[Any], drawn: Tensor | None) -> Iterator[Any]:
+    def _rest_of_epoch(self, rest: Iterator[Any], rng_state: Tensor | None) -> Iterator[Any]:
         # By now the loader has drawn a seed for its workers, which it had when the epoch began.
-        if self._generator is not None and drawn is not None:
-            self._generator.set_state(drawn)
+        if self._generator is not None and rng_state is not None:
+            self._generator.set_state(rng_state)
         yield from rest
 
-    def _turn(self) -> Iterator[Any]:
+    def _new_epoch(self) -> Iterator[Any]:
         # Runs when the first is asked for: by the first batch, or by workers when they start.
-        if self._before is not None:
-            self._before()
-            self._before = None
-        self.start = self.standing(shared=True)
-        yield from self._drawn()
+        if self.before_draw is not None:
+            self.before_draw()
+            self.before_draw = None
+        self.start = self.rng_state(with_global=True)
+        yield from self._draw()
 
-    def _drawn(self) -> Iterator[Any]:
-        """Draws the order of an epoch from where all stand."""
-        inner = iter(self.inner)
-        knows_all = not any(one.kind == RankPart.__qualname__ for one in self._samplers)
-        if self.numbers and knows_all and may_repeat(self.inner):
-            inner = numbered(inner)
-        if all(one.draws_at_once for one in self._samplers):
-            return inner
-        return self._checked(inner)
+    def _draw(self) -> Iterator[Any]:
+        """Draws an epoch's order from the current states of generators and samplers."""
+        order = iter(self.sampler)
+        samplers = samplers_of(self.sampler)
+        sees_all = not any(type(one) is RankPart for one in samplers)
+        if self.marks_repeats and sees_all and may_repeat(self.sampler):
+            order = mark_repeats(order)
+        draws_first = all(type(one) in _DRAW_FIRST for one in samplers)
+        return order if draws_first else self._summed(order)
 
-    def _checked(self, inner: Iterator[Any]) -> Iterator[Any]:
-        check = 0
-        for one in inner:
-            check = zlib.crc32(repr(one).encode(), check)
-            self._checks.append(check)
-            yield one
+    def _summed(self, order: Iterator[Any]) -> Iterator[Any]:
+        checksum = 0
+        for entry in order:
+            checksum = zlib.crc32(repr(entry).encode(), checksum)
+            self._checksums.append(checksum)
+            yield entry
 
-
-def samplers_of(inner: Any) -> list[Any]:
-    """Returns a sampler and those that it is made of, as far as they are its attributes."""
-    found: list[Any] = []
-    waiting = [inner]
-    while waiting:
-        one = waiting.pop(0)
-        if not any(one is other for other in found):
-            found.append(one)
-            waiting += [
-                part
-                for name, part in _attributes(one).items()
-                if isinstance(part, Sampler) or name.endswith("sampler")
-            ]
-    return found
-
-
-class Watched:
-    """A sampler, and what its turns change in it.
-
-    One with `state_dict` and `load_state_dict` knows best. Of any other these are its generators,
-    and those attributes of plain values that aren't what they were when the loader was built.
-    """
-
-    def __init__(self, sampler: Any) -> None:
-        self.kind = type(sampler).__qualname__
-        self.draws_at_once = type(sampler) in _AT_ONCE
-        self._sampler = sampler
-        self._built = {} if isinstance(sampler, Stateful) else _plain_attributes(sampler)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where it is, with the name of its class."""
-        if isinstance(self._sampler, Stateful):
-            return {"kind": self.kind, "state": self._sampler.state_dict()}
-        attributes = _attributes(self._sampler).items()
-        drawn = {name: get_rng_state(one) for name, one in attributes if is_generator(one)}
-        changed = {
-            name: arrays_to_tensors(one)
-            for name, one in _plain_attributes(self._sampler).items()
-            if name not in self._built or not _equal(one, self._built[name])
-        }
-        return {"kind": self.kind, "generators": drawn, "attributes": changed}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave.
-
-        Raises:
-            ValueError: an attribute isn't one that its class sets.
-        """
-        if isinstance(self._sampler, Stateful):
-            self._sampler.load_state_dict(state["state"])
-            return
-        attributes = _attributes(self._sampler)
-        for name, one in state["generators"].items():
-            if is_generator(attributes.get(name)):
-                set_rng_state(attributes[name], one)
-        for name, one in state["attributes"].items():
-            value = tensors_to_arrays(one)
-            if not declares(self._sampler, name) or not _is_plain(value):
-                raise ValueError(
-                    f"a {self.kind} sets no attribute {name!r} to values of this kind; give it "
-                    "state_dict and load_state_dict"
-                )
-            setattr(self._sampler, name, _copied(value))
-
-
-def _other_order(num_taken: int, samplers: Sequence[Watched]) -> TaskError:
-    names = ", ".join(one.kind for one in samplers)
-    return TaskError(
-        f"the order of the train data loader ({names}) isn't the one that the epoch began with, of "
-        f"which {num_taken} batches were trained on",
-        fix="let samplers draw from a generator of their own, not from one that the training draws "
-        "from in between, or have state_dict and load_state_dict; then go on from a checkpoint at "
-        "the end of an epoch",
-    )
-
-
-def _attributes(sampler: Any) -> dict[str, Any]:
-    return getattr(sampler, "__dict__", {})
-
-
-def _plain_attributes(sampler: Any) -> dict[str, Any]:
-    """Returns copies of those that hold plain values; torch's own samplers change none."""
-    if type(sampler).__module__.startswith("torch."):
-        return {}
-    attributes = _attributes(sampler).items()
-    return {name: _copied(one) for name, one in attributes if _is_plain(one)}
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in _PLAIN or isinstance(value, Tensor) or type(value).__name__ == "ndarray":
-        return True
-    return type(value) in (list, tuple) and all(type(one) in _PLAIN for one in value)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return value.copy() if hasattr(value, "copy") else value
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    same = one == other
-    return bool(same.all() if hasattr(same, "all") else same)
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object like those of `torch.distributed.checkpoint.stateful`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where it is."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Goes on from what `state_dict` gave."""
+    def _other_order(self, num_taken: int) -> TaskError:
+        names = ", ".join(one.kind for one in self._states)
+        return TaskError(
+            f"the order of the train data loader ({names}) isn't the one that the epoch began with, of "
+            f"which {num_taken} batches were trained on",
+            fix="let samplers draw from a generator of their own, not from one that the training draws "
+            "from in between, or have state_dict and load_state_dict; then resume from a checkpoint at "
+            "the end of an epoch",
+        )

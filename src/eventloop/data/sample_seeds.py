@@ -60,61 +60,64 @@ def may_draw(dataset: Any) -> bool:
 
 
 class SampleSeeds:
-    """Seeds of samples and batches, from seed, epoch and index; where the generators stood before a batch.
+    """Seeds of samples and batches, from the run's seed, epoch and index; and the RNG states to restore.
 
     Args:
         seed: of the run.
         shared: whether worker processes, which may outlast an epoch, have to see its number.
 
     Attributes:
+        saved: the RNG states before the batch that is being read.
+        moved: whether generators may have moved since.
         collates: whether a collate function that may draw ends each batch.
+        first: the first index of the batch.
     """
 
     def __init__(self, seed: int, *, shared: bool) -> None:
         self._seed = seed
         self._epoch: Any = torch.zeros(1, dtype=torch.int64).share_memory_() if shared else [0]  # type: ignore[no-untyped-call]
         self._base = (-1, 0)
-        self.kept: KeptGenerators | None = None
+        self.saved: KeptGenerators | None = None
         self.moved = self.collates = False
-        self.first: Any = None  # index of the batch
+        self.first: Any = None
 
     def start_epoch(self, epoch: int) -> None:
-        """Ties what is drawn from now on to this epoch."""
+        """Sets the epoch that draws are tied to."""
         self._epoch[0] = epoch
 
     def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
-        """Begins a batch; the data set's own generators are kept, too: an order may come from one of them."""
+        """Begins a batch; restores the data set's own generators, too: a sampler may share one."""
         epoch = int(self._epoch[0])
         if self._base[0] != epoch:
             self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
-        self.first, self.kept, self.moved = first, KeptGenerators(own), True
-        return self.kept
+        self.first, self.saved, self.moved = first, KeptGenerators(own), True
+        return self.saved
 
     def end_batch(self) -> None:
-        """Ends a batch: in the main process the generators, the training's, stand where they stood."""
-        kept = self.kept
-        if kept and (self.moved or kept.gpu is not None) and get_worker_info() is None:
-            kept.put_back()
-        self.kept = None
+        """Ends a batch; in the main process, restores the generators, which the training draws from."""
+        saved = self.saved
+        if saved and (self.moved or saved.gpu is not None) and get_worker_info() is None:
+            saved.put_back()
+        self.saved = None
 
     def of_sample(self, index: Any) -> int:
-        """Returns the seed of the sample of an index."""
+        """Returns the seed of the sample at an index."""
         return _mixed(self._base[1] + _number(index))
 
     def of_collate(self) -> int:
-        """Returns the seed of what becomes of the batch."""
+        """Returns the seed of the batch's collate function."""
         return _mixed(~self._base[1] + _number(self.first))
 
 
 class SeededDataset(StandIn):
-    """A data set that seeds before it reads; in all else the data set that it was given.
+    """Seeds the generators before it reads samples from another data set.
 
-    A data set that reads a whole batch at once is seeded once for it, from its first index.
+    A data set with `__getitems__` is seeded once a batch, from its first index.
 
     Args:
         dataset: map-style.
         seeds: where the seeds come from.
-        draws: whether it may draw; the collate function alone does, if not.
+        draws: whether it may draw; if not, the collate function alone does.
     """
 
     __slots__ = ("_batched", "_draws", "_own", "_seeds")
@@ -140,16 +143,16 @@ class SeededDataset(StandIn):
 
     def _read(self, indices: Sequence[Any], read: Read) -> Any:
         seeds, draws = self._seeds, self._draws
-        kept = seeds.start_batch(indices[0], self._own)
+        saved = seeds.start_batch(indices[0], self._own)
         try:
-            found = read(indices, None) if draws is None else draws.run(read, indices, kept)
+            found = read(indices, None) if draws is None else draws.run(read, indices, saved)
         except BaseException as error:
             seeds.end_batch()
             if isinstance(error, StopIteration):
                 raise _no_end(f"the data set {type(self._dataset).__name__}") from error
             raise
         seeds.moved = bool(self._own) or (draws is not None and draws.moved)
-        if not seeds.collates and (seeds.moved or kept.gpu is not None):
+        if not seeds.collates and (seeds.moved or saved.gpu is not None):
             seeds.end_batch()
         return found
 
@@ -161,11 +164,11 @@ class SeededDataset(StandIn):
         dataset, plain = self._dataset, _plain(indices)
         if seed is None and not self._own:
             return [dataset[index] for index in plain]
-        found = []
-        for index, one in zip(indices, plain, strict=True):
+        samples = []
+        for index, plain_index in zip(indices, plain, strict=True):
             self._seed(index, seed)
-            found.append(dataset[one])
-        return found
+            samples.append(dataset[plain_index])
+        return samples
 
     def _seed(self, index: Any, seed: Seed | None) -> None:
         if seed is None and not self._own:
@@ -178,12 +181,7 @@ class SeededDataset(StandIn):
 
 
 class SeededCollate:
-    """A collate function whose draws come from the batch's first index; it ends the batch.
-
-    Args:
-        collate_fn: the loader's own.
-        seeds: those of the data set.
-    """
+    """Seeds a collate function from the batch's first index, and ends the batch."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], seeds: SampleSeeds) -> None:
         self._collate_fn = collate_fn
@@ -193,7 +191,7 @@ class SeededCollate:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_collate_fn" not in self.__dict__:
-            raise AttributeError(name)  # asked while it is unpickled
+            raise AttributeError(name)  # while it is unpickled
         return getattr(self._collate_fn, name)
 
     def __call__(self, samples: Any) -> Any:
@@ -214,10 +212,10 @@ class SeededCollate:
 
 
 def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
-    """Makes a batch of samples; an error says what the function was given.
+    """Makes a batch of samples; adds the samples' shapes to an error.
 
     Raises:
-        TaskError: the function raised StopIteration, which would end the data without a word.
+        TaskError: the function raised StopIteration, which would silently end the epoch.
     """
     try:
         return collate_fn(samples)
@@ -237,24 +235,24 @@ def _no_end(who: str) -> TaskError:
 
 
 def _generators_of(dataset: Any) -> list[Any]:
-    """Returns the random generators that a data set, or one that it is made of, has as attributes."""
+    """Returns the random generators that a data set or its parts have as attributes."""
     if parts := parts_of(dataset):
         return [one for part in parts for one in _generators_of(part)]
     return [one for one in getattr(dataset, "__dict__", {}).values() if is_generator(one)]
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Returns whether a data set reads a batch at once; torch's own do what their parts do."""
+    """Returns whether a data set has `__getitems__`; torch's wrappers have if their parts have."""
     if type(dataset) in (Subset, StackDataset):
         return any(map(reads_batches, parts_of(dataset)))
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def _number(index: Any) -> int:
-    """Returns a number of an index, another one for each."""
+    """Returns a different number for each index."""
     try:
         number = operator.index(index)
-        return number if type(index) is not Again else number + index.times * _ODD
+        return number if type(index) is not RepeatedIndex else number + index.times * _ODD
     except TypeError:
         plain = index.tolist() if hasattr(index, "tolist") else index
         return _digest(repr(plain))
@@ -276,33 +274,34 @@ def _mixed(number: int) -> int:
 
 
 def _plain(indices: Sequence[Any]) -> Sequence[Any]:
-    if not Again.exists or Again not in set(map(type, indices)):
+    if not RepeatedIndex.exists or RepeatedIndex not in set(map(type, indices)):
         return indices
-    return [int(one) if type(one) is Again else one for one in indices]
+    return [int(one) if type(one) is RepeatedIndex else one for one in indices]
 
 
-class Again(int):
+class RepeatedIndex(int):
     """The index of a sample that this epoch has already drawn; a plain int to other code.
 
     Attributes:
-        times: how often it has been given before.
+        times: how often it was drawn before.
+        exists: whether this process has made one.
     """
 
     times: int
-    exists = False  # any of them, in this process
+    exists = False
 
-    def __new__(cls, index: int, times: int = 0) -> Again:
-        """Makes it of the index."""
-        Again.exists = True
+    def __new__(cls, index: int, times: int = 0) -> RepeatedIndex:
+        """Marks an index."""
+        RepeatedIndex.exists = True
         made = super().__new__(cls, index)
         made.times = times
         return made
 
 
 def may_repeat(sampler: Any) -> bool:
-    """Returns whether a sampler may give an index twice an epoch: no, if it is known not to.
+    """Returns whether a sampler may repeat an index within an epoch: no, if it is known not to.
 
-    A `DistributedSampler` does, to give all ranks as many; those few draw the same again.
+    A `DistributedSampler` does to pad; those few samples make the same draws again.
     """
     kind = type(sampler)
     if kind is BatchSampler:
@@ -312,15 +311,12 @@ def may_repeat(sampler: Any) -> bool:
     return kind not in (SequentialSampler, DistributedSampler)
 
 
-def numbered(indices: Iterable[Any]) -> Iterator[Any]:
-    """Yields indices, or lists of them, with those that come again as `Again`.
-
-    What is not a whole number, such as a name, stays as it is.
-    """
+def mark_repeats(indices: Iterable[Any]) -> Iterator[Any]:
+    """Yields indices, or lists of them, with repeated integers as `RepeatedIndex`."""
     counts: dict[int, int] = {}
 
     def number(index: Any) -> Any:
-        if type(index) is Again:
+        if type(index) is RepeatedIndex:
             return index
         try:
             key = operator.index(index)
@@ -328,7 +324,7 @@ def numbered(indices: Iterable[Any]) -> Iterator[Any]:
             return index
         times = counts.get(key, 0)
         counts[key] = times + 1
-        return Again(key, times) if times else index
+        return RepeatedIndex(key, times) if times else index
 
     for one in indices:
         yield [number(index) for index in one] if isinstance(one, (list, tuple)) else number(one)

@@ -1,4 +1,4 @@
-"""Which rank sees which samples: a data loader of all of them becomes one of a rank's own."""
+"""Shards data loaders over ranks: which rank sees which samples."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import (
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-)
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from eventloop.data.combine import Cycled, NoData, Zipped, innermost, is_map_style, seed_of_part
-from eventloop.data.sample_seeds import may_repeat, numbered
+from eventloop.data.sample_seeds import mark_repeats, may_repeat
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
 
-# Kinds of shared order that a run keeps, whatever the number of ranks with which it goes on.
+# Kinds of shared order that a run keeps with any number of ranks.
 LASTING = ("distributed", "seeded")
 
 if TYPE_CHECKING:
@@ -26,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def sharded_for_training(dataloader: Any, state: State, seed: int | None = None) -> Any:
-    """Returns a data loader of this rank's part of the samples; of several, of each.
+    """Returns a data loader of this rank's shard; of several data loaders, of each.
 
-    A map-style `DataLoader` gets a `DistributedSampler`, of a list of batches each rank takes
-    every `world_size`-th; a sampler that knows of ranks stays, and so does any other iterable,
-    which has to split itself by `state.rank`.
+    A map-style `DataLoader` gets a `DistributedSampler`; of a list of batches each rank takes every
+    `world_size`-th. A sampler with `num_replicas` stays, and so does any other iterable, which has
+    to shard itself by `state.rank`.
 
     Args:
         seed: what all ranks draw an order from; the run's unless given.
@@ -40,9 +35,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
     """
     num, uneven = state.world_size, state.settings.uneven
     seed = state.settings.seed if seed is None else seed
-    if isinstance(dataloader, Cycled):
-        return Cycled(sharded_for_training(dataloader.dataloader, state, seed))
-    if isinstance(dataloader, Zipped):
+    if isinstance(dataloader, (Cycled, Zipped)):
         return dataloader.with_parts(
             lambda idx, one: sharded_for_training(one, state, seed_of_part(seed, idx))
         )
@@ -54,9 +47,8 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
-        return _rebuilt(
-            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, state.rank, num, seed)
-        )
+        part = RankPart(dataloader.batch_sampler, state.rank, num, seed)
+        return _rebuilt(dataloader, batch_sampler=part)
     _require(len(dataloader.sampler), num, "sample")
     if uneven == "error" and len(dataloader.sampler) % num:
         raise TaskError(
@@ -64,13 +56,9 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
     if _is_torchs(dataloader.sampler):
+        shuffle, ranks = type(dataloader.sampler) is RandomSampler, (num, state.rank)
         sampler: Any = DistributedSampler(
-            dataloader.dataset,
-            num,
-            state.rank,
-            shuffle=type(dataloader.sampler) is RandomSampler,
-            seed=seed,
-            drop_last=uneven == "drop",
+            dataloader.dataset, *ranks, shuffle=shuffle, seed=seed, drop_last=uneven == "drop"
         )
     else:
         sampler = RankPart(dataloader.sampler, state.rank, num, seed, even=uneven)
@@ -78,36 +66,33 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
 
 
 def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
-    """Returns a data loader of this rank's part, so that all ranks together see each sample once.
+    """Returns a data loader of this rank's shard, so that all ranks together see each sample once.
 
-    A set of fewer samples than ranks, and an iterable that can't be split, stay whole.
+    A set of fewer samples than ranks, and an iterable that can't be sharded, stay whole.
     """
     if is_too_small(dataloader, state):
         return dataloader
-    if isinstance(dataloader, Cycled):
-        return Cycled(sharded_for_evaluation(dataloader.dataloader, state))
-    if isinstance(dataloader, Zipped):
+    if isinstance(dataloader, (Cycled, Zipped)):
         return dataloader.with_parts(lambda idx, one: sharded_for_evaluation(one, state))
     if _is_list(dataloader):
         return dataloader[state.rank :: state.world_size]
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
+    ranks = state.rank, state.world_size, state.settings.seed
     if not _has_plain_batches(dataloader):
-        return _rebuilt(
-            dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *_ranks(state))
-        )
-    return _with_sampler(dataloader, RankPart(dataloader.sampler, *_ranks(state)))
+        return _rebuilt(dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *ranks))
+    return _with_sampler(dataloader, RankPart(dataloader.sampler, *ranks))
 
 
 def is_split_here(dataloader: Any) -> bool:
-    """Whether the samples are shared out here, so that all ranks must have the same ones."""
+    """Whether this module shards it, so that all ranks must have the same samples; not of combined ones."""
     if isinstance(dataloader, (Cycled, Zipped)):
-        return False  # of its parts that is asked
+        return False
     return _is_list(dataloader) or (is_map_style(dataloader) and not _knows_ranks(dataloader))
 
 
 def splits_itself(dataloader: Any) -> bool:
-    """Returns whether only the data itself can split it over ranks; whether it does isn't known."""
+    """Returns whether only the iterable itself can shard; whether it does isn't known."""
     if isinstance(dataloader, (Cycled, Zipped)):
         return any(map(splits_itself, innermost(dataloader)))
     known = _is_list(dataloader) or is_map_style(dataloader)
@@ -115,7 +100,7 @@ def splits_itself(dataloader: Any) -> bool:
 
 
 def is_too_small(dataloader: Any, state: State) -> bool:
-    """Returns whether there is less to evaluate than there are ranks, so that each sees all of it."""
+    """Returns whether there are fewer samples than ranks, so that each rank evaluates all of them."""
     if isinstance(dataloader, (Cycled, Zipped)):
         return any(is_too_small(one, state) for one in innermost(dataloader))
     if _is_list(dataloader):
@@ -127,15 +112,15 @@ def is_too_small(dataloader: Any, state: State) -> bool:
 
 
 class RankPart(Sampler[Any]):
-    """Every `num_replicas`-th of what a sampler gives, from `rank` on; the ranks draw alike.
+    """A rank's shard of a sampler: every `num_replicas`-th entry, from `rank` on. All ranks draw alike.
 
     Args:
-        sampler: gives all.
-        rank, num_replicas: this one, of how many.
-        seed: what all ranks draw from, with the epoch; None where the sampler sees to that.
-        even: "pad" repeats the first ones and "drop" leaves the last ones out, so that all ranks
-            have as many; "" gives each what there is.
-        begun_with: for how many ranks that was done first, where the run had others.
+        sampler: yields the entries of all ranks.
+        rank, num_replicas: this rank, of how many.
+        seed: what all ranks draw from, with the epoch; None if the sampler has its own.
+        even: "pad" repeats the first entries and "drop" leaves the last out, so that all ranks have
+            as many; "" does neither.
+        begun_with: the number of ranks that this was done for first, in a run begun with others.
     """
 
     def __init__(
@@ -156,13 +141,13 @@ class RankPart(Sampler[Any]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next draw depend on the epoch."""
+        """Sets the epoch that the next order depends on."""
         self._epoch = epoch
         if isinstance(self.sampler, DistributedSampler):
             self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Returns how many are this rank's."""
+        """Returns how many entries are this rank's."""
         total = len(self.sampler)
         for divisor in self._divisors:
             if self.even:
@@ -170,12 +155,12 @@ class RankPart(Sampler[Any]):
         return len(range(self.rank, total, self.num_replicas))
 
     def __iter__(self) -> Iterator[Any]:
-        """Draws all and gives this rank's."""
+        """Draws the entries of all ranks and returns an iterator over this rank's."""
         if self.seed is None:
             drawn = self._drawn()
         else:
             with kept_generators():
-                # What draws from the global generators draws the same on every rank.
+                # So that a sampler without a generator of its own draws alike on all ranks.
                 seed_everything((self.seed + self._epoch) % 2**32)
                 drawn = self._drawn()
         for divisor in self._divisors:
@@ -186,21 +171,58 @@ class RankPart(Sampler[Any]):
         return iter(drawn[self.rank :: self.num_replicas])
 
     def _drawn(self) -> list[Any]:
-        # What comes again is told apart here, where all ranks' samples are seen.
-        return list(numbered(self.sampler) if may_repeat(self.sampler) else self.sampler)
+        # Repeats are marked here, where the samples of all ranks are seen.
+        return list(mark_repeats(self.sampler) if may_repeat(self.sampler) else self.sampler)
 
 
 def _excess(number: int, divisor: int, even: str) -> int:
-    """Returns how many are added, or with a minus left out, to be a multiple of `divisor`."""
+    """Returns how many to add, or if negative leave out, to get a multiple of `divisor`."""
     return -(number % divisor) if even == "drop" else -number % divisor
 
 
-def shared_order(dataloader: Any) -> dict[str, Any]:
-    """Says how all ranks together come to the order of a map-style data loader.
+class UnevenSteps(Sampler[list[Any]]):
+    """A rank's batches of steps whose size the number of ranks needn't divide: some take one more.
 
-    Returns:
-        Plain values: its kind, how many ranks share it, and what else it depends on.
+    Args:
+        sampler: yields the samples of all ranks, which draw them alike.
+        rank, world_size: this one, of how many.
+        step_size: how many samples all ranks take a step; at least one each.
+        drop_last: whether a last step of fewer samples is left out. It is, too, if it has fewer
+            than there are ranks and the sampler drops what doesn't divide; else it repeats some.
     """
+
+    def __init__(
+        self, sampler: RankPart, rank: int, world_size: int, step_size: int, drop_last: bool
+    ) -> None:
+        self.sampler = sampler
+        self._rank = rank
+        self._world_size = world_size
+        self._step_size = step_size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        """Returns how many steps there are, on every rank alike."""
+        num_whole, rest = divmod(len(self.sampler), self._step_size)
+        return num_whole + self._takes(rest)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Draws the samples of all and yields this rank's part of each step."""
+        samples = iter(self.sampler)
+        while step := list(itertools.islice(samples, self._step_size)):
+            if len(step) < self._step_size and not self._takes(len(step)):
+                return
+            size = max(len(step), self._world_size)
+            step = list(itertools.islice(itertools.cycle(step), size))
+            yield step[self._rank :: self._world_size]
+
+    def _takes(self, rest: int) -> bool:
+        """Returns whether a last step of so few samples is made."""
+        is_too_small = rest < self._world_size and self.sampler.even == "drop"
+        return rest > 0 and not self._drop_last and not is_too_small
+
+
+def shared_order(dataloader: Any) -> dict[str, Any]:
+    """Returns what the order of a map-style data loader depends on: its kind, number of ranks, seed ..."""
     sampler = dataloader.sampler
     if not _has_plain_batches(dataloader) or dataloader.batch_sampler is None:
         source = sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
@@ -221,21 +243,20 @@ def shared_order(dataloader: Any) -> dict[str, Any]:
 
 
 def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: int) -> RankPart:
-    """Returns a sampler of this rank's part of an order that other ranks, or as many, had.
+    """Returns a sampler of this rank's shard of a saved order.
 
     Args:
-        order: what `shared_order` said of the data loader with those ranks.
+        order: what `shared_order` returned, maybe with another number of ranks.
         dataloader: with these ranks; it makes batches of its sampler's samples.
 
     Raises:
-        TaskError: the order depends on who takes part.
+        TaskError: the order depends on the number of ranks.
     """
     kind, even = order["kind"], order.get("even", "pad")
     mine = dataloader.sampler
     if kind == "distributed":
-        whole: Any = DistributedSampler(
-            dataloader.dataset, 1, 0, shuffle=order["shuffle"], seed=order["seed"]
-        )
+        shuffle, seed = order["shuffle"], order["seed"]
+        whole: Any = DistributedSampler(dataloader.dataset, 1, 0, shuffle=shuffle, seed=seed)
     elif kind in ("seeded", "drawn") and type(mine) is DistributedSampler:
         # Made of one of torch's; see `sharded_for_training`.
         shuffled = RandomSampler(dataloader.dataset, generator=dataloader.generator)
@@ -249,7 +270,7 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
         raise TaskError(
             f"the train data loader has {kind}, made for {order['ranks']} ranks, of which "
             f"{world_size} can't take the same samples a step",
-            fix=f"go on with {order['ranks']} ranks, or from a checkpoint at the end of an epoch",
+            fix=f"resume with {order['ranks']} ranks, or from a checkpoint at the end of an epoch",
         )
     if kind == "drawn" and dataloader.drop_last:
         even = "drop"  # what one process left out
@@ -258,14 +279,10 @@ def order_as(order: Mapping[str, Any], dataloader: Any, rank: int, world_size: i
 
 
 def _is_torchs(sampler: Any) -> bool:
-    """Returns whether a sampler yields each sample once, as a `DistributedSampler` does."""
+    """Returns whether a sampler yields each sample once, so that a `DistributedSampler` can replace it."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(sampler.data_source)
     return type(sampler) is SequentialSampler
-
-
-def _ranks(state: State) -> tuple[int, int, int]:
-    return state.rank, state.world_size, state.settings.seed
 
 
 def _is_list(dataloader: Any) -> bool:
@@ -273,40 +290,34 @@ def _is_list(dataloader: Any) -> bool:
 
 
 def _knows_ranks(dataloader: Any) -> bool:
-    """Returns whether a sampler splits by rank already: torch's, or one with its attribute."""
+    """Returns whether its sampler shards by rank: torch's, or one with `num_replicas`."""
     samplers = (dataloader.sampler, dataloader.batch_sampler)
     return any(getattr(sampler, "num_replicas", None) is not None for sampler in samplers)
 
 
 def _has_plain_batches(dataloader: Any) -> bool:
-    """Returns whether batches are made of the sampler's samples, not by a batch sampler of its own."""
+    """Returns whether batches are made of its sampler's samples, not by a batch sampler of the user's."""
     return dataloader.batch_size is not None or dataloader.batch_sampler is None
 
 
 def _with_sampler(dataloader: Any, sampler: Sampler[Any]) -> Any:
-    if dataloader.batch_sampler is None:
-        return _rebuilt(dataloader, batch_size=None, sampler=sampler)
-    return _rebuilt(
-        dataloader,
-        batch_size=dataloader.batch_size,
-        drop_last=dataloader.drop_last,
-        sampler=sampler,
-    )
+    # Without batches, batch_size is None and drop_last False.
+    size, drop_last = dataloader.batch_size, dataloader.drop_last
+    return _rebuilt(dataloader, batch_size=size, drop_last=drop_last, sampler=sampler)
 
 
-def _rebuilt(dataloader: Any, **given: Any) -> Any:
-    """Makes a data loader like another, from its public attributes.
+def _rebuilt(dataloader: Any, **changed: Any) -> Any:
+    """Returns a data loader like another, made of its public attributes.
 
     Raises:
         TaskError: its class can't be made of them.
     """
-    kept = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
-            "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
-            "in_order")  # fmt: skip
+    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
+             "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers",
+             "in_order")  # fmt: skip
+    same = {name: getattr(dataloader, name) for name in names}
     try:
-        return type(dataloader)(
-            dataloader.dataset, **{name: getattr(dataloader, name) for name in kept}, **given
-        )
+        return type(dataloader)(dataloader.dataset, **same, **changed)
     except TypeError as error:
         raise TaskError(
             f"a {type(dataloader).__name__} can't be split over ranks: {error}",

@@ -1,1 +1,1 @@
-"""Several processes that train together: what they exchange, and what happens when one fails."""
+"""Training with several processes: communication, and handling of failures."""

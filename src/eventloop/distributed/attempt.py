@@ -1,9 +1,9 @@
-"""Which attempt of a run this is, so that ranks meet those that were started with them.
+"""Names the attempt of a run, so that ranks connect only to ranks started with them.
 
-torchrun keeps its store over a restart, with all that ranks of earlier attempts have written there.
-Its count of restarts doesn't tell attempts apart: each machine counts by itself. One that comes later
-begins at 0, and one that restarts because another has come doesn't count that (torch 2.13). So rank 0
-gives each attempt a name, and goes on when every other rank of it has answered.
+torchrun keeps its store over a restart, with all keys of earlier attempts. Its restart count
+doesn't identify an attempt: each machine counts separately, a machine that joins later starts at
+0, and a restart because a machine joined isn't counted (torch 2.13). So rank 0 names each attempt,
+and continues when every other rank has answered.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _POLL_S = 0.02
 
 @functools.cache
 def attempt() -> str:
-    """Returns the name of this attempt, alike on all its ranks; collective under torchrun.
+    """Returns the name of this attempt, the same on all its ranks; collective under torchrun.
 
     Raises:
-        EventloopError: a rank of it hasn't started in time.
+        EventloopError: a rank hasn't started in time.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or _is_held_by_a_rank():
         return "0"  # no launcher but torchrun starts ranks again; rank 0's store ends with it
@@ -37,13 +37,13 @@ def attempt() -> str:
 
 
 def connect(patience: timedelta) -> TCPStore:
-    """Connects to the store of these ranks, which torchrun may leave to rank 0 to hold.
+    """Connects to the store of these ranks, which torchrun or rank 0 hosts.
 
     Args:
-        patience: how long each request may take.
+        patience: the timeout of each request.
 
     Raises:
-        KeyError, ValueError, RuntimeError: the variables are missing, or no store is there.
+        KeyError, ValueError, RuntimeError: the variables are missing, or there is no store.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if not _is_held_by_a_rank():
@@ -57,18 +57,18 @@ def connect(patience: timedelta) -> TCPStore:
 
 
 def _is_held_by_a_rank() -> bool:
-    """Returns whether torchrun holds no store for the ranks: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+    """Returns whether rank 0 hosts the store: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
 
 
 def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
-    """Returns a name for these ranks, which none that used the store before them have.
+    """Returns a name for these ranks that earlier ranks in the same store don't have.
 
     Args:
-        seconds: how long ranks wait for each other.
+        seconds: how long the ranks wait for each other.
 
     Raises:
-        EventloopError: one hasn't answered by then.
+        EventloopError: a rank hasn't answered in time.
     """
     end = time.monotonic() + seconds
     if rank == 0:

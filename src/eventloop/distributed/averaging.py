@@ -1,4 +1,4 @@
-"""Tensors of all ranks made one: gradients, statistics of batch norms, weights and buffers."""
+"""Averages or copies tensors over ranks: gradients, batch norm statistics, weights and buffers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def average_gradients(
 ) -> None:
     """Averages the gradients of these optimizers' parameters over the ranks, in place.
 
-    A parameter that no rank has used keeps no gradient. Which ranks have used which is asked for
-    only with `find_unused_parameters`; without it, all must have used the same.
+    A parameter that no rank has used gets no gradient. Ranks can use different parameters only
+    with `find_unused_parameters`.
     """
     params = [
         param
@@ -70,10 +70,10 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def with_shared_batch_norm(model: nn.Module) -> nn.Module:
-    """Returns the model with every batch norm computing over the batches of all ranks.
+    """Returns the model with every batch norm synchronised over the ranks.
 
-    Parameters and buffers are the same objects under the same names. Lazy ones must have seen a
-    batch.
+    Parameters and buffers stay the same objects under the same names. Lazy modules must be
+    initialised.
     """
     on_gpu = any(param.device.type == "cuda" for param in model.parameters())
     if on_gpu:
@@ -85,14 +85,14 @@ def with_shared_batch_norm(model: nn.Module) -> nn.Module:
 
 
 class _HostSyncBatchNorm(_BatchNorm):
-    """A batch norm whose statistics are those of all ranks' batches together.
+    """A batch norm with statistics over the batches of all ranks.
 
     Shapes: input and output (N, C, ...) with any N on each rank.
     """
 
     @classmethod
     def of(cls, other: _BatchNorm) -> _HostSyncBatchNorm:
-        """Makes one of another's parameters and buffers."""
+        """Creates one with the parameters and buffers of another batch norm."""
         made = cls.__new__(cls)
         made.__dict__ = other.__dict__.copy()
         return made
@@ -142,7 +142,7 @@ def _sum(local: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks, whose gradient is the sum of the ranks' gradients."""
+    """The sum over ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether the ranks train the same thing: before the run, and weights while it lasts."""
+"""Checks that the ranks train the same: settings before the run, and weights during it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
 
 
 def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a manifest says of a plugin, without the options that may differ.
+    """Returns a plugin's entry in a manifest without the options that may differ between ranks.
 
-    Those that the plugin declares, and those with functions: a rank may print where others don't.
+    These are the plugin's `free_options`, and options that are functions.
     """
     left_out = {*plugin["free"], *plugin["functions"]}
     options = {name: one for name, one in plugin["options"].items() if name not in left_out}
@@ -54,24 +54,24 @@ def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
-    """Compares something of all ranks, leaf by leaf; collective: every rank must call it.
+    """Compares a value over all ranks, leaf by leaf. Collective: every rank must call it.
 
-    A digest is exchanged; what it is of, only where it differs.
+    Ranks exchange a digest, and the value only if the digests differ.
 
     Args:
-        mine: what JSON can hold.
-        when: since when, for the message.
+        mine: a JSON value.
+        when: since when it may differ, for the message.
 
     Raises:
-        EventloopError: it differs; the message shows where, in the first places.
+        EventloopError: it differs; the message shows the first differences.
     """
     if not processes.are_same(mine):
-        everybody = [dict(_flat("", one)) for one in processes.all_gather(mine)]
-        _compare(what, everybody, when)
+        of_ranks = [dict(_flat("", one)) for one in processes.all_gather(mine)]
+        _compare(what, of_ranks, when)
 
 
 def optimizers_of(state: State) -> dict[str, Any]:
-    """Returns what must be alike in the optimizers: kinds, settings, names and shapes of parameters."""
+    """Returns what ranks must share of optimizers: class, settings, parameter names and shapes."""
     names = {id(one): name for name, one in state.model.named_parameters()}
     found: dict[str, Any] = {}
     for name, optimizer in state.optimizers.items():
@@ -86,13 +86,13 @@ def optimizers_of(state: State) -> dict[str, Any]:
 
 
 def settings_of(name: str, groups: Any) -> dict[str, Any]:
-    """Returns the settings of an optimizer's groups of parameters, by their paths."""
+    """Returns the settings of an optimizer's parameter groups by their paths."""
     settings = [{key: one for key, one in group.items() if key != "params"} for group in groups]
     return dict(_leaves(f"{name}.groups", settings))
 
 
 def schedules_of(state: State) -> dict[str, Any]:
-    """Returns what must be alike in the schedulers: kinds, and what they keep."""
+    """Returns what ranks must share of the schedulers: class and state."""
     found: dict[str, Any] = {}
     for interval, pairs in state.schedulers.items():
         for idx, (name, scheduler) in enumerate(pairs):
@@ -103,7 +103,7 @@ def schedules_of(state: State) -> dict[str, Any]:
 
 
 def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
-    """Returns the lengths of a data loader that is split here; of others each rank may have its own."""
+    """Returns the lengths of a data loader that eventloop shards; other lengths may differ."""
     parts = list(innermost(dataloader))
     if parts[0] is not dataloader:
         named = ((f"{name}.{idx}", one) for idx, one in enumerate(parts))
@@ -123,9 +123,9 @@ def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
     }
 
 
-def _compare(what: str, everybody: list[dict[str, Any]], when: str) -> None:
-    first = everybody[0]
-    for rank, theirs in enumerate(everybody):
+def _compare(what: str, of_ranks: list[dict[str, Any]], when: str) -> None:
+    first = of_ranks[0]
+    for rank, theirs in enumerate(of_ranks):
         keys = [key for key in first | theirs if first.get(key) != theirs.get(key)]
         if not keys:
             continue
@@ -156,9 +156,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields numbers and texts of a nest with their paths; of anything else, the kind.
+    """Yields the numbers and strings of a nest with their paths; the type of anything else.
 
-    The text of an object may have its address, which differs from process to process.
+    The repr of an object can contain its address, which differs between processes.
     """
     if isinstance(value, Mapping):
         for key, one in value.items():
@@ -177,14 +177,14 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def require_same_weights(
     processes: Processes, state: State, sums: Mapping[str, float], when: str
 ) -> None:
-    """Compares weights, and the settings that move them; collective: every rank must call it.
+    """Compares weights and optimizer settings. Collective: every rank must call it.
 
     Args:
-        sums: of each parameter, by name.
-        when: since when something may differ, for the message.
+        sums: the sum of each parameter, by name.
+        when: since when they may differ, for the message.
 
     Raises:
-        EventloopError: something differs; the message has the first parameter and both ranks.
+        EventloopError: they differ; the message has the first parameter and both ranks.
     """
     settings: dict[str, object] = {}
     for name, optimizer in state.optimizers.items():
@@ -197,9 +197,9 @@ def require_same_weights(
     if processes.are_same(shared):
         return
     norms = {name: one.detach().norm().item() for name, one in state.model.named_parameters()}
-    everybody = processes.all_gather({name: (one, norms[name]) for name, one in shared.items()})
+    of_ranks = processes.all_gather({name: (one, norms[name]) for name, one in shared.items()})
     for name in shared:
-        values, sizes = zip(*(one[name] for one in everybody), strict=True)
+        values, sizes = zip(*(one[name] for one in of_ranks), strict=True)
         far = [abs(one - values[0]) for one in values]
         rank = far.index(max(far))
         if far[rank] > _ROUNDING * max(sizes):

@@ -1,4 +1,4 @@
-"""What writes a checkpoint: one rank alone, or a thread of each, which work step by step together."""
+"""The threads that write a checkpoint: of a single rank, or of every rank in lockstep."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ T = TypeVar("T")
 
 
 class Crew:
-    """Those who write a checkpoint together, as one of them sees them: here, one rank alone."""
+    """The ranks that write a checkpoint together: here, a single rank."""
 
     rank = 0
     world_size = 1
 
     def run(self, step: Callable[[], T]) -> list[T]:
-        """Runs a step on every rank, and waits until all have done it.
+        """Runs a step on every rank, and waits until all have finished.
 
         Returns:
             The results on rank 0, in order of the ranks; [] on others.
 
         Raises:
             BaseException: what the step raised here, or a CheckpointError with what it raised on
-                another rank: every rank raises if one does.
+                another rank. If one rank raises, all do.
         """
         return [step()]
 
     def first(self, value: T) -> T:
-        """Returns what rank 0 gave, on every rank."""
+        """Returns the value of rank 0 on every rank."""
         return value
 
 
@@ -37,7 +37,7 @@ ALONE = Crew()
 
 
 class CrewOfRanks(Crew):
-    """A thread of each rank, which work together beside the training.
+    """A background thread of every rank; they work in lockstep.
 
     Args:
         group: a gloo group that nothing else uses.
@@ -56,9 +56,9 @@ class CrewOfRanks(Crew):
             result = step()
         except BaseException as error:  # noqa: BLE001  raised below, when all know
             own = error
-        told = (result, None if own is None else f"rank {self.rank}: {own}")
+        message = (result, None if own is None else f"rank {self.rank}: {own}")
         outcomes: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        self._dist.gather_object(told, outcomes, dst=0, group=self._group)
+        self._dist.gather_object(message, outcomes, dst=0, group=self._group)
         problem = self.first(next((why for _, why in outcomes or () if why is not None), None))
         if own is not None:
             raise own

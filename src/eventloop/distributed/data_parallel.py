@@ -1,7 +1,7 @@
-"""Training in several processes, one a device, which average their gradients: torch's DDP.
+"""Data-parallel training with torch's DDP: one process per device, gradients averaged.
 
-Started by torchrun, or by whatever else sets its variables RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT.
+Started by torchrun, or by another launcher that sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.failure_store import bulletin
 from eventloop.distributed.processes import (
     WHOLE,
-    CountBatch,
     Exchange,
     LossWeights,
     Parts,
     Processes,
+    WeighMicrobatch,
     Weight,
     weights_of,
 )
@@ -53,7 +53,7 @@ from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError, TaskError
 from eventloop.text import as_set
-from eventloop.training.numbers import Share, mean
+from eventloop.training.logged_numbers import Share, mean
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from eventloop.run.runtime import Feature
     from eventloop.signals import StopReason
     from eventloop.state import State
-    from eventloop.training.numbers import OverRanks, Place, Reduction, Row, Shares
-    from eventloop.training.set_numbers import Number
+    from eventloop.training.eval_numbers import Number
+    from eventloop.training.logged_numbers import Cell, OverRanks, Reduction, Row, Shares
 
 # Even batches between exchanges, and the seconds within which a signal is noticed, if no batch takes longer.
 _EVERY = 16
@@ -70,11 +70,11 @@ _NOTICED_S = 0.25
 
 
 class DataParallel(Processes):
-    """One rank of several, which see different data and average their gradients.
+    """One of several ranks, which train on different data and average their gradients.
 
     Args:
-        groups: a gloo group, for what the hosts tell each other, and one of the default backend,
-            for sums that mustn't wait behind gradients. Nothing else may hold them.
+        groups: a gloo group for values on the host, and a group of the default backend for sums
+            that mustn't queue behind gradients. There must be no other reference to them.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
@@ -87,22 +87,22 @@ class DataParallel(Processes):
 
     @property
     def host(self) -> dist.ProcessGroup:
-        """The group of the hosts."""
+        """The gloo group for values on the host."""
         return self._groups[0]
 
     @property
     def aside(self) -> dist.ProcessGroup:
-        """The group for sums aside of the gradients."""
+        """The group for sums that don't queue behind gradients."""
         return self._groups[1]
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:
-        """Returns the model in torch's DistributedDataParallel; bare where nothing is trained.
+        """Returns the model in DistributedDataParallel; unwrapped if nothing is trained.
 
         Raises:
-            SettingError: two settings exclude each other.
+            SettingError: two settings can't be combined.
         """
         model, settings = state.model, state.settings
         self._is_strategy = True
@@ -112,7 +112,7 @@ class DataParallel(Processes):
             raise SettingError(
                 "sync_batch_norm and microbatch_size='auto' can't both be: a rank that has run out "
                 "of memory would leave the others waiting for its statistics",
-                fix=f"give a number: {as_set(microbatch_size=16)}",
+                fix="give a number: " + as_set(microbatch_size=16),
             )
         if settings.microbatch_size == "auto":
             # A backward that exchanged gradients couldn't be repeated: this one doesn't.
@@ -128,16 +128,15 @@ class DataParallel(Processes):
         return wrapped
 
     def loss_weights(
-        self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
+        self, state: State, microbatches: Sequence[Any], weigh: WeighMicrobatch
     ) -> LossWeights:
-        """Returns what each weighs of the mean weight of a rank: gradients are averaged.
+        """Returns each weight relative to the mean weight of a rank, as DDP averages gradients.
 
-        Where the ranks may differ, the sum over them starts now and is awaited when the first loss
-        is there.
+        If ranks can differ, the sum over ranks starts now and is awaited at the first loss.
         """
         weights: list[Weight] = [0.0] * len(microbatches)
         if state.count.samples:
-            weights = weights_of(state, microbatches, count_batch)
+            weights = weights_of(state, microbatches, weigh)
         if state.even_batches:
             own = sum(weights)
             self.exchange.weigh(float(own))
@@ -152,7 +151,7 @@ class DataParallel(Processes):
         return Parts(weights, mean)
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
-        """Averages gradients over the ranks; those of a plugin's strategy are its own."""
+        """Averages gradients over the ranks, unless a plugin's strategy does it."""
         if self._is_strategy:
             average_gradients(self, state, optimizers)
 
@@ -197,19 +196,19 @@ class DataParallel(Processes):
         return ends[0] == -ends[1]
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
-        """Compares weights that DistributedDataParallel holds alike; another strategy's are its own."""
+        """Compares weights, unless a plugin's strategy manages them."""
         if self._is_strategy:
             require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Returns what reduces logged numbers over the ranks, in one sum a log interval.
+        """Returns a function that reduces logged numbers over ranks, in one sum per log interval.
 
-        Beside it a digest of their names travels, on the host.
+        A digest of their names is exchanged on the host.
         """
 
-        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Place]:
+        def over_ranks(rows: Sequence[Row], reductions: Mapping[str, Reduction]) -> list[Cell]:
             named = [[(row, name) for name in sorted(row) if name in reductions] for row in rows]
-            places = [place for places in filter(None, named) for place in places]
+            cells = [cell for cells in filter(None, named) for cell in cells]
             self._require_same_names(
                 [
                     (idx, name, reductions[name], len(_summands(row[name])))
@@ -217,31 +216,31 @@ class DataParallel(Processes):
                     for row, name in of_row
                 ]
             )
-            if not places:
-                return places
-            values = [value for row, name in places for value in _summands(row[name])]
+            if not cells:
+                return cells
+            values = [value for row, name in cells for value in _summands(row[name])]
             sums = torch.stack([_on_device(value, device).reshape(()) for value in values])
             dist.all_reduce(sums, group=self.aside)
             summed = iter(sums)
-            for row, name in places:
+            for row, name in cells:
                 if isinstance(shares := row[name], tuple):
                     row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
                 elif reductions[name] == "sum":
                     row[name] = next(summed)
                 else:
                     row[name] = next(summed) / self.world_size
-            return places
+            return cells
 
         return over_ranks
 
     def _require_same_names(self, mine: list[tuple[int, str, Reduction, int]]) -> None:
-        """Checks that what is about to be added up is the same on all ranks, one by one.
+        """Checks that all ranks are about to sum the same numbers.
 
         Args:
-            mine: the numbers of this rank: the row, the name, how it is reduced, how many summands.
+            mine: for each number of this rank: row, name, reduction and number of summands.
 
         Raises:
-            TaskError: it isn't; on every rank.
+            TaskError: they differ; raised on every rank.
         """
         if self.are_same(mine):
             return
@@ -262,7 +261,7 @@ class DataParallel(Processes):
         return watched()
 
     def crew(self) -> Crew:
-        """Returns what threads of the ranks work together with; their group is made when first asked for."""
+        """Returns the crew of all ranks; its group is created on the first call."""
         if len(self._groups) == 2:
             self._groups.append(
                 dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s()))
@@ -271,10 +270,11 @@ class DataParallel(Processes):
 
 
 class _Exchange(Exchange):
-    """The exchange among ranks: one small sum on the host, begun with a batch and read at its end.
+    """Exchanges counts and requests between ranks: an asynchronous sum on the host.
 
-    Where batches may be uneven, each has one. Of even batches every `_EVERY`th has one, and others
-    where a signal would wait too long: the seconds that rank 0 has told say how often, to all alike.
+    If batches can be uneven, each has one. Otherwise every `_EVERY`th batch has one, or more of
+    them if batches are slow, so that a signal isn't delayed; rank 0's timings decide for all
+    ranks.
     """
 
     def __init__(self, processes: DataParallel) -> None:
@@ -299,7 +299,7 @@ class _Exchange(Exchange):
         self._checkpoint = True
 
     def weigh(self, weight: float) -> None:
-        """Adds up what the batches counted for that all ranks should have alike."""
+        """Adds the weights of batches that should be the same on all ranks."""
         self._weight += weight
 
     def start(self, state: State) -> None:
@@ -345,10 +345,11 @@ class _Exchange(Exchange):
 
 
 def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
-    """Has each gradient keep its place in the buckets, from the first step of any process.
+    """Fixes the gradients' order in DDP's buckets before the first step.
 
-    With three ranks or more the last bits depend on it. DDP arranges buckets anew after the first
-    backward pass of a process (torch 2.13): here one of zeros, against the parameters' order.
+    With three or more ranks the order affects the last bits. DDP rebuilds its buckets after the
+    first backward pass of a process (torch 2.13), so this runs one with zeros, in reverse
+    parameter order.
     """
     model, wrapped.module = wrapped.module, _Sums(wrapped.module)
     sums = wrapped()
@@ -358,7 +359,7 @@ def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
 
 
 class _Sums(nn.Module):
-    """Computes the sum of each parameter of a model that is trained."""
+    """Computes the sum of each trained parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -387,10 +388,10 @@ def _uneven(num_batches: int, own: float, total: float) -> TaskError:
 
 
 def join() -> DataParallel:
-    """Joins the processes that torchrun's variables tell of; a group that is there is used.
+    """Joins the processes described by torchrun's variables; uses an existing process group.
 
     Raises:
-        EventloopError: the others can't be reached.
+        EventloopError: the other processes can't be reached.
     """
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -419,7 +420,7 @@ def join() -> DataParallel:
 
 @functools.cache
 def _groups() -> list[dist.ProcessGroup]:
-    """Makes the groups besides the default one, once for all trainers of this process."""
+    """Creates the additional process groups, once for all trainers of this process."""
     timeout = timedelta(seconds=timeout_s())
     groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
     atexit.register(_leave, groups)
@@ -427,7 +428,7 @@ def _groups() -> list[dist.ProcessGroup]:
 
 
 def _summands(value: Number | Shares) -> Sequence[Number]:
-    """Returns what is summed over the ranks for a number: a share of a mean is two."""
+    """Returns the summands of a logged number: two for a share of a mean, otherwise one."""
     return [one for share in value for one in share] if isinstance(value, tuple) else (value,)
 
 
@@ -441,7 +442,7 @@ def _on_device(weight: Weight, device: torch.device) -> Tensor:
 def _leave(groups: list[dist.ProcessGroup]) -> None:
     """Destroys the process groups, so that their threads end before the interpreter does.
 
-    A thread of gloo's that is left drops tensors while Python goes away, and aborts (torch 2.13).
+    A remaining gloo thread frees tensors during interpreter shutdown and aborts (torch 2.13).
     """
     if hasattr(sys, "last_value"):
         return  # after an exception: the other ranks may be gone

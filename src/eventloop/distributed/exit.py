@@ -1,4 +1,4 @@
-"""How a process ends: what is said of a failure, its exit status, and its end with its children."""
+"""How a process ends: the report of a failure, the exit status, and killing its children."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from eventloop.text import plain
 
 _FLUSH_S = 1.0
 FAILURE, WRONG_USAGE, NO_CHECKPOINT = 1, 2, 4
+Words = Callable[[str], str]  # `str` chooses those of Python, `in_shell` those of the shell
 
 
 def end_process(status: int) -> None:
-    """Ends this process and its workers; never returns.
+    """Kills this process's workers and exits; never returns.
 
-    Python's own way out would wait for threads and groups in which other ranks are missing, and
-    a data loader's workers would notice five seconds later.
+    A normal exit would wait for threads and process groups in which ranks are missing, and data
+    loader workers would notice it five seconds later.
     """
     # Whatever starts workers has imported it; an import here could wait for another thread's.
     processes = sys.modules.get("multiprocessing.process")
@@ -48,16 +49,16 @@ def end_process(status: int) -> None:
 
 
 def kill_rank(pid: int) -> None:
-    """Kills a rank of this machine with the processes that it started, stopped ones too."""
+    """Kills a rank on this machine with its child processes, even if they are stopped."""
     kill_group(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """Kills what is left of a rank that a launcher started, in a session of its own.
+    """Kills the remaining processes of a rank that was started in its own session.
 
-    Its number is the rank's process id, which no other process has while one of them is left.
+    The session has the rank's process id, which isn't reused while one of them is running.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -70,7 +71,7 @@ def _flush() -> None:
 
 
 def timeout_s() -> float:
-    """Returns how long ranks wait for each other in a collective: 1,800 s, or the variable's.
+    """Returns the timeout of collectives: EVENTLOOP_TIMEOUT_S, by default 1,800 s.
 
     Raises:
         SettingError: EVENTLOOP_TIMEOUT_S isn't a number of seconds.
@@ -92,12 +93,12 @@ _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
 
 def ending_with_parent() -> Callable[[], None] | None:
-    """Returns a `preexec_fn` for a process that gets SIGTERM when its parent is gone.
+    """Returns a `preexec_fn` by which a process gets SIGTERM when its parent ends.
 
-    A process that is killed outright can pass nothing on.
+    A process that gets SIGKILL can't forward it.
 
     Returns:
-        None except on Linux, since other systems have no such thing.
+        None on systems other than Linux.
     """
     if sys.platform != "linux":
         return None
@@ -111,22 +112,21 @@ def ending_with_parent() -> Callable[[], None] | None:
 
 
 def has_launcher() -> bool:
-    """Returns whether a launcher started this rank that ends with its ranks: torchrun or ours.
+    """Returns whether torchrun or eventloop's launcher started this rank; both wait for it.
 
-    What else may have set RANK, a shell script say, is free to end before the ranks do.
+    Something else that set RANK, such as a shell script, may end before the ranks do.
     """
     return "TORCHELASTIC_USE_AGENT_STORE" in os.environ
 
 
 def end_with_launcher() -> None:
-    """Has the kernel kill this rank when its launcher is gone, even if it can't run Python.
+    """Has the kernel kill this rank when its launcher ends, even if Python is blocked.
 
-    SIGKILL, since a rank that is stopped or holds the GIL heeds nothing else; it may hit a
-    checkpoint that is being written, as any kill may. The signal comes when the thread ends that
-    started this process: both launchers start ranks in the thread that waits for them. A launcher
-    that is gone already is noticed when its store is asked for.
-
-    Elsewhere than on Linux the watchdog notices that the store is gone.
+    It uses SIGKILL, because a rank that is stopped or holds the GIL handles no other signal; a
+    checkpoint may be interrupted, as by any kill. The kernel sends it when the thread that started
+    this process ends: both launchers start ranks in the thread that waits for them. If the
+    launcher has ended before, connecting to its store fails. On systems other than Linux the
+    watchdog notices that the store is gone.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -137,17 +137,17 @@ def in_ranks() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def first_line(error: BaseException) -> str:
-    """Returns what happened on which rank, and which plugin did it if a note says so."""
-    line = summary(error)
+def first_line(error: BaseException, words: Words = str) -> str:
+    """Returns the error with its rank, and the plugin that caused it if a note names it."""
+    line = summary(error, words)
     if not in_ranks() or isinstance(error, (Interrupted, Terminated)):
         return line
     return f"rank {os.environ['RANK']}: {line}"
 
 
-def summary(error: BaseException) -> str:
-    """Returns what happened, and which plugin did it if a note says so."""
-    text, *more = text_of(error).split("\n")
+def summary(error: BaseException, words: Words = str) -> str:
+    """Returns the error, and the plugin that caused it if a note names it."""
+    text, *more = words(text_of(error)).split("\n")
     raised = [one for one in more if one.startswith(f"{type(error).__name__}: ")]
     if raised and text.startswith("Caught "):  # by a worker of a data loader
         text = f"{raised[-1].partition(': ')[2]} ({text.rstrip('.')})"
@@ -157,7 +157,7 @@ def summary(error: BaseException) -> str:
     about_plugins = notes_of(error, "plugins")
     notes = [one for one in getattr(error, "__notes__", []) if one and one not in about_plugins]
     if not isinstance(error, EventloopError) and notes:
-        line = f"{line}; {notes[0].partition(chr(10))[0]}"
+        line = f"{line}; {words(notes[0]).partition(chr(10))[0]}"
     return plain(line)
 
 
@@ -165,8 +165,8 @@ def exit_status(error: BaseException) -> int:
     """Returns the exit status of the command.
 
     Returns:
-        2 for wrong usage, 4 where a checkpoint can't be used or written, 130 and 143 for signals,
-        else 1.
+        2 for wrong usage, 4 if a checkpoint can't be used or written, 130 and 143 for signals,
+        otherwise 1.
     """
     if isinstance(error, Interrupted):
         return 130
@@ -177,11 +177,13 @@ def exit_status(error: BaseException) -> int:
     return WRONG_USAGE if isinstance(error, UsageError) else FAILURE
 
 
-def details(error: BaseException) -> str:
-    """Returns what follows the first line: the rest of a message, or a traceback, and notes."""
+def details(error: BaseException, words: Words = str) -> str:
+    """Returns what follows the first line: the rest of the message, or a traceback, and notes."""
     if isinstance(error, (Interrupted, Terminated)):
         return ""
+    notes = [*map(words, getattr(error, "__notes__", []))]
     if not isinstance(error, EventloopError):
-        return plain("".join(traceback.format_exception(error)))
-    lines = [*text_of(error).split("\n")[1:], *getattr(error, "__notes__", [])]
-    return plain("".join(f"{line}\n" for line in lines))
+        shown = traceback.TracebackException.from_exception(error)
+        shown.__notes__ = notes
+        return plain("".join(shown.format()))
+    return plain("".join(f"{line}\n" for line in [*words(text_of(error)).split("\n")[1:], *notes]))

@@ -1,7 +1,7 @@
-"""The bulletin: what ranks tell each other through torchrun's store when something goes wrong.
+"""The bulletin: how ranks report failures to each other through torchrun's store.
 
-Errors never enter a collective, which may block forever. The store needs only the process that
-holds it: torchrun's agent, `eventloop --nproc`, or else rank 0.
+Errors are never sent by a collective, which can block forever. The store needs only the process
+that hosts it: torchrun's agent, `eventloop --nproc`, or rank 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.distributed.attempt import attempt, connect
-from eventloop.distributed.exit import in_ranks
+from eventloop.distributed.exit import Words, in_ranks
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000
@@ -28,21 +28,21 @@ _MOST_CHARS = 50_000
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure, as all ranks may read it.
+    """A failure that all ranks can read.
 
     Args:
-        rank: whose it is.
-        line: what happened, and who did it.
-        details: what else there is to say, in lines.
-        status: which exit status it makes.
-        told_by: the rank that posted it: another one where `rank` can't.
+        rank: the rank that failed.
+        line: what happened, and which plugin caused it.
+        details: further lines of the report.
+        status: the exit status.
+        reported_by: the rank that posted it; another one if `rank` can't.
     """
 
     rank: int
     line: str
     details: str = ""
     status: int = 1
-    told_by: int = -1
+    reported_by: int = -1
 
     @property
     def report(self) -> str:
@@ -52,21 +52,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Member:
-    """A rank, as it last described itself; what it writes again and again is its heartbeat.
+    """A rank's last record of itself; rewriting it is its heartbeat.
 
     Args:
-        machine: where its process id means something.
-        is_inside: whether it does what takes all ranks, and mustn't end meanwhile.
-        num_beats: grows while its watchdog runs, that is, while its process runs Python.
-        place: where it is, if it hasn't moved for long or was asked; else "".
-        num_batches: how many it has begun to train on.
+        machine: the machine or container of its process id.
+        is_inside: whether it runs something that needs all ranks, so it mustn't exit.
+        num_beats: grows while its watchdog runs, and so while its process runs Python.
+        line: which line it is at, if it hasn't moved for long or was asked; else "".
+        num_batches: how many batches it has begun.
     """
 
     machine: str
     pid: int
     is_inside: bool
     num_beats: int = 0
-    place: str = ""
+    line: str = ""
     num_batches: int = 0
 
     @property
@@ -76,21 +76,22 @@ class Member:
 
 
 class Bulletin:
-    """The board of one attempt of a run: a restart of torchrun's has another.
+    """The failure reports of one attempt of a run; a restart by torchrun uses another one.
 
-    A failure is one of this process's so many-th: where all ranks raise and go on, they look for
-    the next one together. A rank that went on alone looks for another than those it left.
+    Failures are numbered per process: ranks that all raise and continue look for the same next
+    number. A rank that continued alone looks for another number than the others.
 
     Args:
-        store: holds what is told; a connection of this object's own.
-        rank: this process's.
-        world_size: how many there are.
-        attempt: its name.
+        store: a connection that only this object uses.
+        rank: of this process.
+        world_size: the number of ranks.
+        attempt: the name of the attempt.
 
     Attributes:
-        is_inside: whether this process does what takes all ranks.
-        has_failed: whether an exception has ended what this process did inside.
-        num_batches: how many this process has begun to train on.
+        is_inside: whether this process runs something that needs all ranks.
+        has_failed: whether that has ended with an exception.
+        num_batches: how many batches this process has begun.
+        words: chooses those of Python, or of the shell if a command runs.
     """
 
     def __init__(self, store: TCPStore, rank: int, world_size: int, attempt: str) -> None:
@@ -102,26 +103,27 @@ class Bulletin:
         self._beating = threading.Lock()
         self.has_failed = self.is_inside = False
         self.num_batches = 0
+        self.words: Words = str
 
     def post(self, failure: Failure) -> Failure:
         """Posts a failure; returns the one that was posted first, which may be another's."""
         return _failure(self._store.compare_set(self._key("failure"), "", _text(failure)))
 
     def first_failure(self) -> Failure | None:
-        """Returns what was told first; None while all is well."""
+        """Returns the first failure posted; None without one."""
         text = self._read(self._key("failure"))
         return None if text is None else _failure(text)
 
     def claim(self) -> bool:
-        """Asks to be the one rank that writes the failure to stderr; returns whether it is."""
+        """Claims the writing of the failure to stderr; returns whether this rank got it."""
         teller = self._store.compare_set(self._key("teller"), "", str(self.rank))
         return teller.decode() == str(self.rank)
 
-    def set_told(self) -> None:
+    def set_reported(self) -> None:
         """Records that the failure has been written to stderr."""
         self._store.set(self._key("told"), "yes")
 
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Returns whether the failure has been written to stderr."""
         return self._store.check([self._key("told")])
 
@@ -130,7 +132,7 @@ class Bulletin:
         self._store.set(self._key("failure"), _text(failure))
 
     def enter(self) -> None:
-        """Announces that this process now does what takes all ranks."""
+        """Announces that this process enters something that needs all ranks."""
         if self.has_failed:
             self.has_failed = False
             self._num_failures += 1
@@ -139,20 +141,20 @@ class Bulletin:
         self.beat()
 
     def leave(self) -> None:
-        """Announces that this process is done with that, and may end."""
+        """Announces that this process has left it, and can exit."""
         self.is_inside = False
         self.beat()
 
-    def beat(self, place: str = "") -> None:
-        """Rewrites this rank's record, which shows the others that it runs."""
+    def beat(self, line: str = "") -> None:
+        """Rewrites this rank's record, as a sign that it is running."""
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
-            facts = (self.is_inside, self._num_beats, place, self.num_batches)
+            facts = (self.is_inside, self._num_beats, line, self.num_batches)
             member = Member(_machine(), os.getpid(), *facts)
             self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
 
     def member(self, rank: int) -> Member | None:
-        """Returns a rank's record; None where it has never been inside."""
+        """Returns a rank's record; None if it has never been inside."""
         text = self._read(self._member_key(rank))
         return None if text is None else Member(*json.loads(text))
 
@@ -161,7 +163,7 @@ class Bulletin:
         return {rank: self.member(rank) for rank in range(self.world_size)}
 
     def finish(self) -> None:
-        """Leaves for good, and counts this rank among those that are done."""
+        """Announces that this rank has finished."""
         self.leave()
         self._store.add(f"{self._attempt}/num_done", 1)
 
@@ -170,7 +172,7 @@ class Bulletin:
         return self._store.add(f"{self._attempt}/num_done", 0) == self.world_size
 
     def part(self) -> None:
-        """Lets the store go, when all are done; the rank that may hold it is the last to do so."""
+        """Disconnects when all ranks have finished; the rank that hosts the store goes last."""
         num_gone = functools.partial(self._store.add, f"{self._attempt}/num_gone")
         if self.rank:
             num_gone(1)
@@ -189,15 +191,12 @@ class Bulletin:
 
 
 def bulletin() -> Bulletin | None:
-    """Returns this process's bulletin; None where it is alone, or where the store can't be reached.
-
-    The variables are torchrun's.
-    """
+    """Returns this process's bulletin; None for a single process, or without a reachable store."""
     return _connected(os.getpid()) if in_ranks() else None
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, *, poll_s: float = 0.02) -> bool:
-    """Asks every now and then; returns whether it came true in time."""
+    """Polls a condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not (is_true := condition()) and time.monotonic() < end:
         time.sleep(poll_s)
@@ -206,7 +205,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, *, poll_s: float =
 
 @functools.cache
 def _connected(_pid: int) -> Bulletin | None:
-    """Connects once a process: a fork mustn't share the connection of its parent."""
+    """Connects once per process, as a fork mustn't share its parent's connection."""
     try:
         store = connect(_PATIENCE)
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -225,7 +224,7 @@ def _failure(text: bytes) -> Failure:
 
 @functools.cache
 def _machine() -> str:
-    """Names what a process id is unique in: a machine, or a container of it."""
+    """Returns a name for the machine or container in which process ids are unique."""
     try:
         return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux

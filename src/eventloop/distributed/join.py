@@ -1,4 +1,4 @@
-"""How this process joins those that it trains with, and which device is its own."""
+"""Joins this process with the others of the run, and chooses its device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from eventloop.errors import SettingError
 
 
 def join_processes() -> Processes:
-    """Returns the processes that this one trains with: those that torchrun's variables tell of.
+    """Returns the processes of this run, as torchrun's variables describe them.
 
     Raises:
-        EventloopError: the others can't be reached.
+        EventloopError: the other processes can't be reached.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes()
@@ -26,10 +26,10 @@ def join_processes() -> Processes:
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the variables that torchrun would set for a rank of this machine.
+    """Returns the variables that torchrun would set for a rank on this machine.
 
     Args:
-        port: where the process that starts the ranks holds a TCPStore.
+        port: of the TCPStore in the process that starts the ranks.
     """
     return {
         "RANK": str(rank),
@@ -47,8 +47,8 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 def rank_zero_first() -> Iterator[None]:
     """Runs a block on the first rank of each machine before the other ranks run it.
 
-    For what one should prepare and all read: a download, a cache. To be entered on all ranks; in
-    one process it does nothing.
+    For something that one rank prepares and all read, such as a download or a cache. Every rank
+    must enter it; with one process it does nothing.
     """
     processes = join_processes()
     if processes.local_rank:
@@ -62,8 +62,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     """Returns the device of this process.
 
     Args:
-        name: cpu, cuda, cuda:1, or auto: this process's GPU where there is one.
-        local_rank: this process's number on its machine.
+        name: cpu, cuda, cuda:1, or auto: this process's GPU if there is one.
+        local_rank: the rank of this process on its machine.
 
     Raises:
         SettingError: there is no such device.

@@ -1,6 +1,6 @@
-"""Where a thread is, as a person would ask: in which hook, of which plugin, on which line.
+"""Locates a thread: in which hook, of which plugin, on which line.
 
-Read from its frames on request, so that the loop has nothing to record.
+It reads the thread's frames on request, so the loop records nothing.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _COLLECTIVES = str(Path(torch.__file__).parent / "distributed")
 _PYTHON = str(Path(os.__file__).parent)
 
 
-def place_of_thread(ident: int) -> str:
+def line_of_thread(ident: int) -> str:
     """Returns where a thread is now.
 
     Args:
-        ident: what `threading.get_ident` gives in it.
+        ident: its `threading.get_ident()`.
     """
     frame = sys._current_frames().get(ident)
-    return "nowhere" if frame is None else _place(_outwards(frame))
+    return "nowhere" if frame is None else _line(_outwards(frame))
 
 
-def place_of_error(error: BaseException) -> str:
+def line_of_error(error: BaseException) -> str:
     """Returns where an exception was raised."""
-    return _place(_inwards(error.__traceback__)[::-1])
+    return _line(_inwards(error.__traceback__)[::-1])
 
 
 def waits_in_collective(ident: int) -> bool:
-    """Returns whether the thread of this `get_ident` is in a function of `torch.distributed`."""
+    """Returns whether a thread is in a function of `torch.distributed`."""
     frames = _outwards(sys._current_frames().get(ident))
     within = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
     return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
 
 
 def held_up_in_finally(ident: int) -> BaseException | None:
-    """Returns the exception that a thread would raise, did a `finally` not wait in a collective.
+    """Returns the exception that a thread holds while a `finally` block waits in a collective.
 
-    An `except` that waits is none: it may be about to go on, as the other ranks do.
+    An `except` block that waits doesn't count: it may handle the exception, as on other ranks.
 
     Args:
-        ident: what `threading.get_ident` gives in it.
+        ident: the thread's `threading.get_ident()`.
     """
     # Private as `sys._current_frames` is; a tuple until Python 3.12.
     found = sys._current_exceptions().get(ident)
@@ -75,8 +75,8 @@ def _is_in_finally(frame: FrameType, line: int) -> bool:
     return any(body[0].lineno <= line <= (body[-1].end_lineno or line) for body in bodies)
 
 
-def _place(frames: list[tuple[FrameType, int]]) -> str:
-    """Returns the innermost hook, if there is one, and the innermost line that tells something.
+def _line(frames: list[tuple[FrameType, int]]) -> str:
+    """Returns the innermost hook, if any, and the innermost line outside of torch and Python.
 
     Args:
         frames: with their lines, the innermost first.
@@ -90,7 +90,7 @@ def _place(frames: list[tuple[FrameType, int]]) -> str:
 
 
 def _hook_of(frame: FrameType) -> str:
-    """Names the hook that a frame is of: the core's own answer, or a plugin's implementation."""
+    """Names the hook that a frame belongs to, and whose implementation it is."""
     code = frame.f_code
     if code.co_name in HOOKS and code.co_filename.startswith(_PACKAGE):
         return f"in {code.co_name}"
@@ -103,7 +103,7 @@ def _hook_of(frame: FrameType) -> str:
 
 
 def _is_telling(frame: FrameType) -> bool:
-    """Returns whether a frame is neither torch's nor Python's: all of those wait alike."""
+    """Returns whether a frame is neither torch's nor Python's, where all waits look alike."""
     filename = frame.f_code.co_filename
     is_python_s = filename.startswith((_PYTHON, "<frozen")) and "site-packages" not in filename
     return not is_python_s and not filename.startswith(_TORCH)
@@ -126,7 +126,7 @@ def _inwards(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
 
 
 def _short(filename: str) -> str:
-    """Returns the end of a path: of ours from the package on, of others folder and file."""
+    """Shortens a path: eventloop's from the package on, others to folder and file."""
     if filename.startswith(_PACKAGE):
         return Path(filename).relative_to(Path(_PACKAGE).parent).as_posix()
     return "/".join(Path(filename).parts[-2:])

@@ -1,7 +1,7 @@
-"""The ranks that one watches: whether their processes are there, and whether they run.
+"""The ranks that a rank watches: whether their processes exist and run.
 
-In a ring on the machine and in one over all ranks, so that each rank asks for two records at most,
-however many ranks there are.
+There is a ring on each machine and one over all ranks, so each rank reads at most two records,
+independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STILL_S = 4 * POLL_S  # without a heartbeat: it can't end by itself
 
 
 def neighbours(board: Bulletin) -> list[Neighbour]:
-    """Returns those of this process's rank."""
+    """Returns the neighbours of this process's rank."""
     rank, world_size = board.rank, board.world_size
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -30,8 +30,8 @@ class Neighbour:
     """A rank that is watched.
 
     Args:
-        board: where its record is.
-        rank: which.
+        board: has its record.
+        rank: of the neighbour.
     """
 
     def __init__(self, board: Bulletin, rank: int) -> None:
@@ -42,7 +42,7 @@ class Neighbour:
         self._looked_at = time.monotonic()
 
     def look(self) -> Failure | None:
-        """Reads its record; returns its failure if it is gone, or hasn't run for the timeout."""
+        """Reads its record; returns a failure if it has ended, or hasn't run for the timeout."""
         member, previous = self._board.member(self._rank), self._member
         now, looked_at = time.monotonic(), self._looked_at
         self._member, self._looked_at = member, now
@@ -61,7 +61,7 @@ class Neighbour:
         return None
 
     def end_if_still(self) -> None:
-        """Kills it, with what it started, where it can't end by itself."""
+        """Kills the rank and its children if it can't exit by itself."""
         member = self._member
         if member is None or not (member.is_inside and member.is_here):
             return
@@ -76,17 +76,17 @@ class Neighbour:
         if member is None or not member.is_inside:
             return None  # it left in order, between the two looks
         members = self._board.members()
-        places = [f"rank {rank} {one.place}" for rank, one in members.items() if one and one.place]
+        places = [f"rank {rank} {one.line}" for rank, one in members.items() if one and one.line]
         before = f"; before that: {'; '.join(places)}" if places else ""
         what = f"its process {seen.pid} is gone without a word"
         return self._failure(f"{what}{before}")
 
     def _failure(self, what: str) -> Failure:
-        return Failure(self._rank, f"rank {self._rank}: {what}", told_by=self._board.rank)
+        return Failure(self._rank, f"rank {self._rank}: {what}", reported_by=self._board.rank)
 
 
 def _is_alive(pid: int) -> bool:
-    """Returns whether a process runs; one that ended and wasn't waited for doesn't."""
+    """Returns whether a process is running; a zombie isn't."""
     if not hasattr(os, "pidfd_open"):
         return _is_listed(pid)
     try:
@@ -104,7 +104,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_listed(pid: int) -> bool:
-    """Returns whether a process is there, or has ended and hasn't been asked for by its parent."""
+    """Returns whether a process exists; a zombie does."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

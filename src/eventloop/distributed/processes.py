@@ -1,6 +1,6 @@
-"""The processes that train together, as one of them sees them.
+"""The processes of a run, as seen from one of them.
 
-The classes here are those of one process; `data_parallel` derives those of several from them.
+The classes here are for a single process; `data_parallel` has those for several.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.data.batches import Count
     from eventloop.distributed.crew import Crew
     from eventloop.run.runtime import Feature
     from eventloop.signals import StopReason
     from eventloop.state import State
-    from eventloop.training.numbers import OverRanks
+    from eventloop.training.logged_numbers import OverRanks
 
 Weight = float | Tensor
-CountBatch = Callable[["State", Any], "Count"]
+WeighMicrobatch = Callable[["State"], Weight]
 # Samples and tokens of a batch over all ranks, and the seconds that it took on rank 0.
 Agreed = tuple[int, int, float]
 
 
 class LossWeights:
-    """What each microbatch contributes to the mean over the global batch: here, a batch in one piece.
+    """The weight of each microbatch in the mean over the global batch: here, of a whole batch.
 
     Attributes:
-        each: what each weighs; None for a batch in one piece.
+        each: the weight of each microbatch; None for a whole batch.
     """
 
     each: Sequence[Weight] | None = None
 
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
-        """Returns the loss of microbatch `idx`, shape (), times its share."""
+        """Returns the loss of microbatch `idx`, shape (), times its share of the batch."""
         return loss
 
 
@@ -53,8 +52,8 @@ class Parts(LossWeights):
     """Microbatches, each with its weight in the mean.
 
     Args:
-        each: what each weighs, numbers or tensors of shape ().
-        total: gives what they all weigh; asked when the first loss is there.
+        each: the weights, numbers or tensors of shape ().
+        total: returns the total weight; called at the first loss.
     """
 
     def __init__(self, each: Sequence[Weight], total: Callable[[], Weight]) -> None:
@@ -66,7 +65,7 @@ class Parts(LossWeights):
     def scaled(self, loss: Tensor, idx: int) -> Tensor:
         """Returns loss times weight / total; 0 for a microbatch that weighs nothing.
 
-        A loss that is a mean over nothing is NaN, which would stay NaN times 0.
+        The mean over nothing is NaN, and NaN times 0 would be NaN.
         """
         if self._known is None:
             self._known = self._total()
@@ -76,37 +75,37 @@ class Parts(LossWeights):
 
 
 class Exchange:
-    """How a batch's counts and the requests of single ranks become known to all: here, in one process."""
+    """Exchanges a batch's counts and requests between ranks: here, with a single process."""
 
     def __init__(self) -> None:
         self._since = 0.0
 
     def request_stop(self, state: State, reason: StopReason) -> None:
-        """Asks for the end of the run; the first reason is kept."""
+        """Requests the end of the run; the first reason is kept."""
         state.stop_reason = state.stop_reason or reason
 
     def request_checkpoint(self, state: State) -> None:
-        """Asks for a checkpoint."""
+        """Requests a checkpoint."""
         state.checkpoint_requested = True
 
     def start_fit(self) -> None:
-        """Starts the timer; forgets what was asked before."""
+        """Starts the timer and clears earlier requests."""
         self._since = time.perf_counter()
 
     def start(self, state: State) -> None:
         """Sends the other ranks this batch's counts, without waiting for them."""
 
     def end(self, state: State) -> Agreed:
-        """Returns the counts of all ranks, and grants what one of them asked for."""
+        """Returns the counts of all ranks, and grants requests of any rank."""
         since, self._since = self._since, time.perf_counter()
         return state.count.samples, state.count.tokens, self._since - since
 
     def settle(self, state: State) -> None:
-        """Grants what one of them has asked for so far; collective: every rank must call it."""
+        """Grants pending requests of any rank. Collective: every rank must call it."""
 
 
 class Processes:
-    """The processes that train together, as one of them sees them: here, one alone."""
+    """The processes of a run, as seen from one of them: here, a single process."""
 
     rank = 0
     local_rank = 0
@@ -116,31 +115,31 @@ class Processes:
         self.exchange = Exchange()
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
-        """Returns the core's plugins that training in these processes needs."""
+        """Returns the core's plugins for training with these processes."""
         return ()
 
     def wrap(self, state: State) -> nn.Module:
-        """Returns what a forward pass with gradients calls, which averages them over the ranks."""
+        """Returns the model to call for training, which averages gradients over the ranks."""
         return state.model
 
     def loss_weights(
-        self, state: State, microbatches: Sequence[Any], count_batch: CountBatch
+        self, state: State, microbatches: Sequence[Any], weigh: WeighMicrobatch
     ) -> LossWeights:
-        """Returns the microbatches' shares of the mean over the batch of all ranks.
+        """Returns the microbatches' weights in the mean over the batch of all ranks.
 
         Args:
-            count_batch: returns what a microbatch counts for; called only if that matters.
+            weigh: returns the weight of `state.microbatch`; called only if needed.
         """
         if state.num_microbatches == 1:
             return WHOLE
-        weights = weights_of(state, microbatches, count_batch)
+        weights = weights_of(state, microbatches, weigh)
         total = total_weight(weights)
         return Parts(weights, lambda: total)
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Averages the gradients of these optimizers' parameters over the ranks.
 
-        For gradients that the wrapped model's backward didn't exchange.
+        For gradients that the wrapped model's backward pass hasn't averaged.
         """
 
     def mean(self, value: Tensor) -> Tensor:
@@ -148,64 +147,63 @@ class Processes:
         return value
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank, in order; every rank waits for the others."""
+        """Returns the value of every rank, in order; every rank waits for the others."""
         return [value]
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns this value of every rank on rank 0, in order; [] on others, which get nothing sent."""
+        """Returns the value of every rank on rank 0, in order; [] on other ranks."""
         return [value]
 
     def from_first(self, value: Any) -> Any:
-        """Returns the value of rank 0, which doesn't wait for the others."""
+        """Returns the value of rank 0; rank 0 doesn't wait for the others."""
         return value
 
     def count_true(self, answer: bool) -> int:
-        """Returns how many ranks say yes; every rank waits for the others."""
+        """Returns on how many ranks it is true; every rank waits for the others."""
         return int(answer)
 
     def are_same(self, value: Any) -> bool:
-        """Whether all ranks have the same value; of constant size, every rank waits for the others."""
+        """Whether all ranks have the same value; constant size. Every rank waits for the others."""
         return True
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
-        """Makes sure that ranks which should have the same weights have them.
+        """Checks that ranks which should have the same weights have them.
 
         Args:
-            sums: of each parameter that is trained, by name.
-            when: since when something may differ, for the message.
+            sums: the sum of each trained parameter, by name.
+            when: since when they may differ, for the message.
 
         Raises:
-            EventloopError: they have drifted apart.
+            EventloopError: they differ.
         """
 
     def reducer(self, device: torch.device) -> OverRanks | None:
-        """Returns what reduces logged numbers over the ranks; None where there is one."""
+        """Returns a function that reduces logged numbers over the ranks; None for one rank."""
         return None
 
     def watched(self) -> AbstractContextManager[None]:
-        """Returns what ends this process if another one fails meanwhile."""
+        """Returns a context in which this process is ended if another one fails."""
         return nullcontext()
 
     def crew(self) -> Crew:
-        """Returns what threads of the ranks work together with; collective: every rank must call it."""
+        """Returns the crew for background threads. Collective: every rank must call it."""
         return ALONE
 
 
-def weights_of(state: State, microbatches: Sequence[Any], count_batch: CountBatch) -> list[Weight]:
-    """Returns the weight of each microbatch, with it at hand in the State."""
+def weights_of(state: State, microbatches: Sequence[Any], weigh: WeighMicrobatch) -> list[Weight]:
+    """Returns the weight of each microbatch, setting `state.microbatch` for each."""
     weights = []
     for microbatch in microbatches:
         state.microbatch = microbatch
-        weights.append(count_batch(state, microbatch).weight)
+        weights.append(weigh(state))
     return weights
 
 
 def total_weight(weights: Sequence[Weight]) -> Weight:
-    """Adds weights up.
+    """Returns the sum of weights.
 
     Raises:
-        TaskError: they aren't numbers or tensors of shape (), or are all 0, as far as the host
-            can tell.
+        TaskError: they aren't numbers or tensors of shape (), or all are 0, if the host can tell.
     """
     try:
         total = sum(weights)

@@ -1,4 +1,4 @@
-"""What several ranks need at the hooks of the loop: the core's plugin for them."""
+"""The core's plugin for training with several ranks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class RankHooks:
-    """Splits the data over the ranks, and says when gradients and buffers are exchanged.
+    """Shards the data over ranks, and decides when gradients and buffers are synchronised.
 
     Args:
-        processes: those that train together.
+        processes: the processes of the run.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -41,7 +41,7 @@ class RankHooks:
 
     @property
     def note(self) -> str:
-        """What the header says of data that can't be split over the ranks from here."""
+        """The header's note on data that eventloop can't shard."""
         names = [name for name, does in self._split_themselves.items() if does]
         if not names:
             return ""
@@ -146,7 +146,7 @@ def _alone() -> bool:
 
 
 def _gathered_alike(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
-    """Gathers a state that has the same shape on all ranks, without the wait for its shapes."""
-    everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybody, tensor.contiguous(), group=group)
-    return everybody
+    """Gathers a state with the same shape on all ranks, without exchanging shapes first."""
+    of_ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(of_ranks, tensor.contiguous(), group=group)
+    return of_ranks

@@ -1,7 +1,7 @@
-"""The watchdog: a thread of each rank that ends it when another rank has failed.
+"""The watchdog: a thread in each rank that ends the process when another rank has failed.
 
-It looks at the bulletin now and then while a method of the trainer is under way, and costs the
-loop nothing. A rank that waits for one that has failed can't be woken in any other way.
+It polls the bulletin while a method of the trainer runs, at no cost to the loop. A rank that waits
+for a failed rank can't be interrupted otherwise.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from eventloop.distributed.exit import (
 from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import (
     held_up_in_finally,
-    place_of_error,
-    place_of_thread,
+    line_of_error,
+    line_of_thread,
     waits_in_collective,
 )
 from eventloop.distributed.neighbours import POLL_S, neighbours
-from eventloop.errors import EventloopError, text_of
+from eventloop.errors import EventloopError, in_shell, text_of
 from eventloop.signals import is_agreed
 
 # How long a rank that has failed may take to close, before it is ended.
@@ -63,19 +63,19 @@ _LOST = (
 
 
 class NotDoneError(EventloopError):
-    """This rank is done, and another one isn't for as long as ranks wait for each other."""
+    """This rank has finished, and another one hasn't within the timeout."""
 
 
 @contextmanager
 def watched_command() -> Iterator[None]:
-    """Watches over the other ranks from the start of a command to its end.
+    """Watches the other ranks while a command runs.
 
-    The end comes when all ranks are done, so that one that fails last fails the others, too,
-    whatever exit status the launcher makes of its end.
+    It waits until all ranks have finished, so that the last one's failure fails the others, too,
+    whatever exit status the launcher reports.
 
     Raises:
-        EventloopError: the launcher is gone already.
-        NotDoneError: another rank isn't done in time.
+        EventloopError: the launcher has already ended.
+        NotDoneError: another rank hasn't finished in time.
     """
     board = bulletin()
     if board is None:
@@ -84,6 +84,7 @@ def watched_command() -> Iterator[None]:
             f"the store of the launcher, at {address}, can't be reached",
             fix="see how torchrun or `eventloop --nproc` ended, and start it again",
         )
+    board.words = in_shell
     with watched():
         yield
         board.finish()
@@ -98,9 +99,9 @@ def watched_command() -> Iterator[None]:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Watches over the other ranks while a block runs, and tells them if it raises.
+    """Watches the other ranks while a block runs, and reports its exception to them.
 
-    Blocks may be nested: the outermost has the watchdog.
+    Blocks can be nested: the outermost runs the watchdog.
     """
     board = bulletin()
     is_nested = board is not None and board.is_inside
@@ -129,7 +130,7 @@ def _watchdog(board: Bulletin) -> Iterator[None]:
 
 
 def _reached(call: Callable[[], object]) -> bool:
-    """Makes a call that needs the store; tells whether that is there."""
+    """Calls something that needs the store; returns whether the store was there."""
     try:
         call()
     except RuntimeError:  # it was rank 0's, say, which is gone
@@ -140,8 +141,8 @@ def _reached(call: Callable[[], object]) -> bool:
 def post(board: Bulletin, error: BaseException) -> Failure:
     """Posts an exception for the other ranks; returns the failure that was posted first.
 
-    What another rank's end has caused isn't the first: it is waited for. If no rank posts
-    anything, ranks have waited for each other, and the error gets a note of where each one is.
+    If another rank's end may have caused it, waits for that rank's report. If no rank posts one,
+    the ranks are waiting for each other, and the error gets a note with where each one is.
     """
     board.has_failed = True
     is_lost = _lost_another(error)
@@ -149,16 +150,16 @@ def post(board: Bulletin, error: BaseException) -> Failure:
         _ask_around(board, error)
     first = board.post(_failure(board, error))
     note = f"what came first: {first.line}"
-    if is_lost and first.told_by != board.rank and note not in getattr(error, "__notes__", []):
+    if is_lost and first.reported_by != board.rank and note not in getattr(error, "__notes__", []):
         error.add_note(note)
     return first
 
 
 def _ask_around(board: Bulletin, error: BaseException) -> None:
-    """Asks all ranks where they are, and posts the one that the others wait for."""
+    """Asks all ranks where they are, and posts the rank that the others wait for."""
     before = board.members()
     own = _failure(board, error)
-    if board.post(own).told_by != board.rank:
+    if board.post(own).reported_by != board.rank:
         return
 
     del before[board.rank]
@@ -166,40 +167,40 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
 
     def have_answered() -> bool:
         after.update({rank: board.member(rank) for rank in after})
-        return all(one != before[rank] and one and one.place for rank, one in after.items())
+        return all(one != before[rank] and one and one.line for rank, one in after.items())
 
     wait_until(have_answered, _ANSWER_S, poll_s=_POLL_ANSWER_S)
     found = {rank: _doing(before[rank], one) for rank, one in after.items()}
     blamed, doing = _hung(found)
-    line = f"{doing}; rank {board.rank} waits {place_of_error(error)}"
+    line = f"{doing}; rank {board.rank} waits {line_of_error(error)}"
     error.add_note(line)
-    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error)}"))
+    board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error, board.words)}"))
     for rank, member in after.items():
         if not found[rank].runs and member is not None and member.is_here:
             kill_rank(member.pid)
 
 
 class _Doing(NamedTuple):
-    """What a rank does: whether its process runs, and the words for it."""
+    """What a rank is doing: whether its process runs, and a description."""
 
     runs: bool
     text: str
 
 
 def _doing(before: Member | None, after: Member | None) -> _Doing:
-    """Returns what a rank does, from its records before and after it was asked."""
+    """Returns what a rank is doing, from its records before and after it was asked."""
     if after is None:
         return _Doing(True, "hasn't started")
     if after == before and after.is_inside:
         why = f"process {after.pid} is stopped, or in a call that holds the GIL"
         return _Doing(False, f"doesn't run: {why}")
-    return _Doing(True, f"hangs {after.place}" if after.place else "has left")
+    return _Doing(True, f"hangs {after.line}" if after.line else "has left")
 
 
 def _hung(found: dict[int, _Doing]) -> tuple[int, str]:
-    """Returns the rank that is to blame, most likely, and what the others do.
+    """Returns the rank that most likely hangs, and what the others do.
 
-    One that doesn't run comes before the rest, then those that aren't where most are.
+    A rank that doesn't run comes first, then ranks that aren't where most ranks are.
     """
     ranks: dict[_Doing, list[int]] = {}
     for rank, doing in found.items():
@@ -213,13 +214,12 @@ def _hung(found: dict[int, _Doing]) -> tuple[int, str]:
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
-    return Failure(
-        board.rank, first_line(error), details(error), exit_status(error), told_by=board.rank
-    )
+    line, lines = first_line(error, board.words), details(error, board.words)
+    return Failure(board.rank, line, lines, exit_status(error), reported_by=board.rank)
 
 
 def _lost_another(error: BaseException) -> bool:
-    """Returns whether an exception may have come of another rank's end."""
+    """Returns whether another rank's end may have caused an exception."""
     import torch.distributed as dist
 
     cause = error.__cause__ or error
@@ -229,12 +229,12 @@ def _lost_another(error: BaseException) -> bool:
 
 
 class _Watchdog:
-    """What the thread does.
+    """The work of the thread.
 
     Args:
-        board: where failures are told.
+        board: where failures are posted.
         over: set when the block is left.
-        watched: the thread that runs it.
+        watched: the thread that runs the block.
     """
 
     def __init__(self, board: Bulletin, over: threading.Event, watched: int) -> None:
@@ -257,7 +257,7 @@ class _Watchdog:
 
     def _look(self) -> None:
         board = self._board
-        board.beat(self._place())
+        board.beat(self._line())
         self._post_what_is_held_up()
         self._post_what_no_rank_joins()
         lost = [found for one in self._neighbours if (found := one.look())]
@@ -273,7 +273,7 @@ class _Watchdog:
             self._end(self._failure)
 
     def _post_what_is_held_up(self) -> None:
-        """Posts an exception that can't come out of a `finally`, which waits for other ranks."""
+        """Posts an exception that is held by a `finally` block which waits for other ranks."""
         if self._board.has_failed or time.monotonic() - self._moved_at < _HELD_UP_S:
             return
         error = held_up_in_finally(self._watched)
@@ -284,7 +284,7 @@ class _Watchdog:
     def _post_what_no_rank_joins(self) -> None:
         """Posts that this rank waits in a collective while the others have begun later batches.
 
-        Only the rank before one that is ahead reads the records of all.
+        Only the rank whose ring neighbour is ahead reads all records.
         """
         board = self._board
         rank = (board.rank + 1) % board.world_size
@@ -292,10 +292,10 @@ class _Watchdog:
         if following is None or following.num_batches <= board.num_batches:
             return
         others = [one for rank, one in board.members().items() if rank != board.rank]
-        at = [(one.num_batches, bool(one.place)) if one else (-1, True) for one in others]
+        at = [(one.num_batches, bool(one.line)) if one else (-1, True) for one in others]
         if all(found > (board.num_batches, False) for found in at):
             error = EventloopError(
-                f"waits {place_of_thread(self._watched)} after {board.num_batches} batches for ranks "
+                f"waits {line_of_thread(self._watched)} after {board.num_batches} batches for ranks "
                 f"that have begun a later one, up to {max(at)[0]}",
                 fix=DECIDED_ALONE,
             )
@@ -306,11 +306,11 @@ class _Watchdog:
         is_still = time.monotonic() - self._moved_at > _LEFT_ALONE_S
         return is_still and waits_in_collective(self._watched)
 
-    def _place(self) -> str:
+    def _line(self) -> str:
         """Returns where the watched thread is, if it has been there for long or a rank has failed.
 
-        It is told before a timeout ends the process in C++. A glance at one frame, without a stop
-        of the thread.
+        It is posted before a timeout ends the process in C++. Reads one frame, without stopping
+        the thread.
         """
         frame = sys._current_frames().get(self._watched)
         position = None if frame is None else (id(frame), frame.f_lasti)
@@ -318,14 +318,14 @@ class _Watchdog:
             self._position, self._moved_at = position, time.monotonic()
         is_stuck = time.monotonic() - self._moved_at > _STUCK_FRAC * timeout_s()
         is_stuck = is_stuck or self._failure is not None or self._waits()
-        return place_of_thread(self._watched) if is_stuck else ""
+        return line_of_thread(self._watched) if is_stuck else ""
 
     def _end(self, failure: Failure) -> None:
         """Ends the process, and neighbours that can't end themselves, once the failure is reported."""
         board = self._board
         if board.claim():
             tell((board.first_failure() or failure).report)
-            board.set_told()
+            board.set_reported()
         self._end_neighbours()
         if not self._over.is_set():
             end_process(failure.status)
@@ -342,5 +342,5 @@ class _Watchdog:
 
 
 def tell(report: str) -> None:
-    """Writes lines to stderr, whatever has taken the place of `sys.stderr` and its locks."""
+    """Writes lines to stderr, bypassing `sys.stderr` and its locks."""
     os.write(2, report.encode(errors="backslashreplace"))

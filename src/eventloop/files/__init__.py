@@ -1,1 +1,1 @@
-"""Files: those of a run go through one door, which follows no link; whether others can be written."""
+"""Files: safe access to a run's files, and checks whether other files can be written."""

@@ -1,4 +1,4 @@
-"""JSON of bounded size, both ways: a file of a stranger's can't take all the memory or the stack."""
+"""Reads and writes JSON of bounded size, so an untrusted file can't exhaust memory or stack."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_ITEMS = 300_000
 
 
 def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
-    """Returns a value as JSON in ASCII, as standard readers understand it: without NaN.
+    """Encodes a value as standard JSON in ASCII, without NaN.
 
     Args:
-        max_items: how many values and containers there may be, about.
+        max_items: the approximate maximum of values and containers.
 
     Raises:
-        CorruptFileError: it is more than `from_bytes` would read.
+        CorruptFileError: it exceeds what `from_bytes` would read.
     """
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     _check_size(data, max_items)
@@ -27,10 +27,10 @@ def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
 
 
 def from_bytes(data: bytes, max_items: int = MAX_ITEMS, encoding: str = "ascii") -> Any:
-    """Returns the value of JSON, which eventloop writes in ASCII.
+    """Decodes JSON, which eventloop writes in ASCII.
 
     Raises:
-        CorruptFileError: it is something else, or has more than MAX_BYTES, `max_items` or Python's levels.
+        CorruptFileError: it isn't JSON, or exceeds MAX_BYTES, `max_items` or the recursion limit.
     """
     _check_size(data, max_items)
     try:

@@ -1,8 +1,8 @@
-"""The file system, as checkpoints use it: the few operations that change it, and careful reads.
+"""File system operations for checkpoints: the few that change it, and safe reads.
 
-Everything that a checkpoint does to a disk goes through `make_folder`, `create`, `write`, `sync`,
-`sync_folder`, `rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two
-of them replaces these and nothing else.
+Checkpoints change the disk only through `make_folder`, `create`, `write`, `sync`, `sync_folder`,
+`rename`, `replace`, `remove_file` and `remove_empty`: a test that kills a save between any two of
+them replaces these and nothing else.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ CAREFUL: int = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC
 
 
 def make_folder(path: Path | str, at: int | None = None) -> None:
-    """Makes a folder that isn't there yet."""
+    """Creates a folder; fails if it exists."""
     os.mkdir(path, dir_fd=at)
 
 
 def create(path: Path | str, at: int | None = None) -> int:
-    """Opens a new file for writing and gives its descriptor; never one that is there."""
+    """Creates a file and returns its descriptor; fails if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFUL
     return os.open(path, flags, 0o666, dir_fd=at)
 
 
 def write(descriptor: int, data: memoryview) -> None:
-    """Writes all of it."""
+    """Writes all of the data."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def sync(descriptor: int) -> None:
-    """Waits until what was written would outlive a power failure."""
+    """Syncs a file to disk."""
     os.fsync(descriptor)
 
 
 def sync_folder(path: Path | str, at: int | None = None) -> None:
-    """Waits until the names in a folder would outlive a power failure, where that can be asked."""
+    """Syncs a folder's entries to disk, if the system supports it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
     try:
         os.fsync(descriptor)
@@ -61,17 +61,17 @@ def sync_folder(path: Path | str, at: int | None = None) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a folder, at once, to a name that nothing has."""
+    """Renames a folder atomically to an unused name."""
     source.rename(target)
 
 
 def replace(source: Path | str, target: Path | str, at: int | None = None) -> None:
-    """Renames a file, at once, to a name that another may have, which is gone then."""
+    """Renames a file atomically, replacing another one with the new name."""
     os.replace(source, target, src_dir_fd=at, dst_dir_fd=at)
 
 
 def remove_file(path: Path | str, at: int | None = None) -> None:
-    """Removes a file or a link, not what it leads to."""
+    """Removes a file or a link, not the link's target."""
     os.unlink(path, dir_fd=at)
 
 
@@ -84,7 +84,7 @@ def remove_empty(path: Path) -> None:
 
 
 def open_folder(path: Path | str, at: int | None = None) -> int:
-    """Opens a folder and returns its descriptor; with `at`, not through a link."""
+    """Opens a folder and returns its descriptor; with `at`, follows no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     return os.open(path, flags if at is None else flags | NO_FOLLOW, dir_fd=at)
 
@@ -95,7 +95,7 @@ def name_under_way(name: str) -> str:
 
 
 def replace_file(path: Path | str, data: bytes, at: int | None = None) -> None:
-    """Writes a file that takes the place of another at once; follows no link."""
+    """Writes a file and replaces another one atomically; follows no link."""
     path = Path(path)
     new = path.with_name(name_under_way(path.name))
     with contextlib.suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def replace_file(path: Path | str, data: bytes, at: int | None = None) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Makes a folder and those above it that aren't there, to last."""
+    """Creates a folder and missing parents, synced to disk."""
     if path.is_dir():
         return
     make_folders(path.parent)
@@ -117,7 +117,7 @@ def make_folders(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with what is in it; follows no links."""
+    """Removes a folder and its contents; follows no links."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         remove_file(path)
         return
@@ -130,7 +130,7 @@ def remove_tree(path: Path) -> None:
 
 
 class NewFile:
-    """A file under way: counts and digests what goes into it; on the disk when its `with` ends."""
+    """A file being written: counts and digests its bytes; synced when its `with` block ends."""
 
     def __init__(self, path: Path, at: int | None = None) -> None:
         self.num_bytes = 0
@@ -162,12 +162,12 @@ class NewFile:
 
 
 class OldFile:
-    """A file that is read once, from its beginning to its end, and digested on the way.
+    """A file that is read once, from beginning to end, and digested while reading.
 
-    Never follows a link, never waits at a pipe, never reads more than it had at first.
+    Never follows a link, waits for a pipe, or reads beyond the initial size.
 
     Raises:
-        CorruptFileError: nothing that can be read is there, or no regular file.
+        CorruptFileError: it isn't a readable regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,14 +194,14 @@ class OldFile:
         os.close(self._descriptor)
 
     def fill(self, buffer: memoryview) -> None:
-        """Reads as many bytes as the buffer has."""
+        """Reads bytes to fill the buffer."""
         for start in range(0, len(buffer), CHUNK_BYTES):
             chunk = buffer[start : start + CHUNK_BYTES]
             self._fill(chunk)
             self._sha256.update(chunk)
 
     def fill_at(self, buffer: memoryview, position: int) -> None:
-        """Reads bytes from the middle of the file, which the digest doesn't count."""
+        """Reads bytes at a position, without adding them to the digest."""
         while buffer:
             try:
                 num_read = os.preadv(self._descriptor, [buffer], position)
@@ -213,7 +213,7 @@ class OldFile:
             buffer = buffer[num_read:]
 
     def read(self, num_bytes: int) -> bytes:
-        """Reads so many bytes; as many as there are must have been asked for before."""
+        """Reads exactly so many bytes; the caller has checked that the file has them."""
         if num_bytes > self.num_left:
             raise CorruptFileError(
                 f"it ends after {self.num_bytes:,} bytes, in the middle of something"
@@ -223,7 +223,7 @@ class OldFile:
         return bytes(buffer)
 
     def skip(self) -> None:
-        """Reads what is left, for the digest's sake."""
+        """Reads the rest, for the digest."""
         buffer = memoryview(bytearray(min(CHUNK_BYTES, self.num_left)))
         while self.num_left:
             self.fill(buffer[: self.num_left])
@@ -259,7 +259,7 @@ def num_bytes_of(path: Path) -> int:
 
 
 def num_free_bytes(path: Path) -> int:
-    """Returns what is free for this user in the file system of a folder."""
+    """Returns the bytes free for this user in the file system of a folder."""
     return shutil.disk_usage(path).free
 
 
@@ -282,13 +282,13 @@ def _num_memory_bytes() -> int:
 
 
 class CorruptFileError(Exception):
-    """A file isn't what its manifest says, or not what eventloop writes; the text is the reason.
+    """A file doesn't match its manifest, or isn't in eventloop's format; the text is the reason.
 
-    `format` makes a `CheckpointError` of it; `store` goes on to the next checkpoint.
+    `format` turns it into a `CheckpointError`; `store` continues with the next checkpoint.
 
     Args:
         reason: what is wrong, without the name of the file.
-        fix: what to do, if it isn't to take another checkpoint.
+        fix: what to do, if not to use another checkpoint.
     """
 
     def __init__(self, reason: str, fix: str = "") -> None:
@@ -296,5 +296,5 @@ class CorruptFileError(Exception):
         self.fix = fix
 
     def of(self, name: str) -> CorruptFileError:
-        """Returns the same with the name of the file it is about."""
+        """Returns the same error with the name of its file."""
         return CorruptFileError(f"{name}: {self}", self.fix)

@@ -1,8 +1,8 @@
-"""The files of a run's folder: opened by name, whatever a stranger may have put there.
+"""Opens the files of a run's folder safely, even if the folder isn't trusted.
 
-A folder that came as an archive, or that others may write into, can hold a link where a run expects
-a file: to write through it would change a file elsewhere, and to open a pipe would block forever. All
-that a run opens by name in its folder is opened here, and plugins open theirs here, too.
+A folder from an archive, or one that others can write to, can contain a link where a run expects a
+file: writing through it would change a file elsewhere, and opening a pipe would block forever. The
+core and plugins open all files in a run's folder by this module.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _OTHERS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a f
 
 
 def append_whole(descriptor: int, data: bytes) -> None:
-    """Writes at the end of a file all at once or, where the disk refuses a part of it, nothing.
+    """Appends to a file; if the disk refuses a part, nothing is appended.
 
     Args:
         descriptor: as `RunFolder.append_to` returns it.
 
     Raises:
-        OSError: the disk is full, say, or the file was deleted since it was opened.
+        OSError: the disk is full or fails, or the file was deleted after it was opened.
     """
     before = os.fstat(descriptor)
     if not before.st_nlink and stat.S_ISREG(before.st_mode):
@@ -53,18 +53,19 @@ def append_whole(descriptor: int, data: bytes) -> None:
 
 
 class RunFolder:
-    """Opens the files of a run's folder by name: regular files only, and through no link.
+    """Opens the files of a run's folder by name: only regular files, following no links.
 
-    A name is relative to the folder and may have folders in it, `plots/loss.png`. The run's folder
-    itself, and what is above it, is the user's choice and may be a link; nothing below it may be.
-    What something is, is looked at before it is opened and again when it is open. A file that is
-    changed in place may have no second name (hard link): what has it would change, too.
+    A name is relative to the folder and can contain folders: `plots/loss.png`. The run's folder and
+    its parents are chosen by the user and can be links; nothing below it can be.
 
-    Every method raises `RunFolderError` for what isn't a file or lies behind a link, and `OSError`
-    for what the disk or its rights refuse.
+    The type of a file is checked before and after opening it. A file that is changed in place must
+    have no hard links, as their targets would change, too.
+
+    Every method raises `RunFolderError` for a link or anything but a regular file, and `OSError` if
+    the disk or permissions refuse.
 
     Args:
-        path: of the run, `state.run_dir`; made by the first file that is written.
+        path: of the run, `state.run_dir`; created with the first file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,14 +83,14 @@ class RunFolder:
             return file.read(max_bytes)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file as a whole: a kill leaves the one before or the new one."""
+        """Writes a file atomically."""
         with self._around(name, make=True) as (inside, last):
             inside.check(last)
             inside.check(disk.name_under_way(last))
             disk.replace_file(inside.named(last), data, inside.at)
 
     def append_to(self, name: str) -> int:
-        """Opens a file to be read and appended to, made if it isn't there.
+        """Opens a file for reading and appending, created if missing.
 
         Returns:
             Its descriptor, which the caller closes.
@@ -98,7 +99,7 @@ class RunFolder:
             return inside.open(last, os.O_RDWR | os.O_APPEND | os.O_CREAT, in_place=True)
 
     def create(self, name: str) -> int:
-        """Makes a file of a name that isn't taken, and opens it for writing.
+        """Creates a file and opens it for writing; fails if it exists.
 
         Returns:
             Its descriptor, which the caller closes.
@@ -111,10 +112,9 @@ class RunFolder:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Yields a path for a library that opens files itself; its file gets the name afterwards.
+        """Yields a temporary path for a library that opens files itself; it is renamed afterwards.
 
-        The path has a name that can't be guessed, in a folder that was looked at; the library opens
-        it by that path.
+        The path has an unpredictable name, in a folder that was checked.
         """
         with self._around(name, make=True) as (inside, last):
             inside.check(last)
@@ -128,12 +128,12 @@ class RunFolder:
                     disk.remove_file(inside.named(new), inside.at)
 
     def remove(self, name: str) -> None:
-        """Removes a file or a link, not what it leads to; does nothing where there is none."""
+        """Removes a file or a link, not the link's target; does nothing if it doesn't exist."""
         with suppress(FileNotFoundError), self._around(name) as (inside, last):
             disk.remove_file(inside.named(last), inside.at)
 
     def names(self, folder: str = "") -> list[str]:
-        """Returns the names in the run's folder or in one below it; none where it isn't there."""
+        """Returns the names in the run's folder or a folder below it; none if it doesn't exist."""
         folders = folder.split("/") if folder else []
         with suppress(FileNotFoundError), self._entered(folders) as inside:
             with os.scandir(inside.path if inside.at is None else inside.at) as entries:
@@ -141,17 +141,17 @@ class RunFolder:
         return []
 
     def check(self, name: str, *, in_place: bool = False) -> None:
-        """Refuses what the other methods would refuse, before there is anything to write.
+        """Checks what the other methods check, before there is anything to write.
 
         Args:
-            in_place: whether the file is to be changed, rather than read or replaced.
+            in_place: whether the file will be changed, rather than read or replaced.
         """
         with suppress(FileNotFoundError), self._around(name) as (inside, last):
             inside.check(last, in_place=in_place)
 
     @contextmanager
     def _around(self, name: str, *, make: bool = False) -> Iterator[tuple[_Inside, str]]:
-        """Enters the folder that a file is in; yields it with the file's own name."""
+        """Opens the folder of a file; yields it with the file's base name."""
         *folders, last = name.split("/")
         with self._entered(folders, make=make) as inside:
             yield inside, _plain(last)
@@ -170,21 +170,21 @@ class RunFolder:
 
 
 class _Inside(NamedTuple):
-    """A folder that was entered.
+    """An open folder.
 
     Args:
-        at: its descriptor; None where the system can't open files relative to one.
+        at: its descriptor; None if the system can't open files relative to a folder.
     """
 
     path: Path
     at: int | None
 
     def named(self, name: str) -> str:
-        """Returns a name as the functions of `os` take it beside `dir_fd`."""
+        """Returns a name for the functions of `os` that take `dir_fd`."""
         return str(self.path / name) if self.at is None else name
 
     def enter(self, name: str, *, make: bool) -> _Inside:
-        """Enters a folder in this one, which is closed; it stays open on an exception."""
+        """Opens a folder in this one and closes this one, except on an exception."""
         if make:
             with suppress(FileExistsError):
                 disk.make_folder(self.named(name), self.at)
@@ -210,7 +210,7 @@ class _Inside(NamedTuple):
         return descriptor
 
     def check(self, name: str, *, in_place: bool = False) -> os.stat_result | None:
-        """Refuses what isn't a regular file; a device may do something when it is opened."""
+        """Refuses anything but a regular file, as opening a device can have effects."""
         try:
             there = os.stat(self.named(name), dir_fd=self.at, follow_symlinks=False)
         except FileNotFoundError:
@@ -232,7 +232,7 @@ class _Inside(NamedTuple):
                 f"{str(self.path / name)!r} has {there.st_nlink} names (hard links), and what a run "
                 "appends would be in all of them",
                 fix=f"give it a copy of its own, `cp {path} {path}.copy && mv {path}.copy {path}`, "
-                f"or give another folder, {as_set(run_dir='FOLDER')}",
+                "or give another folder, " + as_set(run_dir="FOLDER"),
             )
 
     def _refused(self, name: str, there: os.stat_result, wanted: str) -> RunFolderError:
@@ -245,12 +245,12 @@ class _Inside(NamedTuple):
         return RunFolderError(
             f"{str(path)!r} is {found}, where a run expects a {wanted} of its own",
             fix=f"move it away, `mv {shlex.quote(str(path))} {shlex.quote(f'{path}.old')}`, or give "
-            f"another folder, {as_set(run_dir='FOLDER')}",
+            "another folder, " + as_set(run_dir="FOLDER"),
         )
 
 
 def read_json(run_dir: Path, name: str) -> dict[str, Any]:
-    """Returns the values by name that a file in a run's folder holds; {} where none can be read."""
+    """Reads a JSON object from a file in a run's folder; {} if it can't be read."""
     try:
         found = from_bytes(RunFolder(run_dir).read(name, MAX_BYTES + 1))
         json.dumps([[[found]]], indent=2)  # takes more levels of the stack than reading does
@@ -260,7 +260,7 @@ def read_json(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuses what is there in the place of a folder below a run's, a link above all.
+    """Checks that a path below a run's folder is a folder and not a link.
 
     Raises:
         RunFolderError: it isn't a folder.
@@ -276,12 +276,12 @@ def _plain(name: str) -> str:
 
 
 def _is_link(there: os.stat_result) -> bool:
-    """Whether it leads elsewhere, as a junction of Windows does, too."""
+    """Whether it is a link, or a junction on Windows."""
     return stat.S_ISLNK(there.st_mode) or getattr(there, "st_reparse_tag", 0) == _JUNCTION
 
 
 def why_no_folder(path: Path) -> str:
-    """Returns why files can't be written into a folder of this name, or ""; makes nothing."""
+    """Returns why files can't be written into this folder, or ""; creates nothing."""
     path = path.absolute()
     try:
         os.lstat(path)
@@ -298,7 +298,7 @@ def why_no_folder(path: Path) -> str:
 
 
 def why_no_file(path: Path) -> str:
-    """Returns why no file can be written at this path, or ""; makes nothing."""
+    """Returns why a file can't be written at this path, or ""; creates nothing."""
     if path.is_dir():
         return "it is a folder"
     if path.exists() and not os.access(path, os.W_OK):
@@ -307,7 +307,7 @@ def why_no_file(path: Path) -> str:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes tensors by name to a safetensors file and gives its path; makes its folder.
+    """Writes tensors by name to a safetensors file and returns its path; creates its folder.
 
     Raises:
         EventloopError: it can't be written.

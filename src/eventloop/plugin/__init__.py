@@ -1,1 +1,1 @@
-"""From package to plan: one file for each step of a plugin's life."""
+"""From package to plan: one module for each step of a plugin's life."""

@@ -1,4 +1,4 @@
-"""The assembly: what the plugins of a run implement, in order, and who owns which action."""
+"""The assembly: the implementations of a run's plugins, in order, and the owners of actions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import pluggy
 
-from eventloop.config.version_ranges import admits_older
 from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hooks import PROJECT, Edge, warnings_of
-from eventloop.naming import fold
+from eventloop.naming import admits_older, fold
 from eventloop.plugin.declared import HookTable, hooks_of
+from eventloop.plugin.mistakes import clashing_names, relation_problems
 from eventloop.plugin.order import (
     Implementation,
     Ordered,
@@ -20,24 +20,18 @@ from eventloop.plugin.order import (
     order,
     order_of_owners,
 )
-from eventloop.plugin.records import Plugin, Selected
-from eventloop.plugin.relations import clashing_names, relation_problems
-from eventloop.plugin.validate import (
-    equal_plugins,
-    implementations,
-    unknown_edges,
-    unknown_names,
-)
+from eventloop.plugin.records import Candidate, Plugin
+from eventloop.plugin.validate import equal_plugins, implementations, unknown_edges, unknown_names
 
 
 @dataclass(frozen=True)
 class OrderPreferences:
-    """What a person asks for, beyond what the plugins say.
+    """The user's wishes on order and owners, in addition to what plugins declare.
 
     Args:
-        edges: returns what is asked for on one hook, which may close another.
-        owners: by action: a plugin's name, or "task".
-        installed: the names of everything that is installed, active or not.
+        edges: returns the user's edges on a hook, which may close another.
+        owners: for each action, a plugin's name, or "task".
+        installed: the names of all installed plugins, active or not.
     """
 
     edges: Callable[[str, str | None], Sequence[Edge]] = lambda hook, closes: ()
@@ -47,12 +41,12 @@ class OrderPreferences:
 
 @dataclass(frozen=True)
 class Decision:
-    """An action that several could answer, or a plugin instead of the task.
+    """The choice of an action's owner among several plugins, or between a plugin and the task.
 
     Args:
-        owner: who answers it.
-        others: plugins and task that don't.
-        by_owners: whether a person chose, with `owners`.
+        owner: the chosen one.
+        others: the plugins and the task that weren't chosen.
+        by_owners: whether the user chose, with `owners`.
     """
 
     action: str
@@ -69,26 +63,26 @@ class Decision:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The plugins of a run, and what they implement.
+    """The plugins of a run, and their implementations.
 
     Args:
-        plugins: those that take part, in order of role and name, with the task and the core.
-        off: those that are installed and don't, each with the reason.
-        hooks: all hooks by name, those that plugins add included.
-        implementations: by hook; every hook is there.
-        wishes: what a person asked for.
-        losers: by action: who would answer it, had a person not chosen another.
+        plugins: the active ones, in order of role and name, with the task and the core.
+        off: the installed plugins that are inactive, each with the reason.
+        hooks: all hooks by name, including those that plugins declare.
+        implementations: for every hook.
+        wishes: of the user.
+        losers: for each action, the owner if the user hadn't chosen another.
     """
 
     plugins: tuple[Plugin, ...]
-    off: tuple[Selected, ...]
+    off: tuple[Candidate, ...]
     hooks: HookTable
     implementations: Mapping[str, Ordered]
     wishes: OrderPreferences
     losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def owner(self, action: str) -> Plugin:
-        """Returns the plugin that answers an action.
+        """Returns the owner of an action.
 
         Raises:
             PluginError: it has no implementation, or there is no such action.
@@ -108,7 +102,7 @@ class Assembly:
         return asked[-1].plugin
 
     def asked(self, action: str) -> tuple[Implementation, ...]:
-        """Returns the implementations that an action asks, in order: the conditional ones, and the owner."""
+        """Returns an action's implementations in calling order: conditional, then the owner's."""
         ordered = self.implementations[action]
         plain = order_of_owners(one for one in ordered if not one.wrapper)
         idxs = (idx for idx, one in enumerate(plain) if not one.conditional)
@@ -116,14 +110,14 @@ class Assembly:
 
     @property
     def exporting(self) -> list[str]:
-        """The plugins that export other weights than the model's, by folded name."""
+        """The folded names of plugins that export other weights than the model's."""
         return [fold(one.plugin.name) for one in self.implementations["export"] if one.wrapper]
 
     @property
     def evaluates(self) -> bool:
-        """Whether a plugin or the task evaluates by itself, with eval data or without.
+        """Whether a plugin or the task evaluates by itself, with or without eval data.
 
-        One that owns `evaluate`, or implements an event of evaluation, and not only to watch one.
+        It does if it owns `evaluate`, or implements an event of evaluation for more than watching.
         """
         if self.owner("evaluate").role != "core":
             return True
@@ -136,7 +130,7 @@ class Assembly:
         )
 
     def idle(self, hook: str) -> set[str]:
-        """Returns the plugins that implement neither a hook nor the event that closes it, folded."""
+        """Returns the folded names of plugins without a hook and without its closing event."""
         if hook not in self.hooks:
             return set()
         called = [hook, *(one.name for one in self.hooks.values() if one.closes == hook)]
@@ -144,7 +138,7 @@ class Assembly:
         return {fold(one.name) for one in self.plugins} - busy
 
     def remarks(self, ordered: Ordered) -> Iterator[str]:
-        """Yields what needn't be wrong with a hook: unknown edges, deprecations, too wide a range."""
+        """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
         known = [*self.wishes.installed, *(one.name for one in self.plugins)]
         for one, name in unknown_edges(ordered, known):
             yield f"{one.origin}: an edge to {name}, which isn't installed"
@@ -160,7 +154,7 @@ class Assembly:
                 )
 
     def decisions(self) -> Iterator[Decision]:
-        """Yields the actions in which a plugin replaces the task, or a person chose among several."""
+        """Yields the actions in which a plugin replaces the task, or the user chose the owner."""
         for name, hook in self.hooks.items():
             if hook.kind != "action":
                 continue
@@ -179,15 +173,15 @@ class Assembly:
 
 
 def arrange(
-    plugins: Sequence[Plugin], off: Sequence[Selected], wishes: OrderPreferences
+    plugins: Sequence[Plugin], off: Sequence[Candidate], wishes: OrderPreferences
 ) -> tuple[Assembly, list[PluginError]]:
-    """Validates plugins and puts their implementations in order.
+    """Validates plugins and orders their implementations.
 
     Returns:
-        The assembly, without what is wrong; and every problem with every plugin.
+        The assembly of the valid ones, and every problem with every plugin.
     """
-    place = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
-    plugins = sorted(plugins, key=lambda one: (place[one.role], fold(one.name)))
+    rank = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
+    plugins = sorted(plugins, key=lambda one: (rank[one.role], fold(one.name)))
     problems = [*clashing_names(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
     hooks, clashes = hooks_of(plugins, off)
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
@@ -226,10 +220,10 @@ def refused_by_pluggy(
 ) -> list[PluginError]:
     """Has pluggy check every plugin against every hook.
 
-    Implementations of hooks that are going cause their warnings here.
+    Implementations of deprecated hooks cause their warnings here.
 
     Args:
-        problems: what is known already; the plugins that it is about are left out.
+        problems: already known; plugins with problems are skipped.
     """
     wrong = [subject for problem in problems for subject in problem.subjects]
     refused = []
@@ -253,7 +247,7 @@ def _choose_owners(
     """Removes the owners of actions for which the configuration chose another.
 
     Returns:
-        Who was taken out, by action; and what is wrong with the choice.
+        The removed owners by action, and the problems with the choice.
     """
     taken_out: dict[str, tuple[Implementation, ...]] = {}
     problems = []
@@ -298,7 +292,7 @@ def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator
                 f"{len(owners)} plugins claim the action {name}: "
                 f"{' and '.join(one.origin for one in owners)}",
                 subjects=owners,
-                fix=f"choose one in pyproject.toml, or {owners[-1].way_out}:\n"
+                fix="choose one in pyproject.toml, or " + owners[-1].way_out + ":\n"
                 f'[tool.eventloop.owners]\n{name} = "{owners[0].name}"',
             )
 

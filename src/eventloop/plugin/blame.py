@@ -1,7 +1,7 @@
-"""Who did it: which implementation a frame belongs to, and what is noted on what one raises.
+"""Blame: finds the implementation of a frame, and adds notes to exceptions of implementations.
 
-The map from code to implementations is filled when plans are frozen, and read when a report needs it:
-the loop keeps no account of where it is.
+The map from code to implementations is filled when plans are frozen, and read for a report, so the
+loop records nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import Note, PluginError, a, notes_of
 from eventloop.signals import Interrupted
-from eventloop.training.given import ACTIONS, note_given
+from eventloop.training.input_note import ACTIONS, note_input
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Implementation
@@ -47,17 +47,18 @@ _WITHIN_BATCH = frozenset(
 
 
 def enter(one: Implementation) -> None:
-    """Enters an implementation under all code that runs when it is called."""
+    """Registers an implementation under all code that its call runs."""
     for code, _ in _codes(one.function):
         alive = (ref for ref in _MAP.get(code, ()) if ref() is not None)
         _MAP[code] = (*alive, weakref.ref(one))
 
 
 def implementations_of(frame: FrameType) -> list[Implementation]:
-    """Returns the implementations that a frame may belong to; several only where nothing decides.
+    """Returns the implementations that a frame may belong to; several only if they share code.
 
-    Instances of one class share their code, as functions from one factory do. A method's frame is
-    that of the instance in its first argument; functions from one factory can't be told apart.
+    Instances of one class share their code, and so do functions from one factory. A method's frame
+    belongs to the instance in its first argument; functions from one factory can't be
+    distinguished.
     """
     entered = [one for ref in _MAP.get(frame.f_code, ()) if (one := ref()) is not None]
     first = _first_argument(frame) if entered else _GONE
@@ -70,9 +71,9 @@ def implementations_of(frame: FrameType) -> list[Implementation]:
 
 
 def _codes(function: Callable[..., Any] | None) -> Iterator[tuple[CodeType, object]]:
-    """Yields a function's code and that of what it wraps, with the object each is bound to.
+    """Yields the code of a function and of those it wraps, with the object each is bound to.
 
-    All functions that a decorator wraps share its code, so it counts only where it is bound.
+    All functions that a decorator wraps share its code, so it counts only if it is bound.
     """
     bound: object = None
     while function is not None:
@@ -88,7 +89,7 @@ def _codes(function: Callable[..., Any] | None) -> Iterator[tuple[CodeType, obje
 
 
 def _first_argument(frame: FrameType) -> object:
-    """Returns what a function was given first; `_GONE` if nothing, or if it has deleted that."""
+    """Returns a function's first argument; `_GONE` if it has none, or has deleted it."""
     code, values = frame.f_code, frame.f_locals
     if code.co_argcount:
         return values.get(code.co_varnames[0], _GONE)
@@ -99,9 +100,9 @@ def _first_argument(frame: FrameType) -> object:
 
 
 def blame(error: BaseException, one: Implementation, state: State) -> None:
-    """Notes on an exception who raised it, once, and what of, whatever passes it on."""
+    """Adds a note to an exception, once: its implementation, hook and batch."""
     if one.hook.name in ACTIONS:
-        note_given(error, one.hook.name, state)
+        note_input(error, one.hook.name, state)
     if one.plugin.role == "core" or isinstance(error, Interrupted):
         return
     if notes_of(error, "origin"):
@@ -111,23 +112,22 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
     if one.plugin.role != "task":
         text = (
             f"raised by plugin {one.plugin.origin} in {moment}, rank {state.rank}\n"
-            f"  at   {one.where}\n"
-            f"  fix  {one.plugin.way_out}"
+            f"  at   {one.where}\n  fix  " + one.plugin.way_out
         )
     error.add_note(Note(text, "origin"))
 
 
 def moment_in(hook: str, state: State) -> str:
-    """Returns the epoch, from 0, and the batch, from 1, under way in a hook, else done last."""
+    """Returns a hook's epoch, from 0, and batch, from 1: the current ones, or the last finished."""
     under_way = hook in _WITHIN_BATCH or state.microbatch is not None
     is_next = under_way and state.eval_name is None
     return f"epoch {state.clock.epoch}, batch {state.clock.batch + is_next}"
 
 
 def swallowed(one: Implementation) -> PluginError:
-    """Returns the error of a callback's wrapper that let no exception through."""
+    """Returns the error of a callback's wrapper that swallowed an exception."""
     return PluginError(
-        f"a callback's wrapper of {one.hook.name} swallowed an exception; it may only watch",
+        f"a callback's wrapper of {one.hook.name} swallowed an exception; it can only watch",
         plugin=one.plugin.origin,
         at=one.where,
         fix="raise it again, or make the plugin an algorithm",
@@ -135,7 +135,7 @@ def swallowed(one: Implementation) -> PluginError:
 
 
 def fits(result: Any, one: Implementation) -> bool:
-    """Returns whether a wrapper may put a result in the place of what it encloses."""
+    """Returns whether a wrapper may return a result instead of the enclosed one."""
     if result is None or (one.hook.kind == "event" and not one.hook.declared_by):
         return True
     if not isinstance(result, list):
@@ -146,7 +146,7 @@ def fits(result: Any, one: Implementation) -> bool:
 
 
 def misfit(result: Any, one: Implementation) -> PluginError:
-    """Returns the error of a result that its hook has no use for."""
+    """Returns the error of a result that its hook doesn't accept."""
     hook, what = one.hook, a(type(result).__name__)
     if hook.kind == "event":
         fix = (
@@ -163,7 +163,7 @@ def misfit(result: Any, one: Implementation) -> PluginError:
 
 
 def returned_nothing(one: Implementation) -> PluginError:
-    """Returns the error of an implementation that owes a result."""
+    """Returns the error of an implementation that must return a result."""
     what = f"wrapper of the {one.hook.kind}" if one.wrapper else "owner of the action"
     fix = "return the result of `yield`" if one.wrapper else "return the result"
     return PluginError(

@@ -1,4 +1,4 @@
-"""How a plan calls implementations: with the arguments that they take, when due; wrappers enclose others."""
+"""How a plan calls implementations: their arguments, the option `every`, and wrappers."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Plan = Callable[..., Any]
 
 
 def direct(one: Implementation, state: State) -> tuple[Callable[[Any], Any], State | StateView]:
-    """Returns a function and the State, or the view of it, that it takes."""
+    """Returns a function and its first argument: the State, or a callback's view of it."""
     if one.every is None and one.argnames == STATE_ALONE:
-        return one.function, _given(one, state)
+        return one.function, _argument(one, state)
     call = adapted(one, state)
     return lambda _state: call(), state
 
 
-def _given(one: Implementation, state: State) -> State | StateView:
-    """Returns the State, of which a callback gets a view."""
+def _argument(one: Implementation, state: State) -> State | StateView:
+    """Returns the State, or a view of it for a callback."""
     return view_of(state, one.origin) if one.plugin.role == "callback" else state
 
 
 def adapted(one: Implementation, state: State) -> Callable[..., Any]:
-    """Returns the function as it takes what the hook passes after the State, by position.
+    """Returns the function with the State bound, taking the hook's other arguments by position.
 
-    The State, or a callback's view of it, is bound: there is one for the whole run.
+    The State, or a callback's view of it, is the same for the whole run.
     """
-    given = _given(one, state)
+    argument = _argument(one, state)
     if one.argnames == one.hook.argnames:
-        return _sometimes(one, functools.partial(one.function, given), state)
+        return _sometimes(one, functools.partial(one.function, argument), state)
     idxs = [one.hook.argnames.index(name) for name in one.argnames]
 
     def pick(*rest: Any) -> Any:
-        args = (given, *rest)
+        args = (argument, *rest)
         return one.function(*(args[idx] for idx in idxs))
 
     return _sometimes(one, pick, state)
@@ -51,7 +51,7 @@ def adapted(one: Implementation, state: State) -> Callable[..., Any]:
 def _sometimes(
     one: Implementation, function: Callable[..., Any], state: State
 ) -> Callable[..., Any]:
-    """Returns the function as its option `every` wants it: it runs once for each multiple crossed."""
+    """Returns the function with its option `every` applied: runs once for each multiple crossed."""
     if one.every is None:
         return function
     every, clock = one.every, state.clock
@@ -75,7 +75,7 @@ def _sometimes(
 def _once_a_batch(
     one: Implementation, function: Callable[..., Any], state: State
 ) -> Callable[..., Any]:
-    """Does the same for a plugin's hook, which may be called any number of times in a batch."""
+    """Does the same for a plugin's hook, which can be called several times in a batch."""
     every, clock = one.every, state.clock
     assert every is not None
     last: list[int] = []
@@ -96,7 +96,7 @@ def _once_a_batch(
 
 
 def enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:
-    """Puts the wrappers around a plan, the first outermost."""
+    """Wraps a plan, the first wrapper outermost."""
     for one in reversed(wrappers):
         inner = _wrap(inner, one, state)
     return inner
@@ -153,7 +153,7 @@ def _resume(
     error: BaseException | None,
     one: Implementation,
 ) -> Any:
-    """Resumes a wrapper with the result or the exception of what it encloses.
+    """Resumes a wrapper with the result or the exception of the enclosed call.
 
     Returns:
         What the wrapper returns.

@@ -1,4 +1,4 @@
-"""Step 4, configure: build a plugin with the options that were set for it."""
+"""Step 4, configure: builds a plugin with its options."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from eventloop.text import shell, switch_off
 
 
 def plugin_options(target: object) -> dict[str, Option]:
-    """Returns the options of what an entry point names, by folded name; a class alone has some."""
+    """Returns the options of an entry point's object by folded name; only a class has some."""
     return options_of(target) if inspect.isclass(target) else {}
 
 
 def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plugin:
-    """Makes the plugin that takes part.
+    """Builds a plugin.
 
     Args:
-        target: what its entry point names; a class is built, anything else stands for itself.
-        values: what was set for it, by folded option name.
+        target: the entry point's object; a class is instantiated, anything else is used as it is.
+        values: its options by folded name.
 
     Raises:
         SettingError: an option is unknown or has the wrong type.
@@ -49,33 +49,33 @@ def configure(found: Found, target: object, values: Mapping[str, Value]) -> Plug
     )
 
 
-def options_kept(target: object) -> dict[str, Any]:
-    """Returns the options of an instance that was built in Python, defaults left out.
+def stored_options(target: object) -> dict[str, Any]:
+    """Returns the non-default options of an instance that was built in Python.
 
-    Those that it keeps under the name of the constructor's parameter, `alpha` or `_alpha`, and that
-    are values: numbers, text, times, functions by their names, tensors of up to a million entries
-    by a digest of these, and lists and mappings of all of them. Models and other objects aren't.
+    These are attributes named after a constructor's parameter, `alpha` or `_alpha`, whose values
+    are numbers, text, times, functions (by name), tensors of up to a million entries (by digest),
+    or lists and mappings of these; not models and other objects.
     """
     if not inspect.isfunction(type(target).__init__) or not hasattr(target, "__dict__"):
         return {}
-    held, kept = vars(target), {}
+    held, stored = vars(target), {}
     for name, parameter in inspect.signature(type(target)).parameters.items():
         value = held.get(name, held.get(f"_{name}", _Opaque))
         known = _value(value)
         if known is not _Opaque and known != _value(parameter.default):
-            kept[name] = known
-    return kept
+            stored[name] = known
+    return stored
 
 
 _LARGEST = 10**6  # entries of a tensor that is an option
 
 
 class _Opaque:
-    """Stands for what can't be compared."""
+    """Represents a value that can't be compared."""
 
 
 def _tensor_text(tensor: Any) -> Any:
-    """Returns what tells a tensor from others; torch isn't imported here, as most commands don't need it."""
+    """Returns a digest of a tensor without importing torch, which most commands don't need."""
     if tensor.numel() > _LARGEST:
         return _Opaque
     entries = str(tensor.detach().cpu().tolist())
@@ -104,11 +104,11 @@ def _value(value: object) -> Any:
 def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) -> str | None:
     """Names the options that a plugin waits for: those without a default that aren't set.
 
-    Or any one of those that its class calls `wakes_with`; or, where that has `off_until_named = True`, any
-    option at all, or its name.
+    With `wakes_with`, it waits for any one of those options; with `off_until_named = True`, for any
+    option or its name.
 
     Returns:
-        `waiting for --distill.teacher`; None where nothing is lacking.
+        `waiting for --distill.teacher`; None if nothing is missing.
     """
     lacking = [
         flag(option.name, found.name)
@@ -133,7 +133,7 @@ def until_named(name: str) -> str:
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:
-    """Returns the options that were set, as the constructor takes them; builds nothing.
+    """Returns the options that were set, converted for the constructor; builds nothing.
 
     Raises:
         SettingError: an option is unknown or has the wrong type.
@@ -166,7 +166,7 @@ def _missing(found: Found, option: Option) -> PluginError:
     return found.problem(
         f"{found.name} needs its option {option.name!r}, which has no default",
         f"give it with {shell(flag(option.name, found.name), option.type_name.upper())}, or switch the "
-        f"plugin off with {switch_off(found.name)}",
+        "plugin off with " + switch_off(found.name),
     )
 
 
@@ -174,9 +174,9 @@ def _build(found: Found, target: type, options: Mapping[str, Any]) -> object:
     try:
         return target(**options)
     except Exception as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise found.problem(
-            f"{found.name} can't be built: {type(error).__name__}: {text_of(error)}",
-            f"change its options, or switch it off with {switch_off(found.name)}",
-            call=f"{target.__name__}({given})",
+            f"{found.name} can't be built: {type(error).__name__}: " + text_of(error),
+            "change its options, or switch it off with " + switch_off(found.name),
+            call=f"{target.__name__}({arguments})",
         ) from error

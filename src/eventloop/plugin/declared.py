@@ -1,4 +1,4 @@
-"""The hooks of a run: the core's, and those that plugins declare with `hookspecs`."""
+"""The hooks of a run: the core's, and those declared by plugins with `hookspecs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventloop.vocabulary import HOOKS as OF_OTHERS
 from eventloop.vocabulary import known_as
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Plugin, Selected
+    from eventloop.plugin.records import Candidate, Plugin
     from eventloop.state import State
 
 
@@ -24,27 +24,27 @@ class HookTable(dict[str, Hook]):
     """Hooks by name.
 
     Args:
-        hooks: those that there are.
-        removed: what became of those that are gone.
-        off: the plugins that don't take part; the hooks that they declare aren't there.
+        hooks: the available hooks.
+        removed: what replaced each removed hook.
+        off: the inactive plugins; the hooks that they declare aren't available.
     """
 
     def __init__(
         self,
         hooks: Mapping[str, Hook],
         removed: Mapping[str, str],
-        off: Iterable[Selected] = (),
+        off: Iterable[Candidate] = (),
     ) -> None:
         super().__init__(hooks)
         self.removed = dict(removed)
         self.off = tuple(off)
 
     def knows(self, name: str) -> bool:
-        """Returns whether a hook has this name, or would have it if a plugin weren't off."""
+        """Returns whether there is a hook with this name, or would be if a plugin weren't off."""
         return name in self or self._declared_by_one_off(name) is not None
 
     def hint(self, name: str) -> str:
-        """Returns what to say of a name that no such hook has, "; ..." or ""."""
+        """Returns the hint for an unknown hook's name, "; ..." or ""."""
         if name in self:
             by = " and ".join(self[name].declared_by) or "the core"
             return f"; it is {a(self[name].kind)} of {by}"
@@ -54,7 +54,7 @@ class HookTable(dict[str, Hook]):
             return f"; the plugin {one.found.name} declares it, but is off: {one.reason}"
         return known_as(name, OF_OTHERS, self)
 
-    def _declared_by_one_off(self, name: str) -> Selected | None:
+    def _declared_by_one_off(self, name: str) -> Candidate | None:
         return next((one for one in self.off if name in static_hooks(one.found)), None)
 
 
@@ -62,9 +62,9 @@ HOOKS = HookTable(declared_hooks([Events, Actions]), REMOVED_HOOKS)
 
 
 def hooks_of(
-    plugins: Iterable[Plugin], off: Iterable[Selected]
+    plugins: Iterable[Plugin], off: Iterable[Candidate]
 ) -> tuple[HookTable, list[PluginError]]:
-    """Gathers the core's hooks and those that plugins declare; several may declare the same.
+    """Collects the core's hooks and those that plugins declare; several can declare the same hook.
 
     Returns:
         The hooks, and every problem with a declaration.
@@ -95,7 +95,7 @@ _Misfit = tuple[str, str]
 
 
 def _unreadable(plugin: Plugin, namespace: Any, own: Mapping[str, Hook]) -> Iterator[_Misfit]:
-    """Finds `hookspecs` without hooks, and those with marks that don't say how often a hook fires."""
+    """Finds `hookspecs` without hooks, and hooks whose markers don't say how often they fire."""
     marked = marked_by_pluggy(namespace)
     for name in marked:
         yield (
@@ -119,7 +119,7 @@ def _clash(plugin: Plugin, known: Hook) -> _Misfit:
 
 
 def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[_Misfit]:
-    """Finds declarations that can't be called as they are written, and how to fix each."""
+    """Finds declarations that can't be called as written, each with a fix."""
     for name, hook in own.items():
         parameters = list(hook.signature.parameters.values())
         if not parameters or parameters[0].name != "state":
@@ -141,15 +141,15 @@ def _misfits(own: Mapping[str, Hook], hooks: Mapping[str, Hook]) -> Iterator[_Mi
 
 
 def checked(hook: Hook, plan: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a plan as `state.call` calls it: arguments by position or name, the spec's defaults.
+    """Returns a plan for `state.call`: arguments by position or name, with the spec's defaults.
 
-    Inside of it no wrapper is under way whose `state.again()` it could take for its own.
+    In the call, `state.again()` of an outer wrapper has no effect.
     """
     signature = hook.signature
 
-    def call(state: State, *args: Any, **given: Any) -> Any:
+    def call(state: State, *args: Any, **kwargs: Any) -> Any:
         try:
-            bound = signature.bind(state, *args, **given)
+            bound = signature.bind(state, *args, **kwargs)
         except TypeError as error:
             raise PluginError(
                 f"state.call({hook.name!r}, ...): {error}",

@@ -9,7 +9,7 @@ from typing import Any
 from eventloop.errors import PluginError
 from eventloop.naming import fold
 from eventloop.plugin.load import imported
-from eventloop.plugin.metadata import place_of
+from eventloop.plugin.metadata import folder_of
 from eventloop.plugin.records import Found
 from eventloop.plugin.select import is_usable_name
 from eventloop.text import pip
@@ -20,27 +20,24 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
 def extension_problems(
     found: Iterable[Found], own: Mapping[str, Collection[str]]
 ) -> dict[Found, PluginError]:
-    """Returns what keeps extensions from being used, as far as metadata shows it.
+    """Returns the problems of extensions that metadata shows.
 
     Args:
-        own: the names that the core's own take, by role.
+        own: the names taken by the core's own, by role.
     """
     by_name: dict[tuple[str, str], list[Found]] = {}
     for one in found:
         by_name.setdefault((one.role, fold(one.name)), []).append(one)
     problems = {}
     for (role, name), group in by_name.items():
-        problem = None
         if name in map(fold, own.get(role, ())):
-            problem = _taken(group)
+            problems.update(dict.fromkeys(group, _taken(group)))
         elif len(group) > 1:
-            problem = _several(group)
-        elif not _is_usable(group[0]):
-            problem = _unusable(group[0])
+            problems.update(dict.fromkeys(group, _several(group)))
+        elif problem := _unusable(group[0]):
+            problems[group[0]] = problem
         elif not group[0].distribution:
-            problem = _nameless(group[0])
-        if problem is not None:
-            problems.update(dict.fromkeys(group, problem))
+            problems[group[0]] = _nameless(group[0])
     return problems
 
 
@@ -63,9 +60,8 @@ def imported_callable(found: Found) -> Callable[..., Any]:
 
 def _taken(group: Iterable[Found]) -> PluginError:
     first, *_ = group
-    names = " and ".join(_distributions(group))
     return PluginError(
-        f"the {first.role} {first.name!r} of {names} isn't reached: torch-eventloop has a "
+        f"the {first.role} {first.name!r} of {' and '.join(_distributions(group))} isn't reached: torch-eventloop has a "
         f"{first.role} of this name",
         fix=f"rename its entry point, or {pip('uninstall', *_installed(group))}",
     )
@@ -81,16 +77,14 @@ def _several(group: Collection[Found]) -> PluginError:
     )
 
 
-def _is_usable(found: Found) -> bool:
-    if found.role == "storage":
-        return found.name == "*" or bool(_SCHEME.fullmatch(found.name))
-    return is_usable_name(found.name)
-
-
-def _unusable(found: Found) -> PluginError:
-    rule = "letters, digits and single dashes"
+def _unusable(found: Found) -> PluginError | None:
+    """Returns the problem of a name that is neither a scheme, nor one that plugins can have."""
+    rule, is_usable = "letters, digits and single dashes", is_usable_name(found.name)
     if found.role == "storage":
         rule = "schemes of URLs, `s3` say, or `*` for all"
+        is_usable = found.name == "*" or bool(_SCHEME.fullmatch(found.name))
+    if is_usable:
+        return None
     return PluginError(
         f"a {found.role} can't be named {found.name!r}: names are {rule}",
         plugin=found.origin,
@@ -100,7 +94,7 @@ def _unusable(found: Found) -> PluginError:
 
 def _nameless(found: Found) -> PluginError:
     distribution = found.entry_point.dist
-    facts: dict[str, Any] = {} if distribution is None else {"folder": place_of(distribution)}
+    facts: dict[str, Any] = {} if distribution is None else {"folder": folder_of(distribution)}
     return PluginError(
         f"the {found.role} {found.name!r} comes from a distribution without a name and version: its "
         "METADATA is gone or can't be read, as an interrupted installation leaves it",

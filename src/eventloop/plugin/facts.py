@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PluginFacts:
-    """All that is read off a plugin beside its hooks and its state; "Write a plugin" has a table."""
+    """All attributes of a plugin besides its hooks and state; "Write a plugin" has a table."""
 
     name: str = ""
     requires: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ _DISTINCT = [name for name in _DEFAULTS if len(name) > len("name")]
 
 
 def facts_of(target: object) -> PluginFacts:
-    """Reads what a class, an instance or a module says; a text stands for a tuple of one."""
+    """Reads the facts of a class, an instance or a module; a string counts as a tuple of one."""
     found = {name: getattr(target, name, default) for name, default in _DEFAULTS.items()}
     for name in ("requires", "conflicts", "wakes_with", "free_options"):
         found[name] = (found[name],) if isinstance(found[name], str) else tuple(found[name])
@@ -47,9 +47,9 @@ def facts_of(target: object) -> PluginFacts:
 
 
 def misspelt_facts(target: object) -> Iterator[tuple[str, str]]:
-    """Yields attributes that are none of these by a letter or two, each with the one that is meant.
+    """Yields misspelt attributes, each with the closest fact.
 
-    Options, other methods, and what comes from elsewhere are the plugin's affair.
+    Options, other methods and imported names aren't checked.
     """
     init = type(target).__init__
     options = inspect.signature(init).parameters if inspect.isfunction(init) else ()

@@ -1,4 +1,4 @@
-"""The lock: which plugins a project trains with, to the byte; compared before each run."""
+"""What a project keeps of its plugins: the lock, and which algorithms have run in it before."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import importlib_metadata
 
 from eventloop.config.layers import find_pyproject
-from eventloop.errors import PluginError
+from eventloop.errors import PluginError, Wording
+from eventloop.files import disk
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
+from eventloop.text import shell, switch_off
 
 if TYPE_CHECKING:
     from eventloop.plugin.order import Ordered
@@ -24,19 +27,22 @@ if TYPE_CHECKING:
 
 NAME = "eventloop.lock"
 _HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"
+FOLDER, FILE = ".eventloop", "algorithms.json"
+# What has been said already where nothing can be written.
+_SAID: set[tuple[Path | None, str]] = set()
 
 
 def lock_path(directory: Path) -> Path:
-    """Returns where the lock stands: beside the nearest `pyproject.toml`, else in the directory."""
+    """Returns the path of the lock: next to the nearest `pyproject.toml`, or in the directory."""
     found = find_pyproject(directory)
     return (found[0].parent if found else directory) / NAME
 
 
 def lock_text(plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]) -> str:
-    """Writes the plugins that take part, their files, and a digest of their order, as TOML.
+    """Returns the active plugins, their files, and a digest of their order, as TOML.
 
     Args:
-        plugins: active; what wasn't found but handed over in Python is left out.
+        plugins: the active ones; those passed in Python are left out.
         implementations: by hook.
     """
     core = importlib_metadata.version("torch-eventloop")
@@ -47,9 +53,9 @@ def lock_text(plugins: Iterable[Plugin], implementations: Mapping[str, Ordered])
 
 
 def order_digest(implementations: Mapping[str, Ordered]) -> str:
-    """Digests the order of algorithms and callbacks in every hook that has any.
+    """Returns a digest of the order of algorithms and callbacks in every hook.
 
-    Two environments have one digest if and only if the same plugins run in the same order.
+    Two environments have the same digest if and only if the same plugins run in the same order.
     """
     orders: dict[str, list[str]] = {}
     for hook, ordered in implementations.items():
@@ -64,10 +70,10 @@ def order_digest(implementations: Mapping[str, Ordered]) -> str:
 def check_lock(
     path: Path, plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]
 ) -> None:
-    """Compares what would take part with the lock; does nothing where there is none.
+    """Compares the active plugins with the lock; does nothing without one.
 
     Raises:
-        PluginError: they differ, shown as a diff from the lock to what is here.
+        PluginError: they differ; the message has a diff from the lock to the environment.
     """
     if not path.is_file():
         return
@@ -90,7 +96,7 @@ def check_lock(
 
 
 def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the files that differ of the plugins that are in both."""
+    """Yields the changed files of plugins that are in both."""
     before, now = (
         {one.get("name"): one.get("files", {}) for one in each.get("plugins", ())}
         for each in (locked, actual)
@@ -108,7 +114,7 @@ def _read(path: Path) -> str:
         raise PluginError(
             f"{path.name} can't be read: {' '.join(str(error).split())}",
             lock=path,
-            fix="write a new one with `eventloop plugins lock`, or go without this time with "
+            fix="write a new one with `eventloop plugins lock`, or ignore it once with "
             "`--unlocked`",
         ) from error
     return text
@@ -132,9 +138,9 @@ def _table(plugin: Plugin, found: Found) -> str:
 
 
 def file_digests(found: Found) -> Iterator[tuple[str, str]]:
-    """Yields the files that a plugin is made of, each with the digest of what it holds now.
+    """Yields the files of a plugin, each with its current digest.
 
-    What RECORD says of their content isn't read: a file may have been edited since.
+    The digests in RECORD aren't used, as a file may have been edited since.
     """
     for name, path in _files(found):
         # What lies in a wheel or egg has the digest of that.
@@ -147,7 +153,7 @@ def file_digests(found: Found) -> Iterator[tuple[str, str]]:
 
 
 def _files(found: Found) -> Iterator[tuple[str, Path]]:
-    """Yields names and paths: those of the distribution, or of the module where that lists none."""
+    """Yields names and paths of the distribution's files, or the module's if it lists none."""
     distribution = found.entry_point.dist
     if found.path is not None:
         yield found.path.name, found.path
@@ -161,9 +167,9 @@ def _files(found: Found) -> Iterator[tuple[str, Path]]:
 
 
 def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
-    """Yields the files of the package that has a module, or of the module itself.
+    """Yields the files of a module's package, or of the module itself.
 
-    What it is in may be a namespace, whose other packages aren't the plugin's.
+    A namespace package isn't used, as its other packages belong to other distributions.
     """
     parts = module.split(".")
     for name in (".".join(parts[: idx + 1]) for idx in range(len(parts))):
@@ -183,7 +189,7 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def _is_editable(found: Found) -> bool:
-    """Returns whether a distribution is installed as a link to its sources."""
+    """Returns whether a distribution is an editable install."""
     distribution = found.entry_point.dist
     try:
         origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
@@ -193,7 +199,7 @@ def _is_editable(found: Found) -> bool:
 
 
 def _toml(value: object) -> str:
-    """Writes a value as TOML; what TOML doesn't know, as text."""
+    """Formats a value as TOML; values that TOML doesn't support, as text."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -204,5 +210,54 @@ def _toml(value: object) -> str:
 
 
 def _content(text: str) -> list[str]:
-    """Returns the lines that say something."""
+    """Returns the lines without comments and empty ones."""
     return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path | None) -> list[str]:
+    """Returns a line for each new algorithm, and records it as known.
+
+    The record is in `.eventloop`, next to the nearest `pyproject.toml`. Without one, a command
+    writes it into the directory; in Python nothing is written, and a line is shown once per
+    process.
+
+    Args:
+        unasked: the active algorithms that weren't requested by name.
+        installed: the names of all plugins; one that is removed is new when it is installed again.
+        here: the directory that a command writes into; None in Python.
+    """
+    project = find_pyproject(here or Path.cwd())
+    folder = project[0].parent if project else here
+    path = folder and folder / FOLDER / FILE
+    active = {fold(one.name): one for one in unasked}
+    known = _known_to(path) if path else set()
+    now = (known & set(map(fold, installed))) | active.keys()
+    if path and now != known:
+        with suppress(OSError):  # read-only: the next process says it again
+            _remember(path, now)
+    new = [name for name in sorted(active.keys() - known) if (path, name) not in _SAID]
+    _SAID.update((path, name) for name in new)
+    return [_announcement(active[name]) for name in new]
+
+
+def _known_to(path: Path) -> set[str]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        return set(map(str, held))
+    except (OSError, ValueError, TypeError):  # absent, or not what was written
+        return set()
+
+
+def _remember(path: Path, names: Iterable[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    ignore = path.parent / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="ascii")
+    disk.replace_file(path, f"{json.dumps(sorted(names))}\n".encode("ascii"))
+
+
+def _announcement(plugin: Plugin) -> str:
+    what = f"new: {plugin.origin} is installed, and takes part here for the first time; "
+    off = switch_off(plugin.name)
+    for_good = f"{shell('eventloop', 'plugins', 'disable', plugin.name)} for good, with "
+    return what + Wording("", f"{off.shell} leaves it out once, and ") + for_good + str(off)

@@ -1,4 +1,4 @@
-"""The manager: runs the seven steps in a row, from what is installed to plans."""
+"""The manager: runs all steps, from installed packages to an assembly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from eventloop.errors import PluginError, a, raise_all
 from eventloop.naming import fold, kebab
 from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
 from eventloop.plugin.candidates import Candidates, load_all, select_all
-from eventloop.plugin.configure import options_kept
+from eventloop.plugin.configure import stored_options
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.facts import facts_of
-from eventloop.plugin.records import GROUPS, FlagPlugin, Found, Plugin, Selected
+from eventloop.plugin.records import GROUPS, Candidate, FlagPlugin, Found, Plugin
 from eventloop.plugin.validate import takes_part
 from eventloop.text import shell
 
@@ -33,21 +33,21 @@ def handed_over(
     found: Sequence[Found],
     by: Literal["Task", "Trainer"] = "Trainer",
 ) -> list[Plugin]:
-    """Makes plugins of the objects that were passed to `Trainer` or that the task brings.
+    """Makes plugins of the objects passed to `Trainer` or provided by the task.
 
-    Each has the name of the entry point that its class is, else its `name`, else its class's in
-    kebab-case.
+    A plugin's name is that of its class's entry point, or its attribute `name`, or its class's
+    name in kebab-case.
     """
     plugins = []
-    for given in objects:
-        plugin = Plugin("", role, given, source=f"{by}({role}s=...)", by=by)
-        if isinstance(given, FlagPlugin):
-            plugin = Plugin("", role, given.target, source=given.flag, by="flag")
+    for passed in objects:
+        plugin = Plugin("", role, passed, source=f"{by}({role}s=...)", by=by)
+        if isinstance(passed, FlagPlugin):
+            plugin = Plugin("", role, passed.target, source=passed.flag, by="flag")
         known = _found_as(plugin.target, found)
         name, distribution, version = _name_of(plugin.target), "", ""
         if known is not None:
             name, distribution, version = known.name, known.distribution, known.version
-        options = options_kept(plugin.target)
+        options = stored_options(plugin.target)
         plugins.append(
             replace(plugin, name=name, distribution=distribution, version=version, options=options)
         )
@@ -64,68 +64,68 @@ def assemble(
     callbacks: Sequence[object],
     of_task: tuple[Sequence[object], Sequence[object]] = ((), ()),
 ) -> Assembly:
-    """Puts together the plugins of a run.
+    """Assembles the plugins of a run.
 
     Args:
-        candidates: what the command found and loaded already.
-        algorithms, callbacks: handed over to `Trainer`.
-        of_task: the algorithms and the callbacks that the task brings.
+        candidates: already discovered and loaded by the command.
+        algorithms, callbacks: passed to `Trainer`.
+        of_task: the algorithms and callbacks of the task.
 
     Raises:
-        EventloopError: the problems of all plugins, and of the choice of them, in one message.
+        EventloopError: all problems of the plugins and of their choice, in one message.
     """
     rules = configuration.rules
     candidates = candidates or Candidates(configuration)
     found = candidates.found
-    given = [
+    instances = [
         *handed_over(of_task[0], "algorithm", found, "Task"),
         *handed_over(of_task[1], "callback", found, "Task"),
         *handed_over(algorithms, "algorithm", found),
         *handed_over(callbacks, "callback", found),
     ]
-    given.sort(key=lambda one: (one.role, fold(one.name)))
-    names = [one.name for one in given]
+    instances.sort(key=lambda one: (one.role, fold(one.name)))
+    names = [one.name for one in instances]
     selected, problems = select_all(configuration, names, candidates)
-    off_names = [one.name for one in given if configuration.choice.switches_off(one.name)]
-    off = [_switched_off(one) for one in given if one.by == "Task" and one.name in off_names]
-    given = [one for one in given if one.by != "Task" or one.name not in off_names]
+    off_names = [one.name for one in instances if configuration.choice.switches_off(one.name)]
+    off = [_switched_off(one) for one in instances if one.by == "Task" and one.name in off_names]
+    instances = [one for one in instances if one.by != "Task" or one.name not in off_names]
     plugins = []
-    for one in given:
+    for one in instances:
         if isinstance(one.target, type) or not takes_part(one, HOOKS):
             problems.append(_without_hooks(one))
         else:
             plugins.append(one)
     rows, failures = load_all(configuration, selected, candidates, names)
-    off += [row.selected for row in rows if row.selected.status == "off"]
-    everybody = [task, *(row.plugin for row in rows if row.plugin), *plugins]
-    is_shown = any(one.facts.shows_progress for one in everybody)
-    everybody += [one for one in core if not (is_shown and one.facts.shows_progress)]
+    off += [row for row in rows if row.status == "off"]
+    participants = [task, *(row.plugin for row in rows if row.plugin), *plugins]
+    is_shown = any(one.facts.shows_progress for one in participants)
+    participants += [one for one in core if not (is_shown and one.facts.shows_progress)]
     known = (*(one.name for one in found), *names)
     owners = {action: value.value for action, value in rules.owners.items()}
-    assembly, misfits = arrange(everybody, off, OrderPreferences(rules.edges, owners, known))
-    problems += [*failures, *rules.object_problems(given), *misfits]
+    assembly, misfits = arrange(participants, off, OrderPreferences(rules.edges, owners, known))
+    problems += [*failures, *rules.object_problems(instances), *misfits]
     raise_all([*problems, *rules.order_problems(assembly.hooks, known, assembly.idle)])
     raise_all(refused_by_pluggy(assembly))
     return assembly
 
 
 def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
-    """Returns the assembly without some installed plugins, which are off from now on.
+    """Returns the assembly without some installed plugins, which are then off.
 
     Args:
         reasons: why, by folded name.
 
     Raises:
-        PluginError: another plugin can't do without one of them.
+        PluginError: another plugin requires one of them.
     """
     dropped = [one for one in assembly.plugins if fold(one.name) in reasons]
-    kept = [one for one in assembly.plugins if one not in dropped]
+    remaining = [one for one in assembly.plugins if one not in dropped]
     off = [
-        Selected(one.found, "off", reasons[fold(one.name)], "task")
+        Candidate(one.found, "off", reasons[fold(one.name)], "task")
         for one in dropped
         if one.found is not None
     ]
-    smaller, problems = arrange(kept, [*assembly.off, *off], assembly.wishes)
+    smaller, problems = arrange(remaining, [*assembly.off, *off], assembly.wishes)
     raise_all(problems)
     return smaller
 
@@ -133,13 +133,13 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
 def unsuitable_reasons(
     asked: Iterable[Plugin], state: State, who_insists: Callable[[Found], Reason | None]
 ) -> dict[str, str]:
-    """Asks plugins whether they suit the first batch, which is `state.batch`.
+    """Asks plugins whether they suit the first batch, `state.batch`.
 
     Returns:
         Why not, by folded name.
 
     Raises:
-        PluginError: one that was asked for by name doesn't.
+        PluginError: a plugin that was requested by name doesn't suit it.
     """
     reasons = {}
     for plugin in asked:
@@ -159,18 +159,18 @@ def unsuitable_reasons(
     return reasons
 
 
-def _switched_off(plugin: Plugin) -> Selected:
-    """Returns what a task brings, and a flag switches off, as those are told of that are installed."""
+def _switched_off(plugin: Plugin) -> Candidate:
+    """Returns a task's plugin that `-p no:NAME` disabled, as a candidate that is off."""
     group = next(group for group, role in GROUPS.items() if role == plugin.role)
     point = EntryPoint(plugin.name, plugin.source, group)
     found = Found(plugin.name, plugin.role, point, plugin.distribution, plugin.version)
-    return Selected(found, "off", f"-p no:{plugin.name}", "flag")
+    return Candidate(found, "off", f"-p no:{plugin.name}", "flag")
 
 
 def _found_as(target: object, found: Sequence[Found]) -> Found | None:
-    """Finds the entry point that names an object's class, under whatever name it exports it.
+    """Finds the entry point of an object's class, under any exported name.
 
-    Imports nothing: where a class exists, so does the package that it is exported from.
+    Imports nothing: the package that exports an existing class has been imported.
     """
     for one in found:
         module, _, attrs = one.entry_point.value.partition("[")[0].replace(" ", "").partition(":")

@@ -1,4 +1,4 @@
-"""The metadata that installers leave with a package, read as far as possible."""
+"""Reads the metadata of installed packages, as far as possible."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from importlib_metadata import Distribution, EntryPoint
 
 from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.naming import fold
-from eventloop.plugin.local import found_local
+from eventloop.plugin.load import found_local
 from eventloop.plugin.records import EXTENSIONS, GROUPS, Found, Role, Unread
 from eventloop.text import pip
 
 if TYPE_CHECKING:
     from eventloop.config.choice import Local
-    from eventloop.plugin.records import Selected
+    from eventloop.plugin.records import Candidate
 
 # Neither goes back and forth in a long line: what follows is taken apart without a pattern.
 _NEEDS = re.compile(
@@ -35,10 +35,10 @@ Installed = tuple[list[EntryPoint], list[EventloopError]]
 
 
 def installed_entry_points() -> Installed:
-    """Returns the entry points of everything that is installed, in groups of eventloop's.
+    """Returns the installed entry points in eventloop's groups.
 
     Returns:
-        Those that can be read, and a problem for each distribution whose can't.
+        The readable entry points, and one problem per unreadable distribution.
     """
     points: list[EntryPoint] = []
     problems: list[EventloopError] = []
@@ -64,21 +64,21 @@ def name_and_version(distribution: Distribution) -> tuple[str, str]:
     """Reads a distribution's name and version.
 
     Returns:
-        Both; "" for what isn't there, as an interrupted installation leaves it.
+        Both; "" for a missing field, as after an interrupted installation.
     """
     fields = _fields(distribution)
     return fields.get("name", ""), fields.get("version", "")
 
 
-def summary(distribution: Distribution) -> str:
-    """Reads the one line that a distribution says of itself; "" where it has none."""
+def summary_of(distribution: Distribution) -> str:
+    """Reads a distribution's summary; "" without one."""
     return _fields(distribution).get("summary", "")
 
 
 def _fields(distribution: Distribution) -> dict[str, str]:
-    """Reads three fields, and as `needs` which versions of eventloop it was built for.
+    """Reads three fields, and the required versions of eventloop as `needs`.
 
-    To have all of them parsed imports Python's email package, in 11 ms.
+    Parsing all fields would import Python's email package, which takes 11 ms.
     """
     text = _read(distribution, "METADATA") or _read(distribution, "PKG-INFO")
     text = text or _read(distribution, "")  # an egg-info that is a file, no folder
@@ -90,23 +90,23 @@ def _fields(distribution: Distribution) -> dict[str, str]:
 
 
 def _versions(text: str) -> str:
-    """Returns the versions in what follows a name: `[extra] (>=0.1)` asks for `>=0.1`."""
+    """Returns the version range after a requirement's name: `>=0.1` in `[extra] (>=0.1)`."""
     text = text.partition("]")[2] if text.startswith("[") else text
     return text.strip().removeprefix("(").removesuffix(")").strip()
 
 
 def canonical(name: str) -> str:
-    """Returns a distribution's name as it is compared: `Eventloop_EMA` is eventloop-ema."""
+    """Returns a distribution's normalised name: eventloop-ema for `Eventloop_EMA`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def place_of(distribution: Distribution) -> str:
-    """Returns the folder of a distribution's metadata, or where that stands if it can't be told."""
+def folder_of(distribution: Distribution) -> str:
+    """Returns the folder of a distribution's metadata, or its parent if that isn't known."""
     return str(getattr(distribution, "_path", None) or distribution.locate_file(""))
 
 
 def marks(distribution: Distribution) -> Iterator[str]:
-    """Returns how a distribution came in, if that is worth a look."""
+    """Returns how a distribution was installed, if that is unusual."""
     if _read(distribution, "REQUESTED") is None and _keeps_requests(distribution):
         yield "dependency"
     location = _real(str(distribution.locate_file("")))
@@ -118,7 +118,7 @@ def marks(distribution: Distribution) -> Iterator[str]:
 
 
 def _read(distribution: Distribution, name: str) -> str | None:
-    """Reads a file; returns None where there is none, and "" where it can't be read."""
+    """Reads a file; returns None if it doesn't exist, and "" if it can't be read."""
     try:
         return _text(distribution, name)
     except (OSError, UnicodeDecodeError):
@@ -126,12 +126,12 @@ def _read(distribution: Distribution, name: str) -> str | None:
 
 
 def _text(distribution: Distribution, name: str) -> str | None:
-    """Reads a file; returns None where there is none.
+    """Reads a file; returns None if it doesn't exist.
 
     Raises:
-        OSError: it can't be read, or reading might wait forever.
+        OSError: it can't be read, or reading might block.
     """
-    path = Path(place_of(distribution), name)
+    path = Path(folder_of(distribution), name)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(f"{name} is a pipe or a device, not a file")
     return distribution.read_text(name)
@@ -143,7 +143,7 @@ def _real(path: str) -> str:
 
 
 def _keeps_requests(distribution: Distribution) -> bool:
-    """Returns whether the installer notes in a file REQUESTED what it was asked for, as pip does."""
+    """Returns whether the installer writes a file REQUESTED, as pip does."""
     if _read(distribution, "METADATA") is None:
         return False  # no dist-info; an egg-info knows no such file
     installer = (_read(distribution, "INSTALLER") or "pip").strip()
@@ -153,12 +153,12 @@ def _keeps_requests(distribution: Distribution) -> bool:
 def _unreadable(
     distribution: Distribution, name: str, version: str, error: Exception
 ) -> EventloopError:
-    place = place_of(distribution)
-    who = f"{name} {version}".strip() or Path(place).name
+    folder = folder_of(distribution)
+    who = f"{name} {version}".strip() or Path(folder).name
     return PluginError(
         f"{who} has entry points that can't be read: {type(error).__name__}: {text_of(error)}",
-        subjects=[Unread(name or Path(place).name)],
-        folder=place,
+        subjects=[Unread(name or Path(folder).name)],
+        folder=folder,
         fix=f"{pip('install --force-reinstall', name)}, or {pip('uninstall', name)}"
         if name
         else "delete what is left of it",
@@ -166,56 +166,35 @@ def _unreadable(
 
 
 def discover(
-    entry_points: Iterable[EntryPoint] | None = None, local: Iterable[Local] = ()
-) -> tuple[Found, ...]:
-    """Finds the plugins of all installed distributions; imports none of them.
-
-    Args:
-        entry_points: where to look; all that are installed unless given.
-        local: files and modules; read, not run.
-
-    Returns:
-        Sorted by what is found, so that the order in which the file system lists it is not a matter.
-
-    Raises:
-        UsageError: a file or module isn't there, or hasn't what is named.
-    """
-    if entry_points is None:
-        entry_points, _ = installed_entry_points()
-    found = [_found(point, GROUPS[point.group]) for point in entry_points if point.group in GROUPS]
-    return tuple(sorted([*found, *map(found_local, local)], key=_key))
-
-
-def discover_all(
-    local: Iterable[Local], installed: Installed | None = None
+    local: Iterable[Local] = (), installed: Installed | None = None
 ) -> tuple[tuple[Found, ...], list[EventloopError]]:
-    """Finds what is installed and what is local, as far as it can be read.
+    """Finds installed and local plugins, as far as they can be read; imports none of them.
 
     Args:
-        installed: what `installed_entry_points` returned, where it was asked already.
+        local: files and modules; read, not run.
+        installed: the result of `installed_entry_points`, if it was called already.
 
     Returns:
-        What was found, and a problem for each file and distribution that can't be read.
+        The plugins, sorted, so that the order of the file system doesn't matter; and a problem for
+        each unreadable file and distribution.
     """
     points, unreadable = installed or installed_entry_points()
     problems = [*unreadable]
-    readable = []
+    found = [_found(point, GROUPS[point.group]) for point in points if point.group in GROUPS]
     for one in local:
         try:
-            found_local(one)
+            found.append(found_local(one))
         except EventloopError as error:
             problems.append(error)
-        else:
-            readable.append(one)
-    return discover(points, readable), problems
+    return tuple(sorted(found, key=_key)), problems
 
 
 def extensions(*groups: str, installed: Installed | None = None) -> tuple[Found, ...]:
-    """Returns what packages add besides plugins, from metadata alone, sorted by name.
+    """Returns the extensions of packages, from metadata, sorted by name.
 
     Args:
-        groups: the entry-point groups, `eventloop.commands` say; all of `EXTENSIONS` unless given.
-        installed: what `installed_entry_points` returned, where it was asked already.
+        groups: entry-point groups such as `eventloop.commands`; by default all of `EXTENSIONS`.
+        installed: the result of `installed_entry_points`, if it was called already.
     """
     points, _ = installed or installed_entry_points()
     wanted = groups or tuple(EXTENSIONS)
@@ -245,13 +224,13 @@ def _key(found: Found) -> tuple[str, ...]:
     )
 
 
-def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
-    """Finds active plugins whose distribution is there in more than one version.
+def shadowed(selected: Iterable[Candidate]) -> Iterator[PluginError]:
+    """Finds active plugins whose distribution is installed in more than one version.
 
-    Which of the two is described and which is imported need not be the same: a leftover of an old
-    installation, or a folder on PYTHONPATH.
+    The metadata of one and the code of another may be used: after an incomplete removal, or with a
+    folder on PYTHONPATH.
     """
-    active: dict[str, list[Selected]] = {}
+    active: dict[str, list[Candidate]] = {}
     for one in selected:
         if one.status == "active" and one.found.distribution:
             active.setdefault(one.found.distribution, []).append(one)
@@ -265,7 +244,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
             for one in reversed([*there])
         }
         if len(places) > 1:
-            listed = [f"{version} in {place}" for version, place in reversed(places.items())]
+            listed = [f"{version} in {folder}" for version, folder in reversed(places.items())]
             yield PluginError(
                 f"{distribution} is installed in {len(places)} versions, of which one hides the "
                 f"others: {', '.join(listed)}",
@@ -276,7 +255,7 @@ def shadowed(selected: Iterable[Selected]) -> Iterator[PluginError]:
 
 
 def _repeated() -> set[str]:
-    """Returns the distributions that are there more than once; to read their metadata takes longer."""
+    """Returns the distributions that are installed more than once; reads no metadata."""
     names: list[str] = []
     for folder in dict.fromkeys(os.path.realpath(one) for one in sys.path):
         try:

@@ -1,15 +1,23 @@
-"""What pluggy ignores silently: functions that are meant as hooks and would never be called."""
+"""Finds mistakes in plugins that pluggy ignores silently.
+
+Functions meant as hooks that would never be called, states that would be lost, names used twice,
+requirements that aren't met, conflicts.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from eventloop.errors import PluginError, a
+from eventloop.errors import PluginError, a, joined
 from eventloop.hooks import PROJECT, Hook
+from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.facts import misspelt_facts
+from eventloop.plugin.records import Candidate, Plugin
+from eventloop.plugin.select import RESERVED
+from eventloop.text import pip, switch_off
 from eventloop.vocabulary import HOOKS
 
 if TYPE_CHECKING:
@@ -20,13 +28,12 @@ CALLED_BY_OTHERS = {
     name: here for name, here in HOOKS.items() if name.startswith("on_") or name.endswith("_step")
 }
 
-
 # What is wrong, how to fix it, and where it is.
 _Misfits = Iterator[tuple[str, str, str]]
 
 
 def mistakes(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]:
-    """Finds what a plugin means for the core, and what would never be called, read or kept."""
+    """Finds what a plugin has for the core that would never be called, read or saved."""
     if plugin.role == "core":
         return
     for what, fix, name in (*never_called(plugin, hooks), *_state_misfits(plugin)):
@@ -37,7 +44,7 @@ def mistakes(plugin: Plugin, hooks: Mapping[str, Hook]) -> Iterator[PluginError]
 
 
 def never_called(plugin: Plugin, hooks: Mapping[str, Hook]) -> _Misfits:
-    """Finds what is meant as a hook's implementation, and isn't one for pluggy."""
+    """Finds functions meant as hook implementations that pluggy doesn't recognise."""
     target = plugin.target
     own = target if isinstance(target, ModuleType) else type(target)
     yield from _unmarked(own, hooks)
@@ -73,7 +80,7 @@ def never_called(plugin: Plugin, hooks: Mapping[str, Hook]) -> _Misfits:
 
 
 def _unmarked(own: Any, hooks: Mapping[str, Hook]) -> _Misfits:
-    """Finds functions that have a hook's name and look like it, but lack the mark."""
+    """Finds functions with a hook's name and signature, but without the marker."""
     # An nn.Module's forward is its own affair.
     is_module = any(base.__module__.startswith("torch.nn.") for base in getattr(own, "__mro__", ()))
     module = own.__name__ if isinstance(own, ModuleType) else own.__module__
@@ -93,7 +100,7 @@ def _unmarked(own: Any, hooks: Mapping[str, Hook]) -> _Misfits:
 
 
 def without_hooks(plugin: Plugin) -> PluginError:
-    """Returns the problem with a plugin that does nothing: what it is, and what could be meant."""
+    """Returns the problem with a plugin without hooks: what it is, and what may have been meant."""
     target = plugin.target
     what = a(type(target).__name__)
     fix = "give it methods under @hookimpl; `eventloop plugins hooks` lists them"
@@ -113,7 +120,7 @@ def without_hooks(plugin: Plugin) -> PluginError:
 
 
 def method_of(plugin: Plugin, method: str) -> str:
-    """Names a method as messages do: `method Ema.batch_end`."""
+    """Returns a method's name for messages: `method Ema.batch_end`."""
     target = plugin.target
     kind = getattr(target, "__name__", None) or type(target).__name__
     return f"method {kind}.{method}"
@@ -130,15 +137,15 @@ SAVE, LOAD = "state_dict", "load_state_dict"
 
 
 def keeps_state(plugin: Plugin) -> bool:
-    """Returns whether a plugin has a state of its own to keep.
+    """Returns whether a plugin has a state to save.
 
-    The methods that a module, an optimizer or a scheduler inherits from torch don't count.
+    Methods inherited from torch by a module, an optimizer or a scheduler don't count.
     """
     return plugin.role != "core" and len(_own(plugin)) == 2
 
 
 def _state_misfits(plugin: Plugin) -> _Misfits:
-    """Finds what would lose a plugin's state, or fail when a run is resumed."""
+    """Finds mistakes that would lose a plugin's state, or fail when a run is resumed."""
     own = _own(plugin)
     if list(own) == [SAVE]:
         yield (
@@ -170,7 +177,7 @@ def _state_misfits(plugin: Plugin) -> _Misfits:
 
 
 def _own(plugin: Plugin) -> dict[str, Callable[..., Any]]:
-    """Returns the two methods, as far as they are there and not torch's."""
+    """Returns the two methods, unless they are missing or torch's."""
     found = {name: getattr(plugin.target, name, None) for name in (SAVE, LOAD)}
     origins = {name: str(getattr(one, "__module__", "")) for name, one in found.items()}
     is_torchs = {name for name, one in origins.items() if one.partition(".")[0] == "torch"}
@@ -178,13 +185,81 @@ def _own(plugin: Plugin) -> dict[str, Callable[..., Any]]:
 
 
 def _takes(method: Callable[..., Any], number: int) -> bool:
-    """Returns whether a method takes so many arguments; torch's `strict` is not a version."""
+    """Returns whether a method takes `number` arguments; torch's `strict` isn't a version."""
     try:
         signature = inspect.signature(method)
     except ValueError:  # of some that are written in C
         return True
     try:
-        given = signature.bind(*range(number)).arguments
+        bound = signature.bind(*range(number)).arguments
     except TypeError:
         return False
-    return "strict" not in given
+    return "strict" not in bound
+
+
+def clashing_names(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
+    """Finds plugins with reserved names, and with names that another plugin has."""
+    by_name: dict[str, Plugin] = {}
+    for plugin in plugins:
+        if plugin.role == "core":
+            continue
+        if fold(plugin.name) in RESERVED and plugin.role != "task":
+            yield PluginError(
+                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
+                "something else",
+                subjects=[plugin],
+                plugin=plugin.origin,
+                fix="give it another `name`",
+            )
+            continue
+        other = by_name.setdefault(fold(plugin.name), plugin)
+        if other is not plugin:
+            yield PluginError(
+                f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
+                subjects=[other, plugin],
+                fix="give one of them another `name`, or leave it out",
+            )
+
+
+def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> Iterator[PluginError]:
+    """Finds plugins that require an inactive plugin, or conflict with an active one."""
+    active = {fold(one.name): one for one in plugins if one.role != "core"}
+    reasons = {fold(one.found.name): one.reason for one in off}
+    for plugin in plugins:
+        for name, versions in map(_parsed, plugin.facts.requires):
+            other = active.get(fold(name))
+            if other is None:
+                reason = reasons.get(fold(name))
+                distribution = f"eventloop-{fold(name).replace('_', '-')}"
+                fix = pip("install", f"{distribution}{versions}")
+                yield PluginError(
+                    f"{plugin.name} requires {name}{versions}, which "
+                    + ("is off: " + reason if reason is not None else "isn't installed"),
+                    subjects=[plugin],
+                    plugin=plugin.origin,
+                    fix=f"{'switch it on' if reason is not None else fix}, or switch "
+                    f"{plugin.name} off with " + switch_off(plugin.name),
+                )
+            elif other.version and not is_in_range(other.version, versions):
+                fix = pip("install", f"{other.distribution}{versions}")
+                yield PluginError(
+                    f"{plugin.name} requires {name}{versions}, and {other.version} is installed",
+                    subjects=[plugin, other],
+                    plugin=plugin.origin,
+                    fix=f"{fix}, or switch {plugin.name} off with " + switch_off(plugin.name),
+                )
+        for name, versions in map(_parsed, plugin.facts.conflicts):
+            other = active.get(fold(name))
+            if other and (not versions or is_in_range(other.version, versions)):
+                names = (plugin.name, other.name)
+                yield PluginError(
+                    f"{plugin.name} and {other.name}{versions} can't work together, says {plugin.name}",
+                    subjects=[plugin, other],
+                    plugins=f"{plugin.origin}, {other.origin}",
+                    fix="switch one off: " + joined(map(switch_off, names), " or "),
+                )
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Splits `"ema>=0.2"` into a plugin's name and a version range."""
+    return split_requirement(text) or (text, "")

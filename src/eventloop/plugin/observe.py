@@ -1,7 +1,7 @@
-"""Observers: what is put around implementations before they are frozen, in runs that are watched.
+"""Observers: wrap implementations before they are frozen, in runs that are watched.
 
-A run without observers pays nothing for the possibility: neither plans nor loop know of it. One of
-them is the core's: with `on_callback_error="disable"` a callback that raises is left out.
+A run without observers has no cost, as plans and loop don't know about them. The core has one: with
+`on_callback_error="disable"` it skips a callback that has raised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.errors import PluginError
+from eventloop.errors import PluginError, text_of
 from eventloop.plugin.blame import moment_in
 from eventloop.state import State
 
@@ -28,12 +28,12 @@ Given = Callable[[State], Any]
 
 
 class Observer(Protocol):
-    """Watches implementations while they run; results stay what they are."""
+    """Watches implementations while they run, without changing results."""
 
     def observed(self, one: Implementation) -> Implementation:
-        """Returns the implementation as it is to be called.
+        """Returns the implementation to call.
 
-        It may be asked again for the same one: plans are frozen anew when a plugin drops out.
+        Can be called again for the same one, as plans are frozen again when a plugin drops out.
         """
         ...
 
@@ -41,7 +41,7 @@ class Observer(Protocol):
 def observe(
     implementations: Iterable[Implementation], observers: Sequence[Observer]
 ) -> tuple[Implementation, ...]:
-    """Puts the observers around implementations, the first innermost."""
+    """Wraps implementations in observers, the first innermost."""
     observed = list(implementations)
     for observer in observers:
         observed = [observer.observed(one) for one in observed]
@@ -50,21 +50,21 @@ def observe(
 
 @dataclass(frozen=True)
 class Around:
-    """Runs each call of every implementation in a context that a plugin gives.
+    """Runs each call of every implementation in a plugin's context manager.
 
     Args:
-        enter: its `around_calls`, for the names of plugin and hook, and the State.
+        enter: its `around_calls`, called with the names of plugin and hook, and the State.
     """
 
     enter: Callable[[str, str, Any], AbstractContextManager[object]]
 
     def observed(self, one: Implementation) -> Implementation:
-        """Returns the implementation with the context around it."""
-        return watched(one, partial(self.enter, one.plugin.name, one.hook.name))
+        """Returns the implementation with the context manager around it."""
+        return with_context(one, partial(self.enter, one.plugin.name, one.hook.name))
 
 
 def caller(one: Implementation) -> Callable[..., Any]:
-    """Returns the function as it takes everything that its hook passes, `state` first."""
+    """Returns the function as one that takes all arguments of its hook, `state` first."""
     function, names = one.function, one.hook.argnames
     if one.argnames == names:
         return function
@@ -73,25 +73,25 @@ def caller(one: Implementation) -> Callable[..., Any]:
 
 
 def instead(one: Implementation, function: Callable[..., Any]) -> Implementation:
-    """Returns the implementation with another function, which still tells where it was written.
+    """Returns the implementation with another function, keeping its source location.
 
     Args:
-        function: takes everything that the hook passes; a generator function for a wrapper.
+        function: takes all arguments of the hook; a generator function for a wrapper.
     """
     known = functools.wraps(one.function)(function)
     return replace(one, function=known, argnames=one.hook.argnames)
 
 
-def watched(
+def with_context(
     one: Implementation, enter: Enter, *, in_halves: bool = False, given: Given | None = None
 ) -> Implementation:
-    """Returns the implementation with a context entered around each of its calls.
+    """Returns the implementation with a context manager around each of its calls.
 
     Args:
-        enter: gives the context for the State, or the view of it, that the hook passes.
-        in_halves: whether a wrapper's context is left at its `yield` and entered anew behind it,
-            so that what the wrapper encloses isn't inside.
-        given: what is handed on in the State's place.
+        enter: returns the context manager for the State, or the view of it, that the hook passes.
+        in_halves: whether to leave a wrapper's context at its `yield` and enter another one after
+            it, so that the enclosed call isn't inside.
+        given: passed instead of the State.
     """
     call = caller(one)
 
@@ -110,7 +110,7 @@ def watched(
                 while True:
                     try:
                         sent = yield value
-                    except BaseException as error:  # noqa: BLE001  it goes on to the wrapper
+                    except BaseException as error:  # noqa: BLE001  it is passed on to the wrapper
                         with half():
                             value = generator.throw(error)
                     else:
@@ -123,21 +123,21 @@ def watched(
 
 
 def observers_of(settings: Settings) -> tuple[Observer, ...]:
-    """Returns the observers that a run's settings ask for."""
+    """Returns the observers that a run's settings enable."""
     return (DisableFailing(),) if settings.on_callback_error == "disable" else ()
 
 
 class DisableFailing:
-    """Leaves a callback out of all hooks but `close` from its first exception on.
+    """Skips a callback in all hooks except `close` after its first exception.
 
-    `sys.exit` counts as one; KeyboardInterrupt, which is a person's, ends the run.
+    SystemExit counts as one; KeyboardInterrupt ends the run.
     """
 
     def __init__(self) -> None:
         self._off: set[str] = set()
 
     def observed(self, one: Implementation) -> Implementation:
-        """Returns a callback's implementation as one that never raises; others as they are."""
+        """Returns a callback's implementation as one that never raises; others unchanged."""
         if one.plugin.role != "callback":
             return one
         return instead(one, self._around(one) if one.wrapper else self._plain(one))
@@ -150,7 +150,7 @@ class DisableFailing:
                 return None
             try:
                 return call(state, *rest)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  the warning tells of it
+            except (Exception, SystemExit) as error:  # noqa: BLE001  the warning names it
                 self._switch_off(one, state, error)
                 return None
 
@@ -185,10 +185,10 @@ class DisableFailing:
         passing: BaseException | None,
         resume: Callable[[], Any],
     ) -> tuple[bool, Any]:
-        """Runs a wrapper's second half; returns whether it ended well, and what it returned.
+        """Runs a wrapper's second half; returns whether it succeeded, and its result.
 
         Args:
-            passing: the exception of what the wrapper encloses, which it must let pass.
+            passing: the exception of the enclosed call, which it must not swallow.
         """
         try:
             resume()
@@ -215,8 +215,9 @@ class DisableFailing:
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else one.where
         warnings.warn(
             f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, "
-            f"{moment_in(one.hook.name, state)}, rank {state.rank}: {error}\n"
-            f"  at   {where}\n"
-            f"  fix  fix it, or {one.plugin.way_out}",
+            f"{moment_in(one.hook.name, state)}, rank {state.rank}: "
+            + text_of(error)
+            + f"\n  at   {where}\n  fix  fix it, or "
+            + one.plugin.way_out,
             stacklevel=2,
         )

@@ -1,9 +1,9 @@
-"""Order: a function of what is installed, never of how or when it was installed.
+"""Order: depends only on what is installed, never on how or when it was installed.
 
-Within one hook: the task, algorithms, callbacks, those callbacks that implement `log`, the core.
-Within each of these: declared edges, the user's before a plugin's; then phase; then name. The
-closing event of a pair runs its algorithms in the reverse of the opening one's order. `close`
-reverses roles and names; phases and edges on it are literal.
+Within a hook: the task, algorithms, callbacks, callbacks that implement `log`, the core. Within
+each group: declared edges, the user's before a plugin's; then phase; then name. A closing event
+runs its algorithms in reverse order of its opening event. `close` reverses roles and names, but
+not its phases and edges.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Implementation:
 
     Args:
         function: the function or bound method.
-        argnames: those of the hook's arguments that it takes, in its own order.
+        argnames: the hook's arguments that it takes, in its order.
         phase: 0 for tryfirst, 1, or 2 for trylast.
-        wrapper: whether it encloses the plain implementations.
-        conditional: whether it may pass an action on by returning None.
+        wrapper: whether it wraps the plain implementations.
+        conditional: whether it can pass an action on by returning None.
         before, after: names of plugins that it runs before or after.
         every: runs only on the first call after each multiple of it.
-        rank_zero: runs on global rank 0 alone.
+        rank_zero: runs only on global rank 0.
         logs: whether its plugin implements `log`.
     """
 
@@ -59,21 +59,21 @@ class Implementation:
 
     @property
     def where(self) -> str:
-        """File and line of the function, as far as Python knows them."""
+        """The file and line of the function, if known."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
 
     def problem(self, what: str, fix: str) -> PluginError:
-        """Returns what is wrong with it; see `Plugin.problem`."""
+        """Returns a problem with it; see `Plugin.problem`."""
         return self.plugin.problem(what, fix, self.hook.name, at=self.where)
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """The implementations of a hook in order, with what decided it.
+    """The implementations of a hook in order, with the reasons.
 
     Args:
-        edges: those that count: within one role, of plugins that implement the hook.
+        edges: the effective ones: within one role, of plugins that implement the hook.
         reversed_from: the opening event whose order the algorithms reverse.
     """
 
@@ -88,7 +88,7 @@ class Ordered:
         return len(self.implementations)
 
     def reason(self, first: Implementation, then: Implementation) -> str:
-        """Returns why one of two neighbours comes before the other."""
+        """Returns why the first of two neighbours runs before the second."""
         if _tier(first) != _tier(then):
             return f"role: {_TIER_NAMES[_tier(first)]} before {_TIER_NAMES[_tier(then)]}"
         for edge in self.edges:
@@ -109,26 +109,26 @@ def order(
     opener: Iterable[Implementation] = (),
     opener_edges: Iterable[Edge] = (),
 ) -> Ordered:
-    """Puts the implementations of one hook into the order in which they are called.
+    """Orders the implementations of a hook.
 
     Args:
-        user_edges: what the configuration asks for on this hook.
-        opener: the implementations of the event that this one closes, where it closes one.
-        opener_edges: what the configuration asks for on that event.
+        user_edges: the configuration's edges on this hook.
+        opener: the implementations of the event that this one closes, if any.
+        opener_edges: the configuration's edges on that event.
 
     Raises:
-        PluginError: declared edges contradict each other or the roles; names who declared each.
+        PluginError: declared edges contradict each other or the roles; the message says where.
     """
-    given = list(implementations)
-    if len(given) < 2:
-        return Ordered(tuple(given))
-    given = _by_default(given)
+    impls = list(implementations)
+    if len(impls) < 2:
+        return Ordered(tuple(impls))
+    impls = _by_default(impls)
     opener = [one for one in opener if _tier(one) <= _ALGORITHM and not one.wrapper]
     tiers: dict[int, list[Implementation]] = {}
-    for one in given:
+    for one in impls:
         tiers.setdefault(_tier(one), []).append(one)
-    edges = _edges(given, user_edges)
-    _refuse_across_roles(edges, given)
+    edges = _edges(impls, user_edges)
+    _refuse_across_roles(edges, impls)
     ordered = [one for tier in tiers.values() for one in _sorted(tier, edges)]
     if opener:
         closers = [one for one in ordered if _tier(one) <= _ALGORITHM and not one.wrapper]
@@ -136,24 +136,24 @@ def order(
         others = [one for one in ordered if id(one) not in ids]
         entered = _edges(opener, opener_edges)
         ordered = [*_reverse_of(opener, entered, closers, edges), *others]
-    names = {_name(one) for one in given}
+    names = {_name(one) for one in impls}
     counted = tuple(edge for edge in edges if edge.first in names and edge.then in names)
     return Ordered(tuple(ordered), counted, opener[0].hook.name if opener else None)
 
 
 def order_of_owners(implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
-    """Puts the ordered plain implementations of an action as they are asked: plugins, task, core."""
+    """Returns an action's ordered plain implementations in calling order: plugins, task, core."""
     return tuple(sorted(implementations, key=lambda one: _LAYER[one.plugin.role]))
 
 
 def edges_that_cannot_hold(
     found: Iterable[Implementation], closers: Iterable[Implementation], active: Collection[str]
 ) -> Iterator[PluginError]:
-    """Finds edges of plugins, on one hook, to others that take part and that they can't be put before.
+    """Finds plugins' edges on a hook to active plugins that can't be satisfied.
 
     Args:
-        closers: implementations of the events that this one's closes, whose order follows from it.
-        active: the folded names of all plugins that take part.
+        closers: implementations of the events that close this one, and reverse its order.
+        active: the folded names of all active plugins.
     """
     found = list(found)
     plain = {_name(one) for one in found if not one.wrapper} | {_name(one) for one in closers}
@@ -201,24 +201,24 @@ def _key(one: Implementation) -> tuple[int, int, str, str]:
 
 
 def _by_default(implementations: Iterable[Implementation]) -> list[Implementation]:
-    """Puts implementations of one hook in the order that holds where no edge says otherwise."""
-    given = sorted(implementations, key=_key)
-    if _is_close(given[0]):
-        given.reverse()
-        given.sort(key=lambda one: (-_tier(one), one.phase))
-    return given
+    """Orders implementations of a hook by default, ignoring edges."""
+    impls = sorted(implementations, key=_key)
+    if _is_close(impls[0]):
+        impls.reverse()
+        impls.sort(key=lambda one: (-_tier(one), one.phase))
+    return impls
 
 
 def _is_close(one: Implementation) -> bool:
     return one.hook.name == "close"
 
 
-def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
-    """Returns the user's edges, and those of plugins that don't contradict the user's."""
+def _edges(impls: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[Edge]:
+    """Returns the user's edges, and the plugins' edges that don't contradict them."""
     edges = list(user_edges)
     wishes = {
         Edge(fold(first), fold(then), one.origin)
-        for one in given
+        for one in impls
         for first, then in [
             *((one.plugin.name, other) for other in one.before),
             *((other, one.plugin.name) for other in one.after),
@@ -227,12 +227,12 @@ def _edges(given: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[
     for edge in sorted(wishes, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
         if _path(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
             edges.append(edge)
-    names = {_name(one): one.plugin.name for one in given}
+    names = {_name(one): one.plugin.name for one in impls}
     return [edge.named(names) for edge in edges]
 
 
-def _refuse_across_roles(edges: Iterable[Edge], given: Sequence[Implementation]) -> None:
-    tiers = {_name(one): _tier(one) for one in given}
+def _refuse_across_roles(edges: Iterable[Edge], impls: Sequence[Implementation]) -> None:
+    tiers = {_name(one): _tier(one) for one in impls}
     places = list(dict.fromkeys(tiers.values()))
     for edge in edges:
         first, then = tiers.get(edge.first), tiers.get(edge.then)
@@ -242,24 +242,24 @@ def _refuse_across_roles(edges: Iterable[Edge], given: Sequence[Implementation])
             raise PluginError(
                 f"{edge.typed[0]} can't run before {edge.typed[1]}: {_TIER_NAMES[then]}s run "
                 f"before {_TIER_NAMES[first]}s",
-                subjects=_declaring([edge], given),
+                subjects=_declaring([edge], impls),
                 edge=str(edge),
-                hook=given[0].hook.name,
+                hook=impls[0].hook.name,
                 fix="leave the edge out",
             )
 
 
-def _declaring(edges: Iterable[Edge], given: Iterable[Implementation]) -> list[Plugin]:
-    """Returns the plugins that declare edges; the configuration's edges have none."""
+def _declaring(edges: Iterable[Edge], impls: Iterable[Implementation]) -> list[Plugin]:
+    """Returns the plugins that declare edges; edges of the configuration have none."""
     declared_by = {edge.declared_by for edge in edges}
-    return [one.plugin for one in given if one.origin in declared_by]
+    return [one.plugin for one in impls if one.origin in declared_by]
 
 
 def _sorted(members: Sequence[Implementation], edges: Sequence[Edge]) -> list[Implementation]:
-    """Takes, again and again, the first member that no edge keeps waiting.
+    """Sorts topologically, always taking the first member whose edges allow it.
 
     Args:
-        members: in the order that holds where no edge says otherwise.
+        members: in default order.
     """
     waiting = list(members)
     if not edges:
@@ -284,9 +284,9 @@ def _reverse_of(
 ) -> list[Implementation]:
     """Orders a closing event's plain algorithms: first in, last out.
 
-    One order over the algorithms of both events comes from the opener's phases and edges; who
-    implements the closer alone stands in it so that the closer's own phase holds when it is
-    reversed. Edges on the closer are literal, and win.
+    The algorithms of both events are ordered by the opener's phases and edges; one that implements
+    only the closer is placed so that its phase holds after the reversal. Edges on the closer
+    aren't reversed, and take precedence.
     """
     in_both = {_name(one) for one in opener}
     alone = [one for one in closers if _name(one) not in in_both]
@@ -294,12 +294,12 @@ def _reverse_of(
     keys |= {id(one): (_tier(one), 2 - one.phase, _name(one), "") for one in alone}
     together = sorted([*opener, *alone], key=lambda one: keys[id(one)])
     names = [_name(one) for one in _sorted(together, opener_edges)]
-    place = {name: idx for idx, name in enumerate(names)}
-    return _sorted(sorted(closers, key=lambda one: -place[_name(one)]), edges)
+    position = {name: idx for idx, name in enumerate(names)}
+    return _sorted(sorted(closers, key=lambda one: -position[_name(one)]), edges)
 
 
 def _path(start: str, goal: str, edges: Sequence[Edge]) -> list[Edge] | None:
-    """Finds edges that lead from one name to another."""
+    """Finds a path of edges from one name to another."""
     ways: dict[str, list[Edge]] = {start: []}
     queue = [start]
     while queue:

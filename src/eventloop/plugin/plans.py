@@ -1,15 +1,15 @@
 """Freezing: from the ordered implementations of a hook to the one function that the loop calls.
 
-What a call means is pluggy's definition: results that aren't None are gathered in order, an
-action stops at the first, wrappers enclose all plain implementations and may replace result and
-exception. What a hook has no use for, such as the result of an event that a plugin calls, is an error
-that names the plugin. A plan only leaves out, before the run, what the run wouldn't need: the results
-of the core's events that no wrapper receives, for one.
+Calls have pluggy's semantics: results that aren't None are collected in order, an action stops at
+the first one, wrappers enclose all plain implementations and can replace result and exception. A
+result that a hook can't use, such as that of an event called by a plugin, is an error that names
+the plugin. A plan only omits work that the run doesn't need, such as the results of the core's
+events that no wrapper receives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -17,11 +17,18 @@ from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
+from eventloop.naming import fold
+from eventloop.plugin.assembly import Assembly, OrderPreferences
 from eventloop.plugin.blame import blame, enter, misfit, returned_nothing
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
+from eventloop.plugin.declared import HOOKS, checked
+from eventloop.plugin.observe import Around, Observer, observe
 from eventloop.plugin.order import Implementation, order_of_owners
+from eventloop.state import CALLABLE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from eventloop.state import State
 
 
@@ -30,7 +37,7 @@ class Plans(Events, Actions, Protocol):
 
 
 def new_plans() -> Plans:
-    """Returns an object for the plans of all hooks: a module, whose functions Python calls fastest."""
+    """Returns an object for the plans: a module, as Python calls its functions fastest."""
     return cast("Plans", ModuleType("plans"))
 
 
@@ -38,8 +45,8 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     """Returns the plan of a hook: a function that takes the hook's arguments by position.
 
     Args:
-        implementations: the hook's, in order, as `order` gives them.
-        state: the State of the run; callbacks are given a view of it.
+        implementations: the hook's, as ordered by `order`.
+        state: the State of the run; callbacks get a view of it.
     """
     plain: list[Implementation] = []
     wrappers: list[Implementation] = []
@@ -51,8 +58,8 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
             enter(one)
     if hook.name in TELL_ALL:
         return _tell_all(plain, state)
-    takes_all = all(one.argnames == hook.argnames for one in plain)
-    if not wrappers and len(plain) == 1 and takes_all and plain[0].plugin.role == "core":
+    is_cores = not wrappers and len(plain) == 1 and plain[0].plugin.role == "core"
+    if is_cores and plain[0].argnames == hook.argnames:
         return plain[0].function  # which the loop may call itself
     if hook.kind == "action":
         plan = enclose(_act(order_of_owners(plain), state), wrappers, state)
@@ -66,7 +73,7 @@ def freeze(hook: Hook, implementations: Iterable[Implementation], state: State) 
     return _ask(gather) if hook.kind == "question" else gather
 
 
-def told(plan: Plan, *args: Any) -> list[BaseException]:
+def failures_from(plan: Plan, *args: Any) -> list[BaseException]:
     """Calls the plan of `exception` or `close` and returns what its implementations raised."""
     failures: list[BaseException] = plan(*args)
     return failures
@@ -90,7 +97,7 @@ def _silence(hook: Hook) -> Plan:
 
 
 def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, in order; their results are ignored."""
+    """Calls all implementations in order and ignores their results."""
     if hook.argnames == STATE_ALONE:
         return _tell_directly(plain, state)
     calls = [(adapted(one, state), one) for one in plain]
@@ -107,32 +114,32 @@ def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
-    """Does the same for events that pass the State alone, as those of every batch do.
+    """Does the same for events that pass only the State, as those of every batch do.
 
-    One function of Python's calls another, without `functools` in between: a third less. One plugin,
-    and the core with one, need no loop, which takes longer than what it calls.
+    Calling Python functions without `functools` takes a third less. One plugin, and the core with
+    one, need no loop, which would cost more than the calls.
     """
     calls = [(*direct(one, state), one) for one in plain]
     if len(calls) == 1:
-        ((only_function, only_given, only),) = calls
+        ((only_function, only_argument, only),) = calls
 
         def tell_one(_state: State) -> None:
             try:
-                only_function(only_given)
+                only_function(only_argument)
             except BaseException as error:
                 blame(error, only, state)
                 raise
 
         return tell_one
     if len(calls) == 2:
-        (first, first_given, one), (second, second_given, other) = calls
+        (first, first_argument, one), (second, second_argument, other) = calls
 
         def tell_two(_state: State) -> None:
             asked = one
             try:
-                first(first_given)
+                first(first_argument)
                 asked = other
-                second(second_given)
+                second(second_argument)
             except BaseException as error:
                 blame(error, asked, state)
                 raise
@@ -140,9 +147,9 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
         return tell_two
 
     def tell_each(_state: State) -> None:
-        for function, given, one in calls:
+        for function, argument, one in calls:
             try:
-                function(given)
+                function(argument)
             except BaseException as error:
                 blame(error, one, state)
                 raise
@@ -151,7 +158,7 @@ def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, in order, and returns their results that aren't None."""
+    """Calls all implementations in order and returns the results that aren't None."""
     calls = [(adapted(one, state), one) for one in plain]
     is_question = hook.kind == "question"
     is_event = hook.kind == "event" and bool(hook.declared_by)
@@ -175,7 +182,7 @@ def _gather(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _ask(gather: Plan) -> Plan:
-    """Reduces the answers to one: any True means yes."""
+    """Returns whether any answer is True."""
 
     def ask(*args: Any) -> bool:
         return True in gather(*args)
@@ -184,7 +191,7 @@ def _ask(gather: Plan) -> Plan:
 
 
 def _act(plain: Sequence[Implementation], state: State) -> Plan:
-    """Asks the conditional ones, then the owner, and returns the first result."""
+    """Calls the conditional implementations, then the owner's, and returns the first result."""
     owner_idx = next((i for i, one in enumerate(plain) if not one.conditional), len(plain))
     asked = plain[: owner_idx + 1]
     if asked and asked[0].hook.argnames == STATE_ALONE:
@@ -208,13 +215,13 @@ def _act(plain: Sequence[Implementation], state: State) -> Plan:
 
 
 def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
-    """Does the same for actions that pass the State alone, as `_gather_directly` does."""
+    """Does the same for actions that pass only the State, as `_tell_directly` does for events."""
     calls = [(*direct(one, state), one) for one in asked]
 
     def act(_state: State) -> Any:
-        for function, given, one in calls:
+        for function, argument, one in calls:
             try:
-                result = function(given)
+                result = function(argument)
                 if result is None and not one.conditional:
                     raise returned_nothing(one)
             except BaseException as error:
@@ -228,7 +235,7 @@ def _act_directly(asked: Sequence[Implementation], state: State) -> Plan:
 
 
 def _answered(hook: Hook, plan: Plan) -> Plan:
-    """Refuses silence where an action has no owner, so that nothing is left undone unseen."""
+    """Raises if no implementation of an action returns a result."""
 
     def answered(*args: Any) -> Any:
         result = plan(*args)
@@ -243,7 +250,7 @@ def _answered(hook: Hook, plan: Plan) -> Plan:
 
 
 def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
-    """Calls all, whatever any of them raises, and returns what they raised."""
+    """Calls all implementations, even if some raise, and returns the exceptions."""
     calls = [(adapted(one, state), one) for one in plain]
 
     def tell_all(_state: State, *rest: Any) -> list[BaseException]:
@@ -257,3 +264,72 @@ def _tell_all(plain: Sequence[Implementation], state: State) -> Plan:
         return failures
 
     return tell_all
+
+
+class ActivePlugins:
+    """The active plugins of a run, and the plans of all hooks.
+
+    One object per run, shared by the core's plugins and the State. Empty before `freeze`, which is
+    called again when a plugin has dropped out.
+
+    Attributes:
+        assembly: the implementations of the plugins, in order.
+        plans: the plans of all hooks.
+        quiet: the same plans, with empty ones for the events of a microbatch.
+        by_name: the plugin objects by folded name, without the core's.
+        evaluates: whether a plugin evaluates by itself, with or without eval data.
+    """
+
+    __slots__ = ("_callable", "assembly", "by_name", "evaluates", "plans", "quiet")
+
+    def __init__(self) -> None:
+        self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
+        self.plans = new_plans()
+        self.quiet = new_plans()
+        self.by_name: Mapping[str, Any] = {}
+        self.evaluates = False
+        self._callable: Mapping[str, Callable[..., Any]] = {}
+
+    def freeze(self, assembly: Assembly, state: State, observers: Sequence[Observer]) -> None:
+        """Creates the plans of all hooks.
+
+        Args:
+            observers: wrap the implementations.
+        """
+        self.assembly = assembly
+        enters = (one.facts.around_calls for one in assembly.plugins)
+        observers = (*observers, *(Around(one) for one in enters if one))
+        for name, hook in assembly.hooks.items():
+            implementations = assembly.implementations[name].implementations
+            if observers:
+                implementations = observe(implementations, observers)
+            plan = state.precision.enclose(name, freeze(hook, implementations, state))
+            setattr(self.plans, name, plan)
+            is_quiet = hook.kind == "event" and hook.per == "microbatch"
+            setattr(self.quiet, name, nothing if is_quiet else plan)
+        self.evaluates = assembly.evaluates
+        plugins = (one for one in assembly.plugins if one.role != "core")
+        self.by_name = {fold(one.name): one.target for one in plugins}
+        self._callable = {
+            name: checked(hook, getattr(self.plans, name))
+            for name, hook in assembly.hooks.items()
+            if hook.declared_by or name in CALLABLE
+        }
+
+    def unwrapped_loss(self, state: State) -> Callable[[State], Tensor]:
+        """Returns the loss function for evaluation, without the plugins' wrappers."""
+        owners = [one for one in self.assembly.implementations["loss"] if not one.wrapper]
+        return state.precision.enclose("loss", freeze(self.assembly.hooks["loss"], owners, state))
+
+    def plan_to_call(self, hook: str) -> Callable[..., Any]:
+        """Returns the plan of a hook that plugins declare, or of one in `CALLABLE`.
+
+        Raises:
+            PluginError: no active plugin declares the hook; only the loop calls its own hooks.
+        """
+        if hook not in self._callable:
+            raise PluginError(
+                f"no active plugin declares a hook {hook!r}{self.assembly.hooks.hint(hook)}",
+                fix="declare it in a module or class that is the plugin's `hookspecs`",
+            )
+        return self._callable[hook]

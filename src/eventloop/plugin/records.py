@@ -1,4 +1,4 @@
-"""What the seven steps hand to each other: plain data."""
+"""The records that the steps pass to each other: plain data."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Any, Literal
 from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Cause, Local
-from eventloop.errors import EventloopError, PluginError
+from eventloop.errors import EventloopError, PluginError, Wording
 from eventloop.plugin.facts import PluginFacts, facts_of
-from eventloop.text import is_command, switch_off
+from eventloop.text import switch_off
 
-Role = Literal["task", "algorithm", "callback", "core", "command", "storage"]
+Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "observer"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {
     "eventloop.algorithms": "algorithm",
     "eventloop.callbacks": "callback",
 }
-# What packages add beside plugins: it takes part in no run, and is imported when it is used.
+# What packages add beside plugins: it is imported when it is used, and takes part in no run by itself.
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",
     "eventloop.storage": "storage",
+    "eventloop.observers": "observer",
 }
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plugin as its distribution's metadata tells of it; nothing of it is imported.
+    """A plugin as described by its distribution's metadata; not imported.
 
     Args:
         name: the entry point's name, as its author wrote it.
         role: from the entry-point group.
         entry_point: where its object is found.
-        distribution: the name of the distribution that brought it; "" for a file, or where its
-            metadata is gone.
+        distribution: the name of its distribution; "" for a file, or if the metadata is missing.
         version: that distribution's version.
-        marks: how the distribution came in, where that is worth a look: "dependency" (not
-            asked for by name), "user site", "PYTHONPATH"; of a local one the file that names it.
-        path: the file that defines it, of one that isn't installed.
-        local: what names it, of one that isn't installed.
-        needs: the versions of torch-eventloop that its distribution asks for: ">=0.1,<0.2"; "" for
+        marks: how the distribution was installed, if unusual: "dependency" (not installed by name),
+            "user site", "PYTHONPATH"; for a local plugin, the file that names it.
+        path: for a local plugin, the file that defines it.
+        local: for a local plugin, how it was named.
+        needs: the versions of torch-eventloop that its distribution requires: ">=0.1,<0.2"; "" for
             any.
     """
 
@@ -65,9 +65,9 @@ class Found:
 
     @property
     def way_out(self) -> str:
-        """How to go on without it, as messages say it."""
+        """How to continue without it, for messages."""
         if self.local is None:
-            return f"switch the plugin off with {switch_off(self.name)}"
+            return "switch the plugin off with " + switch_off(self.name)
         return self.local.way_out
 
     @property
@@ -84,36 +84,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Unread:
-    """A distribution that can't be read, so that its plugins aren't known.
+    """A distribution that can't be read, so its plugins aren't known.
 
     Args:
-        name: the distribution's, or that of its folder.
+        name: of the distribution, or of its folder.
     """
 
     name: str
 
 
 @dataclass(frozen=True)
-class Selected:
-    """A found plugin and whether it is to take part.
-
-    Args:
-        status: "active", or "off".
-        reason: why it is off, or why it is on although autoload is off; "" where it is on
-            because it is installed.
-        kind, fix: what decided, and how to take that back; see `Reason`.
-    """
-
-    found: Found
-    status: Status
-    reason: str = ""
-    kind: Cause = ""
-    fix: str = ""
-
-
-@dataclass(frozen=True)
 class FlagPlugin:
-    """A plugin that a flag of the command stands for, to be handed over like any other.
+    """A plugin that a flag of the command adds.
 
     Args:
         target: the plugin.
@@ -126,17 +108,17 @@ class FlagPlugin:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plugin that takes part: an object with hook implementations.
+    """An active plugin: an object with hook implementations.
 
     Args:
-        name: what a person types.
-        role: decides its place in the order and whether it may change the State.
+        name: as the user types it.
+        role: decides its position in the order and whether it can change the State.
         target: the instance or module whose methods are called.
-        distribution, version: where it came from; "" for an object handed over in Python.
-        source: what brought it, as a person would say it: "entry point", "Trainer(callbacks=...)".
-        by: what handed it over, where it wasn't discovered.
-        options: its options as set, defaults left out.
-        found: what was discovered, where it came from an entry point.
+        distribution, version: of its package; "" for an object passed in Python.
+        source: where it is from, for messages: "entry point", "Trainer(callbacks=...)".
+        by: what passed it, if it wasn't discovered.
+        options: its options, without defaults.
+        found: the discovered plugin, if it is from an entry point.
     """
 
     name: str
@@ -158,36 +140,36 @@ class Plugin:
 
     @functools.cached_property
     def facts(self) -> PluginFacts:
-        """What it says about itself."""
+        """Its facts."""
         return facts_of(self.target)
 
     @property
     def way_out(self) -> str:
-        """How to go on without it, as messages say it; "" for the task and the core."""
+        """How to continue without it, for messages; "" for the task and the core."""
         if self.role in ("task", "core"):
             return ""
         if self.source == FROM_ENTRY_POINT:
-            return f"switch the plugin off with {switch_off(self.name)}"
+            return "switch the plugin off with " + switch_off(self.name)
         if self.found is not None:
             return self.found.way_out
         if self.by == "flag":
             return f"leave `{self.source}` out"
         if self.by == "Task":
-            flag = f"run with {switch_off(self.name)}, or " if is_command() else ""
-            return f"{flag}leave it out of Task({self.role}s=[...])"
+            flag = f"run with {switch_off(self.name).shell}, or "
+            return Wording("", flag) + f"leave it out of Task({self.role}s=[...])"
         return f"leave the plugin out of `{self.role}s=[...]`"
 
     def fix(self, how: str) -> str:
-        """Returns what to do next: fix it, or go on without it where that is possible."""
-        return f"{how}, or {self.way_out}" if self.way_out else how
+        """Returns what to do: fix it, or continue without it if possible."""
+        return how + ", or " + self.way_out if self.way_out else how
 
     def problem(self, what: str, fix: str, where: str = "", **at: str) -> PluginError:
-        """Returns what is wrong with it.
+        """Returns a problem with it.
 
         Args:
-            fix: what to do, beside going on without it.
+            fix: what to do, besides continuing without it.
             where: in which of its methods.
-            at: what else the message names.
+            at: further fields of the message.
         """
         who = ", ".join(filter(None, [self.origin, where]))
         return PluginError(what, subjects=[self], plugin=who, **at, fix=self.fix(fix))
@@ -195,21 +177,23 @@ class Plugin:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of one plugin that was found.
+    """A discovered plugin on its way into a run.
 
     Args:
-        selected: whether it takes part; a dormant one is off.
-        target: what its entry point names; None where it wasn't or couldn't be imported.
-        plugin: what takes part, where it could be built.
-        problems: what keeps it, or the run, from going on.
+        status: "active", or "off"; a dormant one is off.
+        reason: why it is off, or why it is on without autoload; "" if it is on because it is
+            installed.
+        kind, fix: what decided, and how to undo it; see `Reason`.
+        target: the entry point's object; None if it wasn't or couldn't be imported.
+        plugin: the built plugin, if it could be built.
+        problems: the errors of this plugin.
     """
 
-    selected: Selected
+    found: Found
+    status: Status
+    reason: str = ""
+    kind: Cause = ""
+    fix: str = ""
     target: object = None
     plugin: Plugin | None = None
     problems: tuple[EventloopError, ...] = ()
-
-    @property
-    def found(self) -> Found:
-        """What its metadata says."""
-        return self.selected.found

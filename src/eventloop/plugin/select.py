@@ -1,4 +1,4 @@
-"""Step 2, select: which of the found plugins take part, and why the others don't."""
+"""Step 2, select: decides which of the discovered plugins are active, and why others aren't."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from eventloop import __version__
 from eventloop.config.choice import Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
-from eventloop.config.version_ranges import is_in_range
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
-from eventloop.naming import fold
-from eventloop.plugin.metadata import place_of
-from eventloop.plugin.records import Found, Selected
+from eventloop.naming import fold, is_in_range
+from eventloop.plugin.metadata import folder_of
+from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import foreign_hooks
 from eventloop.text import install, pip, shell, switch_off
 
@@ -22,11 +21,11 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
 
 def select(
     found: Sequence[Found], choice: Choice, rules: Rules | None = None
-) -> tuple[Selected, ...]:
-    """Decides for every found plugin whether it takes part, whatever is wrong with the choice.
+) -> tuple[Candidate, ...]:
+    """Decides for every discovered plugin whether it is active, even with problems in the choice.
 
     Args:
-        rules: what the configuration says; nothing unless given.
+        rules: of the configuration; none by default.
     """
     rules = rules or Rules()
     local = sorted((one for one in found if one.local), key=lambda one: one.by_flag)
@@ -35,32 +34,32 @@ def select(
 
 
 def problems_of(
-    selected: Sequence[Selected],
+    selected: Sequence[Candidate],
     choice: Choice,
     rules: Rules | None = None,
-    given: Collection[str] | None = (),
+    passed: Collection[str] | None = (),
 ) -> list[EventloopError]:
-    """Returns what is wrong with a choice: names that nothing has, or two; what can't be had.
+    """Returns the problems with a choice: unknown or ambiguous names, and unavailable plugins.
 
     Args:
-        given: names of what is handed over in Python; None where that isn't known yet.
+        passed: names of plugins passed in Python; None if not known yet.
     """
     rules = rules or Rules()
     return [
-        *_unknown_choices(selected, choice, given),
-        *rules.unknown_names([*(one.found.name for one in selected), *(given or ())]),
+        *_unknown_choices(selected, choice, passed),
+        *rules.unknown_names([*(one.found.name for one in selected), *(passed or ())]),
         *dict.fromkeys(name_problems(selected).values()),
-        *rule_problems(selected, choice, rules, given or ()),
+        *rule_problems(selected, choice, rules, passed or ()),
     ]
 
 
 def _unknown_choices(
-    selected: Sequence[Selected], choice: Choice, given: Collection[str] | None
+    selected: Sequence[Candidate], choice: Choice, passed: Collection[str] | None
 ) -> Iterator[UsageError]:
-    names = sorted([*(one.found.name for one in selected), *(given or ())])
+    names = sorted([*(one.found.name for one in selected), *(passed or ())])
     known = set(map(fold, names))
     # What a task brings can be switched off; before it is built, that isn't known.
-    judged = sorted(choice.insist) + (sorted(choice.off) if given is not None else [])
+    judged = sorted(choice.insist) + (sorted(choice.off) if passed is not None else [])
     for name in judged:
         if fold(name) not in known:
             yield UsageError(
@@ -79,13 +78,13 @@ def _unknown_choices(
 
 
 def rule_problems(
-    selected: Sequence[Selected], choice: Choice, rules: Rules, given: Collection[str] = ()
+    selected: Sequence[Candidate], choice: Choice, rules: Rules, passed: Collection[str] = ()
 ) -> Iterator[PluginError]:
-    """Finds what is required and isn't there, and what is asked for against the site's rules."""
+    """Finds required plugins that are missing, and requested ones that the site forbids."""
     for required in rules.required:
         having = [one for one in selected if fold(one.found.name) == fold(required.name)]
         active = [one for one in having if one.status == "active"]
-        if not having and fold(required.name) in map(fold, given):
+        if not having and fold(required.name) in map(fold, passed):
             continue
         if not having:
             yield _missing(required, [one.found.name for one in selected])
@@ -99,17 +98,17 @@ def rule_problems(
         name = one.found.name
         asked = fold(name) in map(fold, choice.insist) or one.found.by_flag
         if one.status == "off" and asked and one.kind == "version":
-            yield one.found.problem(f"{name} was asked for, but {one.reason}", one.fix)
+            yield one.found.problem(f"{name} was asked for, but " + one.reason, one.fix)
         if one.status == "off" and asked and one.kind == "site":
             way_out = one.found.way_out if one.found.by_flag else f"leave {shell('-p', name)} out"
             yield one.found.problem(
-                f"{name} was asked for, but the site switches it off: {one.reason}",
-                f"{way_out}; what the site says can't be overruled",
+                f"{name} was asked for, but the site switches it off: " + one.reason,
+                way_out + "; what the site says can't be overruled",
             )
 
 
-def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
-    """Finds the plugins whose name is taken by another, or can't be a plugin's."""
+def name_problems(selected: Iterable[Candidate]) -> dict[Found, PluginError]:
+    """Finds plugins with another's name, or with an invalid one."""
     by_name: dict[str, list[Found]] = {}
     for one in selected:
         if one.status == "active":
@@ -129,36 +128,36 @@ def name_problems(selected: Iterable[Selected]) -> dict[Found, PluginError]:
 
 
 def is_usable_name(name: str) -> bool:
-    """Returns whether a plugin can have a name: `--NAME.option` must mean one thing."""
+    """Returns whether a plugin can have this name: `--NAME.option` must be unambiguous."""
     return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
 
 
 def _decide(
     found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
-) -> Selected:
-    """Decides for one plugin; the strongest word comes first."""
+) -> Candidate:
+    """Decides for one plugin; the strongest rule comes first."""
     if reason := rules.ban(found.name, by_site=True):
-        return Selected(found, "off", *reason)
+        return Candidate(found, "off", *reason)
     if found.by_flag:
-        return Selected(found, "active", f"-p {found.entry_point.value}", "flag")
+        return Candidate(found, "active", f"-p {found.entry_point.value}", "flag")
     if choice.switches_off(found.name):
-        return Selected(found, "off", *_by_flag(f"-p no:{found.name}"))
+        return Candidate(found, "off", *_by_flag(f"-p no:{found.name}"))
     if from_file is not None and from_file is not found and from_file.local is not None:
         taken = f"{from_file.local} takes its place"
-        return Selected(found, "off", taken, "flag", from_file.way_out)
+        return Candidate(found, "off", taken, "flag", from_file.way_out)
     banned = rules.ban(found.name)
     if not is_in_range(__version__, found.needs):
-        return Selected(found, "off", *_by_version(found, all_found))
+        return Candidate(found, "off", *_by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):
         reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")
-        return Selected(found, "active", *reason)
+        return Candidate(found, "active", *reason)
     if reason := banned or choice.stays_out(found):
-        return Selected(found, "off", *reason)
+        return Candidate(found, "off", *reason)
     if choice.autoload:
-        return Selected(found, "active")
+        return Candidate(found, "active")
     if reason := rules.requires(found.name):
-        return Selected(found, "active", *reason)
-    return Selected(found, "off", *_by_flag(choice.autoload_reason))
+        return Candidate(found, "active", *reason)
+    return Candidate(found, "off", *_by_flag(choice.autoload_reason))
 
 
 def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:
@@ -185,10 +184,10 @@ def _missing(required: Requirement, installed: Sequence[str]) -> PluginError:
     )
 
 
-def _required_but_off(required: Requirement, one: Selected) -> PluginError:
+def _required_but_off(required: Requirement, one: Candidate) -> PluginError:
     return one.found.problem(
-        f"{required.name} is required, but off: {one.reason}",
-        f"{one.fix}, or take {required.name} out of required",
+        f"{required.name} is required, but off: " + one.reason,
+        one.fix + f", or take {required.name} out of required",
         source=required.source,
     )
 
@@ -216,7 +215,7 @@ def _several(group: Sequence[Found]) -> PluginError:
     return PluginError(
         f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
         subjects=group,
-        fix=f"keep one with {removal}, or switch all off with {switch_off(group[0].name)}"
+        fix=f"keep one with {removal}, or switch all off with " + switch_off(group[0].name)
         if installed
         else "leave one of them out, or give one another `name`",
     )
@@ -224,14 +223,14 @@ def _several(group: Sequence[Found]) -> PluginError:
 
 def _nobodys(found: Found) -> PluginError:
     distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": place_of(distribution)}
+    facts = {} if distribution is None else {"folder": folder_of(distribution)}
     return PluginError(
         f"{found.name} comes from a distribution without a name and version: its METADATA is gone "
         "or can't be read, as an interrupted installation leaves it",
         subjects=[found],
         entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
         **facts,
-        fix=f"install it again, or switch the plugin off with {switch_off(found.name)}",
+        fix="install it again, or switch the plugin off with " + switch_off(found.name),
     )
 
 
@@ -239,5 +238,5 @@ def _unusable(found: Found) -> PluginError:
     return found.problem(
         f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
         f"and {' and '.join(RESERVED)} stand for something else",
-        f"rename its entry point, or switch the plugin off with {switch_off(found.name)}",
+        "rename its entry point, or switch the plugin off with " + switch_off(found.name),
     )

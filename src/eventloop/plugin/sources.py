@@ -1,4 +1,4 @@
-"""Python sources, read and never run: which names a module binds, and where they come from."""
+"""Reads Python sources without running them: the names that a module binds, and their origin."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def bound_names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 def origin_of(
     node: ast.stmt, attribute: str, module: str, path: Path, *, anywhere: bool = False
 ) -> tuple[str, str] | None:
-    """Returns module and name from which `from ... import` takes a name, within the package.
+    """Returns the module and name that `from ... import` binds a name to, within the package.
 
     Args:
-        anywhere: outside of the package, too.
+        anywhere: also outside of the package.
     """
     if not isinstance(node, ast.ImportFrom):
         return None
@@ -60,7 +60,7 @@ def locate(module: str) -> tuple[Path | None, str]:
     """Finds a module's file without importing its parents.
 
     Returns:
-        The file, None where it is not a Python source; and what is wrong, or "".
+        The file, None if it isn't a Python source; and the problem, or "".
     """
     first, *others = module.split(".")
     spec = top_level_spec(first)
@@ -77,7 +77,7 @@ def locate(module: str) -> tuple[Path | None, str]:
 
 
 def top_level_spec(name: str) -> ModuleSpec | None:
-    """Finds a module that isn't inside another."""
+    """Finds a top-level module."""
     return _spec_on(tuple(sys.path), name)
 
 
@@ -91,10 +91,10 @@ def _spec_on(path: tuple[str, ...], name: str) -> ModuleSpec | None:
 
 @dataclass(frozen=True)
 class Scope:
-    """A module, or a class in it, as its file tells.
+    """A module, or a class in it, as read from its file.
 
     Args:
-        body: the class's; None for the module.
+        body: of the class; None for the module.
     """
 
     module: str
@@ -102,7 +102,7 @@ class Scope:
     body: list[ast.stmt] | None = None
 
     def scope(self, names: list[str], depth: int = 0) -> Scope | None:
-        """Follows a dotted name, as seen in the module, to a module or a class."""
+        """Resolves a dotted name in the module to a module or a class."""
         if self.path is None or depth > _MAX_REDIRECTIONS:
             return None
         if not names:
@@ -124,13 +124,13 @@ class Scope:
         return None
 
     def assigned(self) -> Iterator[tuple[str, ast.expr]]:
-        """Yields what is assigned to each name."""
+        """Yields each name with the value assigned to it."""
         for name, node in bound_names(self.body if self.body is not None else _parsed(self.path)):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 yield name, node.value
 
     def marked(self, marker: str) -> Iterator[str]:
-        """Yields the names of functions under a marker: `@hookspec(...)`, `@hookimpl`."""
+        """Yields the names of functions with a marker: `@hookspec(...)`, `@hookimpl`."""
         for node in self.body if self.body is not None else _parsed(self.path):
             if isinstance(node, ast.FunctionDef) and any(
                 ast.unparse(mark).partition("(")[0].rpartition(".")[2] == marker

@@ -1,4 +1,4 @@
-"""A glance: what is wrong with a plugin as far as its files tell; runs nothing of it."""
+"""The static check: finds problems of a plugin from its files, without running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eventloop.actions import HOOKS as ACTIONS
 from eventloop.errors import closest, text_of
 from eventloop.events import HOOKS as EVENTS
 from eventloop.hooks import REMOVED_HOOKS
-from eventloop.plugin.local import split_label
+from eventloop.plugin.load import split_label
 from eventloop.plugin.sources import Scope, bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ _MAX_REDIRECTIONS = 4
 
 @dataclass(frozen=True)
 class StaticReport:
-    """What a glance tells.
+    """The result of a static check.
 
     Args:
-        problem: one line; "" where nothing was seen.
+        problem: one line; "" if none was found.
         needs: options without a default.
-        wakes_with: options of which one has to be set.
+        wakes_with: options of which one must be set.
         off_until_named: whether it waits for its name, or any option.
     """
 
@@ -41,10 +41,10 @@ class StaticReport:
 
 
 def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
-    """Returns what keeps a plugin from taking part, as far as its files show.
+    """Returns what prevents a plugin from being used, as far as its files show.
 
-    It sees modules, names and imports that aren't there, what isn't Python, and misspelt hooks. What
-    shows itself only when the code runs, `eventloop plugins check` finds.
+    It finds missing modules, names and imports, files that aren't Python, and misspelt hooks.
+    Problems that only show when the code runs are found by `eventloop plugins check`.
 
     Args:
         others: plugins that may declare the hooks that this one implements.
@@ -65,7 +65,7 @@ def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
 
 @functools.cache
 def static_hooks(found: Found) -> frozenset[str]:
-    """Returns the hooks that a plugin declares, by name, as far as its files tell."""
+    """Returns the hooks that a plugin declares, by name, as far as its files show."""
     try:
         own = _scope_of(found)
         value = dict(own.assigned()).get("hookspecs") if own else None
@@ -78,7 +78,7 @@ def static_hooks(found: Found) -> frozenset[str]:
 
 
 def foreign_hooks(found: Found, others: Iterable[Found]) -> list[str]:
-    """Returns the hooks that a plugin implements and this core lacks, as far as its files tell.
+    """Returns the hooks that a plugin implements and the core lacks, as far as its files show.
 
     Args:
         others: plugins that may declare the hooks that this one implements.
@@ -100,7 +100,7 @@ def _scope_of(found: Found) -> Scope | None:
 
 
 def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> StaticReport:
-    """Follows a name from the module that the entry point names to where it is defined."""
+    """Follows a name from the entry point's module to its definition."""
     for _ in range(_MAX_REDIRECTIONS):
         try:
             body = ast.parse(path.read_bytes()).body
@@ -135,7 +135,7 @@ def _look(module: str, path: Path, attribute: str, others: Iterable[Found]) -> S
 
 
 def _import_problem(body: list[ast.stmt], path: Path) -> str:
-    """Finds statements of a module that are sure to raise: lacking imports, a bare `raise`."""
+    """Finds statements of a module that always raise: missing imports, a bare `raise`."""
     for node in body:
         if isinstance(node, ast.Raise):
             return f"can't be imported: raises, {path}:{node.lineno}"
@@ -152,7 +152,7 @@ def _import_problem(body: list[ast.stmt], path: Path) -> str:
 
 
 def _hook_problem(node: ast.ClassDef, others: Iterable[Found]) -> str:
-    """Finds a method that is marked, and whose name is nearly that of a hook."""
+    """Finds a marked method whose name is almost that of a hook."""
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name in _HOOKS:
             continue
@@ -182,14 +182,14 @@ def _needs(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _wakes_with(node: ast.ClassDef) -> Iterator[str]:
-    """Yields the options that the class calls `wakes_with`, where they are written out."""
+    """Yields the options in the class's `wakes_with`, if they are literals."""
     for tuple_ in _assigned(node, "wakes_with"):
         values = (one.value for one in ast.walk(tuple_) if isinstance(one, ast.Constant))
         yield from (value for value in values if isinstance(value, str))
 
 
 def _assigned(node: ast.ClassDef, name: str) -> Iterator[ast.expr]:
-    """Yields what a class assigns to a name of its own."""
+    """Yields the values that a class assigns to an attribute."""
     for one in node.body:
         if isinstance(one, ast.Assign) and name in map(ast.unparse, one.targets):
             yield one.value

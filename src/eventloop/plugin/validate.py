@@ -1,4 +1,4 @@
-"""Validation: what pluggy would accept in silence, or refuse without a way out, found by name."""
+"""Validation: finds what pluggy would accept silently, or refuse without a fix."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def implementations(
 
 
 def takes_part(plugin: Plugin, hooks: HookTable) -> bool:
-    """Returns whether a plugin has a hook implementation, meant to have one, or adds hooks."""
+    """Returns whether a plugin has a hook implementation, or seems meant to, or declares hooks."""
     declares = plugin.facts.hookspecs is not None
     return declares or any(_marked(plugin)) or any(never_called(plugin, hooks))
 
 
 def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
-    """Finds different plugins that compare equal, of which pluggy would register one."""
+    """Finds different plugins that compare equal, of which pluggy would register only one."""
     fix = "take __eq__ out of the class, or use @dataclass(eq=False)"
-    told_apart: list[Plugin] = []
+    distinct: list[Plugin] = []
     for one in plugins:
         if _equals(one, _Nothing()):
             what = "compares equal to anything, or can't be compared, so that it can't be told from"
             yield one.problem(f"{one.name} {what} other plugins", fix)
             continue
-        for other in told_apart:
+        for other in distinct:
             if one.target is not other.target and _equals(one, other.target):
                 yield PluginError(
                     f"the plugins {other.name} and {one.name} compare equal, so that they can't "
@@ -66,13 +66,13 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
                     plugins=f"{other.origin}, {one.origin}",
                     fix=one.fix(fix),
                 )
-        told_apart.append(one)
+        distinct.append(one)
 
 
 def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iterator[PluginError]:
     """Finds edges that misspell the name of an installed plugin.
 
-    A name that is like none is that of a plugin that isn't installed, which is no mistake.
+    A name without a similar one belongs to a plugin that isn't installed, which is allowed.
     """
     for one, name in unknown_edges(found, known):
         if hint := closest(name, known):
@@ -83,7 +83,7 @@ def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iter
 def unknown_edges(
     found: Iterable[Implementation], known: Sequence[str]
 ) -> Iterator[tuple[Implementation, str]]:
-    """Yields edges to a name that nothing has, each with its implementation."""
+    """Yields edges to an unknown name, each with its implementation."""
     folded = {fold(name) for name in (*known, "task", "core")}
     for one in found:
         for name in (*one.before, *one.after):
@@ -96,7 +96,7 @@ class _Nothing:
 
 
 def _equals(one: Plugin, other: object) -> bool:
-    """Compares as pluggy does; what can't be compared can't be told apart."""
+    """Compares as pluggy does; objects that can't be compared count as equal."""
     try:
         return bool(one.target == other)
     except Exception:  # noqa: BLE001 - whatever its author does there
@@ -123,7 +123,7 @@ def _implementation(
 
 
 def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
-    """Yields what `hookimpl` marked, as pluggy reads it, by the name of its function."""
+    """Yields pluggy's options of each function that `hookimpl` marked, by name."""
     reader = pluggy.PluginManager(PROJECT)
     for name in dir(plugin.target):
         opts = None if name.startswith("__") else reader.parse_hookimpl_opts(plugin.target, name)
@@ -138,15 +138,15 @@ def _marked(plugin: Plugin) -> Iterator[tuple[str, pluggy.HookImpl]]:
 def _misfits(
     plugin: Plugin, method: str, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Iterator[PluginError]:
-    """Finds what makes an implementation unfit for its hook."""
+    """Finds problems of an implementation with its hook."""
     misfits = (
         *_signature_misfits(impl, hook),
         *_generator_misfits(impl, hook),
         *_role_misfits(plugin, impl, hook, options),
         *_option_misfits(plugin, impl, hook, options),
     )
-    for what, mend in misfits:
-        yield plugin.problem(what, mend, method_of(plugin, method))
+    for what, fixes in misfits:
+        yield plugin.problem(what, fixes, method_of(plugin, method))
 
 
 # What is wrong, and how to fix it.
@@ -157,12 +157,12 @@ def _role_misfits(
     plugin: Plugin, impl: pluggy.HookImpl, hook: Hook, options: ImplOptions
 ) -> Misfits:
     if plugin.role == "callback" and hook.for_algorithms:
-        mend = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
+        fixes = "register it in eventloop.algorithms, or pass it to Trainer(algorithms=...)"
         if plugin.found is not None and plugin.found.path is not None:
-            mend = 'write role = "algorithm" in the class, or at the top of a module'
+            fixes = 'write role = "algorithm" in the class, or at the top of a module'
         yield (
-            f"a callback can't take part in the {hook.kind} {hook.name}; it may only watch",
-            mend,
+            f"a callback can't implement the {hook.kind} {hook.name}; it can only watch",
+            fixes,
         )
     if options.rank_zero and (plugin.role != "callback" or hook.kind != "event"):
         yield (
@@ -269,7 +269,7 @@ def _generator_misfits(impl: pluggy.HookImpl, hook: Hook) -> Misfits:
 
 
 def _returns_something(function: Callable[..., Any]) -> bool:
-    """Returns whether a function ever gives something other than None, or always raises."""
+    """Returns whether a function can return something other than None, or always raises."""
     previous: dis.Instruction | None = None
     returns = []
     for instruction in dis.get_instructions(function):
@@ -294,7 +294,7 @@ def _unknown_hook(plugin: Plugin, method: str, hook_name: str, hooks: HookTable)
 
 
 def _argnames(impl: pluggy.HookImpl, hook: Hook) -> tuple[str, ...]:
-    """Returns the parameters to fill: those without a default, and others that the hook passes."""
+    """Returns the parameters to pass: those without a default, and others that the hook passes."""
     names = (*impl.argnames, *impl.kwargnames)
     num = len(impl.argnames)
     for idx, name in enumerate(names):

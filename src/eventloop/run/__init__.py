@@ -1,1 +1,1 @@
-"""A run: built from task, plugins and settings, started anew or from a checkpoint, described."""
+"""A run: built from task, plugins and settings, started fresh or from a checkpoint, described."""

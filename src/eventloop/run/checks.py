@@ -1,4 +1,4 @@
-"""What must be true before training: of the folder, the model, the optimizers, the data."""
+"""Checks before training: of the folder, the model, the optimizers and the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from eventloop.data.combine import NoData, is_endless, known_length
 from eventloop.errors import PluginError, SettingError, TaskError, a
 from eventloop.files.run_folder import why_no_folder
 from eventloop.task.courses import Schedule
-from eventloop.task.plateau import Plateau
 from eventloop.text import as_set
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _NOTHING = 1e-10
 
 
 def require_usable(path: Path) -> None:
-    """Makes sure that files can be written in the folder of a run, which isn't made.
+    """Checks that files can be written in the folder of a run, without creating it.
 
     Raises:
         SettingError: they can't.
@@ -38,15 +37,15 @@ def require_usable(path: Path) -> None:
     if reason := why_no_folder(path):
         raise SettingError(
             f"run_dir: nothing can be written in {str(path)!r}: {reason}",
-            fix=f"give another folder, {as_set(run_dir='FOLDER')}",
+            fix="give another folder, " + as_set(run_dir="FOLDER"),
         )
 
 
 def check_model(state: State, assembly: Assembly) -> None:
-    """Checks what is left of the model after `init`.
+    """Checks the model after `init`.
 
     Raises:
-        PluginError: it is not a module; an algorithm put something else in its place.
+        PluginError: it is not a module; an algorithm has replaced it with something else.
     """
     if not isinstance(state.model, nn.Module):
         asked = (one.origin for one in assembly.implementations["init"])
@@ -59,10 +58,10 @@ def check_model(state: State, assembly: Assembly) -> None:
 
 
 def check_optimizers(state: State) -> None:
-    """Checks that the optimizers hold parameters of the model, each its own.
+    """Checks that each optimizer has parameters of the model, shared with no other optimizer.
 
     Raises:
-        TaskError: one holds none of them, or two share one.
+        TaskError: an optimizer has none of them, or two share one.
     """
     names = {id(one): name for name, one in state.model.named_parameters()}
     names |= {id(one): name for name, one in state.wrapped_model.named_parameters()}
@@ -86,7 +85,7 @@ def check_optimizers(state: State) -> None:
 
 
 def check_memory(state: State) -> None:
-    """Refuses a model that is still without memory, when a strategy would have given it some.
+    """Refuses a model that is still on the meta device when a strategy should have allocated it.
 
     Raises:
         TaskError: a parameter is on the meta device.
@@ -100,7 +99,7 @@ def check_memory(state: State) -> None:
 
 
 def check_eval_dataloaders(state: State) -> None:
-    """Checks that each eval data loader has a batch, as far as its length tells.
+    """Checks that each eval data loader has a batch, if its length is known.
 
     Raises:
         TaskError: one has none.
@@ -114,12 +113,12 @@ def check_eval_dataloaders(state: State) -> None:
             )
 
 
-def warn_of_doubts(state: State, doubts: Iterable[str]) -> None:
-    """Warns at the start of a run that keeps checkpoints of data that may not resume exactly."""
+def warn_of_resume_risks(state: State, risks: Iterable[str]) -> None:
+    """Warns at the start of a run with checkpoints about data that may not resume exactly."""
     if state.rank == 0 and interval_of(state.settings) is not None:
-        for doubt in doubts:
+        for risk in risks:
             warnings.warn(
-                f"the train data loader is {doubt}: a resumed run reads its epoch once more, and "
+                f"the train data loader is {risk}: a resumed run reads its epoch once more, and "
                 "whether it gets the same batches isn't known; it does where the loader has state_dict and "
                 "load_state_dict, or is made of others by eventloop.data.zipped and cycled",
                 stacklevel=2,
@@ -127,15 +126,15 @@ def warn_of_doubts(state: State, doubts: Iterable[str]) -> None:
 
 
 def warn_of_zero_rates(state: State) -> None:
-    """Warns where a run would go on at learning rates of 0, whatever has brought them there.
+    """Warns if a run would continue with learning rates of 0.
 
-    A schedule of `eventloop.schedules` warns by itself, when a batch has been trained at 0.
+    A schedule of `eventloop.schedules` warns itself, after a batch was trained at 0.
     """
     schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
     if (
         not state.clock.batch
         or state.rank != 0
-        or any(isinstance(one, Schedule) for one in schedulers)
+        or any(isinstance(one, Schedule) and one.rule is None for one in schedulers)
     ):
         return
     groups = [group for one in state.optimizers.values() for group in one.param_groups]
@@ -144,18 +143,18 @@ def warn_of_zero_rates(state: State) -> None:
         kinds = ", ".join(sorted({type(one).__name__ for one in schedulers}))
         by = f" by {kinds}" if kinds else ""
         warnings.warn(
-            f"the run goes on from batch {state.clock.batch} at learning rates of 0{by}: what is "
-            "trained changes no weight until they rise; give the schedule a length as long as "
+            f"the run resumes at batch {state.clock.batch} with learning rates of 0{by}: "
+            "training has no effect while they are 0; give the schedule a length as long as "
             "the run, or an end above 0",
             stacklevel=3,
         )
 
 
 def check_evaluation(run: Run) -> None:
-    """Checks that a run which was told when to evaluate has something to evaluate.
+    """Checks that a run with an eval interval has something to evaluate.
 
     Raises:
-        SettingError: it hasn't.
+        SettingError: it has nothing.
     """
     settings = run.state.settings
     if run.state.eval_sets or run.active.evaluates:
@@ -175,11 +174,11 @@ def check_evaluation(run: Run) -> None:
 
 
 def check_trainable(run: Run, end: Time) -> None:
-    """Checks that everything is there that a fit needs.
+    """Checks that a fit has everything it needs.
 
     Raises:
         TaskError: there is no data, not enough of it, or nothing to train.
-        SettingError: a setting is in tokens, and they aren't counted.
+        SettingError: a setting is in tokens, but they aren't counted.
     """
     state, assembly = run.state, run.active.assembly
     _check_train_dataloader(state, assembly, end)
@@ -198,7 +197,7 @@ def check_trainable(run: Run, end: Time) -> None:
 
 
 def _waiting_for_tokens(state: State, end: Time) -> list[str]:
-    """Says what is counted in tokens."""
+    """Lists what is counted in tokens."""
     settings = state.settings
     lengths = (
         ("the run ends at", end),
@@ -209,7 +208,7 @@ def _waiting_for_tokens(state: State, end: Time) -> list[str]:
     return [f"{what} {length}" for what, length in lengths if length and length.unit == "tok"] + [
         f"the schedule of {name!r} is counted in tokens"
         for name, scheduler in schedulers
-        if isinstance(scheduler, (Schedule, Plateau)) and scheduler.course.unit == "tok"
+        if isinstance(scheduler, Schedule) and scheduler.course.unit == "tok"
     ]
 
 
@@ -234,24 +233,24 @@ def _check_train_dataloader(state: State, assembly: Assembly, end: Time) -> None
             "smaller than a batch",
         )
     asked = ("should_end_epoch", "should_rebuild_dataloader")
-    may_end_sooner = any(assembly.implementations[name] for name in asked)
-    if is_endless(state.train_dataloader) and end.unit == "ep" and not may_end_sooner:
+    may_end_early = any(assembly.implementations[name] for name in asked)
+    if is_endless(state.train_dataloader) and end.unit == "ep" and not may_end_early:
         raise TaskError(
             f"the run is to end after {end}, but an epoch of a data loader that is cycled has no end",
             fix="count the run in batches, max_duration=1000ba, or put one that ends beside it: "
             "zipped(a, cycled(b))",
         )
     num_epochs = end.value - state.clock.epoch if end.unit == "ep" else 0
-    if isinstance(state.train_dataloader, Iterator) and num_epochs > 1 and not may_end_sooner:
+    if isinstance(state.train_dataloader, Iterator) and num_epochs > 1 and not may_end_early:
         raise TaskError(
             f"the train data loader is {a(type(state.train_dataloader).__name__)}, which is used "
             f"up after one epoch, but {num_epochs} are to come",
-            fix="give an iterable that starts anew each time, such as a list or a DataLoader",
+            fix="use an iterable that can be iterated again, such as a list or a DataLoader",
         )
 
 
 def _warn_of_endless_epochs(state: State) -> None:
-    """Warns where a run is to be saved after each epoch, and no epoch ends."""
+    """Warns if a run saves after each epoch, but its epochs never end."""
     interval = interval_of(state.settings)
     in_epochs = interval is not None and interval.unit == "ep"
     if state.rank == 0 and in_epochs and is_endless(state.train_dataloader):

@@ -1,12 +1,17 @@
-"""What differs between a run as it was begun and as it is started now."""
+"""Differences between a run as it began and as it is started now, and changed hyperparameters."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from eventloop.naming import fold
+from eventloop.state import State
+from eventloop.task.courses import Schedule
 
 _NOTHING = "none"
 # What changes neither the weights nor what is known of them.
@@ -29,7 +34,7 @@ _FREE = frozenset(
 def config_differences(
     then: Mapping[str, Any], now: Mapping[str, Any], section: str
 ) -> Iterator[str]:
-    """Yields a line for each value of a section of the manifest that isn't what it was.
+    """Yields a line for each changed value in a section of the manifest.
 
     As in a diff: `settings.seed: 0 -> 1`.
     """
@@ -41,10 +46,10 @@ def config_differences(
 
 
 def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what isn't as it was in a task: its options, and the lines of its file.
+    """Yields the changes of a task: its options, and the lines of its file.
 
     Args:
-        then, now: what the manifests say of the task; nothing where it was made in Python.
+        then, now: the task in the manifests; empty if it was created in Python.
     """
     before, after = dict(then), dict(now)
     old, new = before.pop("source", ""), after.pop("source", "")
@@ -60,13 +65,13 @@ def task_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
 def plugin_differences(
     then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], allowed: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Compares algorithms that take part in both.
+    """Compares algorithms that are active in both.
 
     Args:
         allowed: names of those whose version may differ.
 
     Returns:
-        A line for each version that differs, by the algorithm's name; and one for each option.
+        A line for each changed version, by the algorithm's name; and one for each option.
     """
     before = {fold(one["name"]): one for one in then if one["role"] == "algorithm"}
     versions: dict[str, str] = {}
@@ -78,8 +83,8 @@ def plugin_differences(
         if old["version"] != one["version"] and fold(one["name"]) not in map(fold, allowed):
             versions[one["name"]] = f"{one['name']}: {old['version']} -> {one['version']}"
         held = [
-            {key: value for key, value in kept["options"].items() if key not in one.get("free", ())}
-            for kept in (old, one)
+            {key: value for key, value in item["options"].items() if key not in one.get("free", ())}
+            for item in (old, one)
         ]
         options += config_differences({one["name"]: held[0]}, {one["name"]: held[1]}, one["name"])
     return versions, options
@@ -94,3 +99,45 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{name}.{idx}", one)
     elif value not in ({}, None):
         yield name, value
+
+
+_NUMBER = re.compile(r"optimizers\.(.+?)\.groups\.(\d+)\.(\w+)")
+
+
+class MadeWith:
+    """Keeps the hyperparameters of optimizers and schedules while a checkpoint is loaded.
+
+    Args:
+        state: with all of them built, and nothing loaded.
+    """
+
+    def __init__(self, state: State) -> None:
+        optimizers = state.optimizers.items()
+        self._groups = {name: [dict(one) for one in each.param_groups] for name, each in optimizers}
+        self._schedulers = [pair for pairs in state.schedulers.values() for pair in pairs]
+        self._courses = [one.course for _, one in self._schedulers if isinstance(one, Schedule)]
+
+    def restore(self, state: State, changes: Sequence[str]) -> None:
+        """Restores changed hyperparameters of optimizers, and all schedules of `schedules`.
+
+        A learning rate keeps the factor that its schedule has reached.
+
+        Args:
+            changes: each as a line of a diff, `optimizers.sgd.groups.0.lr: 0.1 -> 0.2`.
+        """
+        for name, number, key in (one.groups() for one in map(_NUMBER.match, changes) if one):
+            idx = int(number)
+            group, made = state.optimizers[name].param_groups[idx], self._groups[name][idx]
+            if key != "lr":
+                group[key] = made[key]
+                continue
+            own, rate = group.get("initial_lr"), made.get("initial_lr", made["lr"])
+            group["lr"] = rate * (group["lr"] / own if own else 1.0)
+            if own is not None:
+                group["initial_lr"] = rate
+            for of, one in self._schedulers:
+                if of == name and isinstance(one, LRScheduler):
+                    one.base_lrs[idx] = rate
+        followed = [one for _, one in self._schedulers if isinstance(one, Schedule)]
+        for schedule, course in zip(followed, self._courses, strict=True):
+            schedule.follow(course)

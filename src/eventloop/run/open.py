@@ -1,23 +1,40 @@
-"""How a run is opened: from what is asked for to everything built, and loaded where it goes on."""
+"""Opens a run: from the request to all parts built, and loaded if it is resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
+from eventloop.checkpoint.capture import described
 from eventloop.checkpoint.storage import new_run_dir, storage_of
+from eventloop.data.combine import first_batch
+from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.join import join_processes
+from eventloop.errors import SettingError, a
 from eventloop.naming import listed
-from eventloop.plugin.manager import assemble
-from eventloop.rng import seed_everything
-from eventloop.run.build import build
-from eventloop.run.checks import check_evaluation, require_usable
-from eventloop.run.find import find_start
+from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.manager import assemble, unsuitable_reasons, without
+from eventloop.plugin.records import Plugin
+from eventloop.plugin.validate import implementations
+from eventloop.rng import kept_generators, seed_everything, seed_rank
+from eventloop.run.checks import (
+    check_eval_dataloaders,
+    check_evaluation,
+    check_memory,
+    check_model,
+    check_optimizers,
+    require_usable,
+)
+from eventloop.run.run_manifest import parameters_of
 from eventloop.run.runtime import Run
-from eventloop.run.start import NOTHING, Allowed
-from eventloop.task.task_defaults import task_defaults_of, task_plugin
+from eventloop.run.start import NOTHING, Allowed, find_start
+from eventloop.task import Task
+from eventloop.training.compiling import require_layers
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -27,17 +44,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a run, by Python and the command line alike.
+    """What a run should be, as requested by Python or the command line.
 
     Args:
-        task: see `Trainer`, as for algorithms and callbacks.
-        configuration: settings and options, with what environment and files say.
-        observers: what looks on while hooks are called, `Check`, say.
+        task: see `Trainer`; likewise algorithms and callbacks.
+        configuration: settings and options, including those from variables and files.
+        observers: wrap the calls of hooks, such as `Check`.
         allowed: what may differ from the run that is resumed.
-        origin: what the manifest says of the task beside its settings, for a comparison when the
-            run is resumed: the digest of its file, its options. Values that JSON can hold.
-        candidates: the plugins that a command has discovered and loaded already.
-        core: plugins that take part beside the core's own.
+        origin: the task's entry in the manifest besides its settings, compared when the run is
+            resumed: the digest of its file, its options. JSON values.
+        candidates: the plugins that a command has already discovered and loaded.
+        core: plugins to add to the core's own.
     """
 
     task: object
@@ -52,10 +69,10 @@ class Request:
 
 
 def open_run(request: Request) -> Run:
-    """Opens a run: finds where it starts, chooses its plugins, builds its parts, loads a checkpoint.
+    """Opens a run: finds its start, chooses plugins, builds its parts, and loads a checkpoint.
 
     Raises:
-        EventloopError: something is wrong that can be known before training.
+        EventloopError: a problem that can be found before training.
     """
     task = task_defaults_of(request.task)
     settings = request.configuration.settings(task.settings)
@@ -81,8 +98,123 @@ def open_run(request: Request) -> Run:
     with run.guarded(closing=True):
         require_same_run(processes, run.state.manifest)
         start.check(run.state.manifest)
-        build(run)
+        _build(run)
         start.load(run)
         run.active.plans.after_load(run.state)
         check_evaluation(run)
     return run
+
+
+def _build(run: Run) -> None:
+    """Builds everything that a run needs, from the model to the metrics.
+
+    Raises:
+        EventloopError: a part is missing or can't be used.
+    """
+    state, hooks = run.state, run.active.plans
+    # Once more: the model is the same whatever installed plugins drew when imported and built.
+    seed_everything(state.settings.seed)
+    state.model = hooks.build_model(state)
+    hooks.init(state)
+    check_model(state, run.active.assembly)
+    state.wrapped_model = hooks.wrap_model(state)
+    require_layers(state)
+    check_memory(state)
+    state.optimizers = hooks.build_optimizers(state)
+    check_optimizers(state)
+    state.precision.check(state.model, state.optimizers)
+    state.train_dataloader = hooks.build_train_dataloader(state)
+    _drop_unsuitable(run)
+    run.loop.feeds.take(state, state.train_dataloader)
+    state.eval_dataloaders = hooks.build_eval_dataloaders(state)
+    check_eval_dataloaders(state)
+    state.eval_sets = [name for name in state.eval_dataloaders if name not in state.test_sets]
+    state.schedulers = hooks.build_schedulers(state)
+    datasets = ("train", *(f"eval/{name}" for name in state.eval_dataloaders))
+    state.metrics = {name: hooks.build_metrics(state, name) for name in datasets}
+    trained = {**run.task.described, "parameters": parameters_of(state.model)}
+    known = {"optimizers": described(state.optimizers), "absent": [], "trained": trained}
+    state.manifest = {**state.manifest, **known}
+    seed_rank(state.settings.seed, state.rank)
+
+
+def _drop_unsuitable(run: Run) -> None:
+    """Deactivates plugins that say, given the first batch, that they don't suit the run."""
+    asked = [one for one in run.active.assembly.plugins if callable(one.facts.unsuitable)]
+    if not asked:
+        return
+    state = run.state
+    with kept_generators(), restored_loader_state(state.train_dataloader):
+        first, state.train_dataloader = first_batch(state.train_dataloader)
+    mine: dict[str, str] = {}
+    if first is not None:
+        state.batch = run.loop.move(first)
+        mine = unsuitable_reasons(asked, state, run.configuration.who_insists)
+        state.batch = None
+    # What doesn't suit one rank is off on all.
+    reasons = {name: why for one in state.all_gather(mine) for name, why in one.items()}
+    if reasons:
+        run.freeze(without(run.active.assembly, reasons))
+
+
+@dataclass(frozen=True)
+class TaskDefaults:
+    """What a task provides besides its hooks; empty for a task that is only hooks."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    algorithms: tuple[object, ...] = ()
+    callbacks: tuple[object, ...] = ()
+    name: str = ""
+    criterion: Callable[[Any, Any], Tensor] | None = None
+    counts_tokens: bool = True
+    described: Mapping[str, str] = field(default_factory=dict)
+
+
+def task_defaults_of(task: object) -> TaskDefaults:
+    """Returns a task's defaults."""
+    if isinstance(task, Task):
+        return TaskDefaults(
+            settings=task.settings,
+            algorithms=task.algorithms,
+            callbacks=task.callbacks,
+            name=task.name,
+            criterion=task.loss,
+            counts_tokens=task.num_tokens is not None,
+            described=task.described(),
+        )
+    return TaskDefaults()
+
+
+def refuse_task_values(settings: Iterable[str]) -> None:
+    """Checks that no setting is one of the task's values.
+
+    Raises:
+        SettingError: one is.
+    """
+    of_task = inspect.signature(Task).parameters
+    for name in settings:
+        if name in of_task:
+            raise SettingError(
+                f"{name} is a value of the task, not a setting", fix=f"write Task({name}=...)"
+            )
+
+
+def task_plugin(task: object) -> Plugin:
+    """Creates the plugin of a task, which comes first in order.
+
+    Raises:
+        TypeError: it is not a task.
+    """
+    if isinstance(task, Task):
+        return Plugin("task", "task", task.hooks())
+    if isinstance(task, type):
+        raise TypeError(f"Trainer was given the class {task.__name__}, not an instance of it")
+    plugin = Plugin("task", "task", task)
+    if "build_model" not in {one.hook.name for one in implementations(plugin, HOOKS)[0]}:
+        given = a(type(task).__name__) if isinstance(task, nn.Module) else repr(task)
+        hint = "; write Task(model=...)" if isinstance(task, nn.Module) else ""
+        raise TypeError(
+            "a task is a Task, or an object or module that implements build_model, not "
+            f"{given}{hint}"
+        )
+    return plugin

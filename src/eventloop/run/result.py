@@ -1,8 +1,9 @@
-"""What a fit returns: numbers, their history, and where the run's files are."""
+"""The result of a fit, and what a notebook shows of it and of the plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from eventloop.errors import counted
+from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.training.metrics import scalars_of
 from eventloop.urls import Place
 
@@ -20,16 +22,16 @@ _WIDTH, _HEIGHT = 220, 70  # of a curve, in pixels
 
 @dataclass(frozen=True)
 class Result:
-    """What a fit returns.
+    """The result of a fit.
 
     Args:
         metrics: the latest evaluation, by data loader and metric name.
         history: a row for each evaluation and for the end of each fit: epoch, batch, sample,
             token, seconds, and the numbers by name, as they are logged.
-        run_dir: where the run's files are.
-        model: the one that was trained.
-        tested_with: the checkpoint whose weights the test sets had, that of the best evaluation; None
-            for the last weights.
+        run_dir: the folder of the run.
+        model: the trained model.
+        tested_with: the checkpoint of the best evaluation, if the test sets used its weights; None
+                for the last weights.
     """
 
     metrics: dict[str, dict[str, Tensor]]
@@ -54,7 +56,7 @@ class Result:
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """Returns a number over the batches, with its last value."""
+    """Returns a plot of a number over the batches, with its last value."""
     finite = [(x, y) for x, y in points if abs(y) < float("inf")]
     line = ""
     if finite:
@@ -71,3 +73,41 @@ def _curve(name: str, points: Sequence[tuple[float, float]]) -> str:
         f'<svg width="{_WIDTH}" height="{_HEIGHT}"><polyline points="{line}" fill="none" '
         f'stroke="currentColor" stroke-width="1.5"/></svg></figure>'
     )
+
+
+_COLUMNS = ("plugin", "role", "package", "options")
+
+
+def plugin_table(plugins: Iterable[Plugin], off: Iterable[Candidate]) -> str:
+    """Returns the active plugins of a run in order, then the inactive ones, as HTML.
+
+    Args:
+        plugins: the active ones.
+        off: the inactive ones, each with the reason.
+    """
+    rows = [_row(one) for one in plugins]
+    left_out = [
+        (one.found.name, one.found.role, _package(one.found), "off: " + one.reason) for one in off
+    ]
+    return (
+        f"<table><thead>{_line(_COLUMNS, 'th')}</thead><tbody>"
+        f"{''.join(_line(row) for row in rows)}"
+        f"{''.join(_line(row, style='opacity: 0.6') for row in left_out)}"
+        "</tbody></table>"
+    )
+
+
+def _row(plugin: Plugin) -> Sequence[str]:
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    options = ", ".join(f"{name}={short.repr(one)}" for name, one in plugin.options.items())
+    return (plugin.name, plugin.role, _package(plugin) or plugin.source, options)
+
+
+def _package(plugin: Plugin | Found) -> str:
+    return f"{plugin.distribution} {plugin.version or ''}".strip()
+
+
+def _line(cells: Iterable[str], cell: str = "td", style: str = "") -> str:
+    inside = "".join(f"<{cell}>{escape(one)}</{cell}>" for one in cells)
+    return f'<tr style="{style}">{inside}</tr>' if style else f"<tr>{inside}</tr>"

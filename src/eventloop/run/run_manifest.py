@@ -1,11 +1,10 @@
-"""The manifest: what a run is made of, so that it can be told, compared and made again."""
+"""The manifest: describes a run, so that it can be compared and reproduced."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-import math
 import platform
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from eventloop.hooks import hookimpl
 from eventloop.naming import has_function, json_value
 from eventloop.plugin.lock import order_digest
 from eventloop.signals import status_of
-from eventloop.training.metrics import scalars_of
 from eventloop.urls import hidden
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
     """Describes a run: plugins, their order, settings, versions, command line, commit.
 
     Returns:
-        Values that JSON can hold.
+        JSON values.
     """
     commit, is_dirty = _git_commit(Path.cwd())
     return {
@@ -69,7 +67,7 @@ def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) ->
             {
                 "name": one.found.name,
                 "version": one.found.version,
-                "reason": one.reason,
+                "reason": str(one.reason),
                 "kind": one.kind,
             }
             for one in assembly.off
@@ -96,14 +94,14 @@ def write_manifest(
     resumed: str | None = None,
     changes: Sequence[str] = (),
 ) -> Path:
-    """Writes a manifest into the folder of its run, which is made if it isn't there.
+    """Writes a manifest into the folder of its run, created if missing.
 
-    It tells of the start under way. What one that stands there tells of earlier starts is kept, as
-    `earlier_starts`. A kill leaves the old one or the new one.
+    It describes the current start; earlier ones are moved to `earlier_starts`. The file is replaced
+    atomically.
 
     Args:
-        resumed: the checkpoint that this start goes on from.
-        changes: what differs from the run as it was begun.
+        resumed: the checkpoint that this start resumes from.
+        changes: the differences from the run as it began.
 
     Raises:
         EventloopError: it can't be written.
@@ -131,15 +129,8 @@ def _put(manifest: Mapping[str, Any], run_dir: Path) -> Path:
     return path
 
 
-def tested(state: State, checkpoint: str | None) -> dict[str, Any]:
-    """Returns what test sets gave with the weights of a checkpoint, None for the last ones, for JSON."""
-    numbers = scalars_of(state.eval_metrics, only=state.eval_sets)
-    metrics = {name: one if math.isfinite(one) else None for name, one in numbers.items()}
-    return {"checkpoint": checkpoint, "batch": state.clock.batch, "metrics": metrics}
-
-
 def _earlier_starts(found: Mapping[str, Any]) -> list[Any]:
-    """Returns what a manifest tells of its start and of those before."""
+    """Returns a manifest's entries for its start and earlier ones."""
     if "started" not in found:
         return []
     before = found.get("earlier_starts")
@@ -150,7 +141,7 @@ def _earlier_starts(found: Mapping[str, Any]) -> list[Any]:
 
 @functools.cache
 def _git_commit(folder: Path) -> tuple[str | None, bool | None]:
-    """Returns the commit that is checked out, and whether anything differs from it; None without."""
+    """Returns the checked-out commit, and whether it has uncommitted changes; None without git."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return commit.strip(), bool(_git(folder, "status", "--porcelain"))
@@ -166,9 +157,9 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Any]:
-    """Returns the model's class, and how many entries its parameters have, the frozen ones too.
+    """Returns the model's class and its number of parameters, including frozen ones.
 
-    Those without a shape as yet have none.
+    Uninitialised lazy parameters count as 0.
     """
     shaped = (param for param in model.parameters() if not is_lazy(param))
     sizes = [(param.numel(), param.requires_grad) for param in shaped]
@@ -180,7 +171,7 @@ def parameters_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _script() -> dict[str, str]:
-    """Returns the script that Python runs, with its text; {} where there is none."""
+    """Returns the script that Python runs, with its source; {} without one."""
     name = getattr(sys.modules["__main__"], "__file__", None)
     if name is None:
         return {}
@@ -197,12 +188,12 @@ def _script() -> dict[str, str]:
 class RunFile:
     """Writes `manifest.json` into the folder of a run; a plugin of the core.
 
-    Into one that was asked for when the first fit begins, after its lock is taken; into one of our
-    own as soon as it is there, since what leaves no file makes no folder.
+    A folder that the user named gets it when the first fit begins, after the lock was acquired; a
+    generated folder as soon as it exists, as a run without files creates none.
 
     Args:
-        start: of the run.
-        is_named: whether the folder was asked for.
+        start: how the run starts.
+        is_named: whether the user named the folder.
     """
 
     __slots__ = ("_has_begun", "_is_named", "_is_written", "_start")
@@ -215,7 +206,7 @@ class RunFile:
 
     @hookimpl
     def fit_start(self, state: State) -> None:
-        """Writes it, once, and has all ranks know of a failure."""
+        """Writes it once; a failure is raised on all ranks."""
         if self._has_begun:  # rank 0 alone knows whether it is written
             return
         self._has_begun = True
@@ -223,7 +214,7 @@ class RunFile:
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
-        """Writes it, if there is a folder by now."""
+        """Writes it, if the folder exists by now."""
         self._write(state)
 
     @hookimpl
@@ -233,7 +224,7 @@ class RunFile:
 
     @hookimpl
     def training_end(self, state: State) -> None:
-        """Adds how the run has ended, and what its test sets gave with which weights."""
+        """Adds how the run ended, and the results on the test sets with the weights used."""
         if state.rank == 0 and (found := read_json(state.run_dir, FILE)):
             reason, now = state.stop_reason, {"tested": state.manifest.get("tested")}
             end = {"status": status_of(reason), "reason": reason, **state.clock.moment()._asdict()}

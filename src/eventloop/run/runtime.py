@@ -1,4 +1,4 @@
-"""A run: the core's own plugins, always the last in order, around its State and its loop."""
+"""A run: its State, its loop, and the core's plugins, which are always last in order."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from eventloop.checkpoint.best import BestWeights
 from eventloop.checkpoint.capture import Capture
 from eventloop.checkpoint.saver import Saver
 from eventloop.checkpoint.states import PluginStates
 from eventloop.checkpoint.storage import local_copy
-from eventloop.data.prefetch import mover_to
+from eventloop.data.batches import mover_to
+from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.distributed.join import choose_device
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
-from eventloop.plugin.active import ActivePlugins
-from eventloop.plugin.facts import facts_of
 from eventloop.plugin.observe import observers_of
-from eventloop.plugin.plans import told
+from eventloop.plugin.plans import ActivePlugins, failures_from
 from eventloop.plugin.records import Plugin
-from eventloop.run.best_weights import BestWeights
 from eventloop.run.run_manifest import RunFile, manifest_of
 from eventloop.state import State
 from eventloop.training.auto_microbatch import AutoMicrobatch
@@ -30,15 +29,15 @@ from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
 from eventloop.training.defaults import Defaults
-from eventloop.training.features import (
+from eventloop.training.logged_numbers import Numbers
+from eventloop.training.precision import choose_precision
+from eventloop.training.process_settings import (
     ChannelsLast,
     Deterministic,
     GarbageCollection,
     TunedConvolutions,
 )
-from eventloop.training.numbers import Numbers
-from eventloop.training.precision import choose_precision
-from eventloop.training.shapes import shapes_must_match
+from eventloop.training.target_shapes import shapes_must_match
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
@@ -46,27 +45,26 @@ if TYPE_CHECKING:
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.assembly import Assembly
-    from eventloop.run.open import Request
+    from eventloop.run.open import Request, TaskDefaults
     from eventloop.run.start import Start
-    from eventloop.task.task_defaults import TaskDefaults
     from eventloop.training.precision import Precision
 
 
 class Run:
-    """The State, the loop, and what else the core brings to a run.
+    """A run: its State, its loop and the core's plugins.
 
     Args:
-        request: what is asked of it.
-        configuration: with the plugins that belong to it; `settings` are its settings.
-        task: what the task brings beside its hooks.
-        processes: those that train together.
-        storage: where its files go.
+        request: what was requested.
+        configuration: with the plugins of this run; `settings` are its settings.
+        task: the task's defaults and plugins.
+        processes: the processes of the run.
+        storage: where its files are.
         start: how it starts.
 
     Attributes:
         active: its plugins, and the plans of all hooks; empty before `freeze`.
-        capture: takes it apart for a checkpoint, and puts it together again.
-        best_weights: lends the model the weights of the best evaluation.
+        capture: collects the content of a checkpoint, and restores it.
+        best_weights: loads the weights of the best evaluation for the test sets.
         is_open: whether its plugins aren't closed.
     """
 
@@ -128,18 +126,19 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: of the start, of features switched on and off, of plugins."""
+        """The notes for the header: on the start, on features, on plugins."""
         having = (*self._features, *self._compiled)
         plugins = (one for one in self.active.assembly.plugins if one.role not in ("task", "core"))
-        told = ((one.name, facts_of(one.target).note) for one in plugins)
+        noted = ((one.name, one.facts.note) for one in plugins)
         return (
             *self.start.notes,
+            *["loss: weighted by tokens, if labels are (N, T)"] * may_weigh_tokens(self.state),
             *(one.note for one in having if one.note),
-            *(f"{name}: {note}" for name, note in told if note and isinstance(note, str)),
+            *(f"{name}: {note}" for name, note in noted if note and isinstance(note, str)),
         )
 
     def freeze(self, assembly: Assembly) -> None:
-        """Makes the plans of all hooks; once more where a plugin has dropped out."""
+        """Creates the plans of all hooks; called again when a plugin has dropped out."""
         state = self.state
         self._compiled = compiled_of(assembly, state)
         self.active.freeze(assembly, state, (*self._compiled, *state.observers))
@@ -149,10 +148,10 @@ class Run:
 
     @contextmanager
     def guarded(self, *, closing: bool = False) -> Iterator[None]:
-        """Calls `exception` on every plugin when one passes; notes on it what they raise.
+        """Calls `exception` on every plugin if the block raises; adds notes for what they raise.
 
         Args:
-            closing: whether the plugins are closed then.
+            closing: whether to close the plugins then.
         """
         state, loop = self.state, self.loop
         try:
@@ -161,7 +160,7 @@ class Run:
         except BaseException as error:
             _note_moment(error, state)
             late = failures_of(lambda: loop.deliver_everything(state, alone=True))
-            failures = late + told(self.active.plans.exception, state, error)
+            failures = late + failures_from(self.active.plans.exception, state, error)
             if closing:
                 failures += failures_of(self.close)
             for failure in failures:
@@ -169,11 +168,11 @@ class Run:
             raise
 
     def close(self) -> None:
-        """Closes every plugin, once; raises the first failure with the others noted on it."""
+        """Closes every plugin once; raises the first failure, with the others as notes."""
         if not self.is_open:
             return
         self.is_open = False
-        if failures := told(self.active.plans.close, self.state):
+        if failures := failures_from(self.active.plans.close, self.state):
             first, *others = failures
             for other in others:
                 keep(first, other)
@@ -181,7 +180,7 @@ class Run:
 
 
 def _note_moment(error: BaseException, state: State) -> None:
-    """Notes when something failed that isn't the doing of a hook: a data loader, say."""
+    """Adds a note to an error outside of hooks, such as in a data loader: at which batch."""
     is_ours = isinstance(error, EventloopError) or not isinstance(error, Exception)
     if not is_ours and not notes_of(error, "origin") and not notes_of(error, "given"):
         error.add_note(f"epoch {state.clock.epoch}, after batch {state.clock.batch}")
@@ -192,14 +191,14 @@ class Feature(Protocol):
 
     @property
     def note(self) -> str:
-        """What the header says of it; "" for nothing."""
+        """Its note for the header; "" for none."""
         ...
 
 
 def features_of(
     settings: Settings, device: torch.device, precision: Precision
 ) -> Iterator[Feature]:
-    """Yields the features that a run asks for."""
+    """Yields the features that the settings enable."""
     if settings.gc_interval is not None:
         yield GarbageCollection(settings.gc_interval)
     if settings.deterministic:

@@ -1,4 +1,4 @@
-"""How a run starts: anew, or from a checkpoint; the two have the same methods."""
+"""How a run starts: fresh, or from a checkpoint, with the same interface."""
 
 from __future__ import annotations
 
@@ -6,26 +6,36 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.saved_tensors import read_all
-from eventloop.checkpoint.schema import require_usable
-from eventloop.checkpoint.verifying import why_passed_over
+from eventloop.checkpoint.schema import require_valid
+from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, unusable
+from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
 from eventloop.clock import Time
 from eventloop.config.choice import Reason
-from eventloop.errors import ResumeError
+from eventloop.errors import CheckpointError, ResumeError, as_first
 from eventloop.naming import fold
-from eventloop.run.checks import warn_of_doubts
-from eventloop.run.differences import config_differences, plugin_differences, task_differences
-from eventloop.run.made_with import MadeWith
-from eventloop.text import allowing, pip
-from eventloop.training.entry import AfterCheckpoint
+from eventloop.run.checks import warn_of_resume_risks
+from eventloop.run.differences import (
+    MadeWith,
+    config_differences,
+    plugin_differences,
+    task_differences,
+)
+from eventloop.run.run_manifest import FILE as MANIFEST
+from eventloop.text import allowing, as_set, pip
+from eventloop.training.loop_entry import Entry
+from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.configuration import Configuration
+    from eventloop.config.settings import Settings
+    from eventloop.distributed.processes import Processes
     from eventloop.run.runtime import Run
-    from eventloop.urls import Place
 
 
 @dataclass(frozen=True)
@@ -33,9 +43,9 @@ class Allowed:
     """What may differ from the run that a checkpoint is of.
 
     Args:
-        config_change: whether settings, options, task and optimizers may.
-        plugin_change: algorithms whose version may.
-        missing_plugin: algorithms that may be gone; what they kept stays for later checkpoints.
+        config_change: whether settings, options, task and optimizers may differ.
+        plugin_change: algorithms whose version may differ.
+        missing_plugin: algorithms that may be missing; their state is carried over.
     """
 
     config_change: bool = False
@@ -43,20 +53,21 @@ class Allowed:
     missing_plugin: tuple[str, ...] = ()
 
 
-NOTHING = Allowed()
+NOTHING: Allowed = Allowed()
+Refused = Sequence[tuple[Place, str]]
 
 
 class Start:
-    """How a run starts: here, from its beginning.
+    """How a run starts: here, from the beginning.
 
     Args:
-        note: what the header says of it, if anything.
+        note: for the header, if any.
 
     Attributes:
-        duration: the length of the run when it was begun, which fractions are of; None if unknown.
-        resumed: the checkpoint that the run goes on from, by its path; None for one that begins.
-        changes: what differs from the run as it was begun, complete once it is loaded.
-        stop_reason: why the run was stopped, if nothing was left to do.
+        duration: the length of the run when it began, the base of fractions; None if unknown.
+        resumed: the path of the checkpoint that the run resumes from; None for a new run.
+        changes: the differences from the run as it began, complete after `load`.
+        stop_reason: why the run stopped, if nothing was left to do.
     """
 
     duration: Time | None = None
@@ -69,53 +80,47 @@ class Start:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says of it."""
+        """The notes for the header."""
         return (self._note,) if self._note else ()
 
     def narrowed(self, configuration: Configuration) -> Configuration:
-        """Returns the configuration with the plugins that belong to the run."""
+        """Returns the configuration, limited to the plugins of the run."""
         return configuration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Refuses a run that is made of something else.
+        """Checks that the run matches the one in the checkpoint.
 
         Raises:
-            ResumeError: it is, with what differs.
+            ResumeError: it differs; the message lists the differences.
         """
 
     def load(self, run: Run) -> None:
-        """Puts the run, which is built, where it goes on; refuses other optimizers, as `check` does."""
-        warn_of_doubts(run.state, run.loop.feeds.current.doubts)
+        """Loads the checkpoint into the built run; refuses other optimizers, as `check` does."""
+        warn_of_resume_risks(run.state, run.loop.feeds.current.resume_risks)
 
 
 class FromCheckpoint(Start):
-    """A run that goes on.
+    """A resumed run.
 
     Args:
         checkpoint: verified.
+        place: its path or URL.
         allowed: what may differ.
         refused: newer checkpoints that aren't used, each with the reason.
-        place: where it is, if that was read from a copy.
 
     Raises:
-        CheckpointError: it lacks something, or holds what no run would have written.
+        CheckpointError: it is incomplete, or has values that no run writes.
     """
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        allowed: Allowed,
-        refused: Sequence[tuple[Place, str]] = (),
-        place: Place | None = None,
+        self, checkpoint: Checkpoint, place: Place, allowed: Allowed, refused: Refused
     ) -> None:
-        require_usable(checkpoint)
-        self._place = place or checkpoint.path
+        require_valid(checkpoint)
+        self._place, self._allowed, self._refused = place, allowed, refused
         self._facts = checkpoint.facts
         # Given up when the run has been loaded: they take as much memory as the run itself.
         self._parts: Mapping[str, Any] | None = checkpoint.parts
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
-        self._allowed = allowed
-        self._refused = tuple(refused)
         self._missing: list[Mapping[str, Any]] = []
         # That of then: an extension bends no schedule.
         duration = self._facts["duration"]
@@ -128,7 +133,7 @@ class FromCheckpoint(Start):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the header says: where the run goes on, what isn't used, what has changed."""
+        """The notes for the header: where the run resumes, what isn't used, what has changed."""
         at = self._facts["moment"]
         return (
             *(f"{path.name} isn't used: {why}" for path, why in self._refused),
@@ -136,13 +141,13 @@ class FromCheckpoint(Start):
             *(f"{self._place.name}: {why}" for why in [why_passed_over(self._facts)] if why),
             *(f"changed since the run began: {one}" for one in self.changes),
             *(
-                f"{one['name']} isn't here; what it kept stays in the checkpoints"
+                f"{one['name']} is missing; its saved state is carried over"
                 for one in self._missing
             ),
         )
 
     def narrowed(self, configuration: Configuration) -> Configuration:
-        """Keeps algorithms out that weren't there when the run began."""
+        """Excludes algorithms that were installed after the run began."""
         begun_with = frozenset(fold(one["name"]) for one in self._algorithms())
         off = {
             fold(one["name"]): Reason(one["reason"], one.get("kind", ""))
@@ -160,15 +165,15 @@ class FromCheckpoint(Start):
             raise ResumeError(
                 "the run was begun with other versions of its algorithms",
                 **self._diff([*versions.values()]),
-                fix="install those versions, or go on with these: "
-                f"{allowing('plugin_change', next(iter(versions)))}",
+                fix="install those versions, or resume with these: "
+                + allowing("plugin_change", next(iter(versions))),
             )
         settings = config_differences(self._then, manifest, "settings")
         task = task_differences(self._then["task"], manifest["task"])
         self._refuse([*settings, *task, *options])
 
     def load(self, run: Run) -> None:
-        """Calls `before_load`, then restores everything; the generators when the loop continues."""
+        """Calls `before_load`, then restores everything; the loop restores the RNG states later."""
         state, hooks, loop, capture = run.state, run.active.plans, run.loop, run.capture
         self._refuse(list(config_differences(self._then, state.manifest, "optimizers")))
         state.manifest = {**state.manifest, "absent": list(self._missing)}
@@ -176,8 +181,8 @@ class FromCheckpoint(Start):
         assert parts is not None
         hooks.before_load(state)
         missing = {fold(one["name"]) for one in self._missing}
-        kept = {name: one for name, one in parts["plugins"].items() if name in missing}
-        capture.plugins.kept = read_all(kept)
+        carried = {name: one for name, one in parts["plugins"].items() if name in missing}
+        capture.plugins.carried = read_all(carried)
         made = MadeWith(state)
         capture.put(state, parts)
         if loop.feeds.was_rebuilt:
@@ -185,13 +190,13 @@ class FromCheckpoint(Start):
         capture.put_own(state, parts)
         if self._allowed.config_change:
             made.restore(state, self.changes)
-        is_in_epoch = loop.feeds.current.under_way
+        where = "in epoch" if loop.feeds.current.under_way else "between epochs"
         # Of a run that is over, until it is extended to another end.
         if found := self._then.get("tested"):
             state.manifest = {**state.manifest, "tested": found}
             name = found["checkpoint"]
             run.best_weights.lent = None if name is None else self._place.parent / name
-        loop.entry = AfterCheckpoint(hooks, is_in_epoch, capture.generators.go_on)
+        loop.entry = Entry(hooks, where, capture.generators.go_on)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
         now = {fold(one["name"]): one for one in manifest["plugins"]}
@@ -206,13 +211,13 @@ class FromCheckpoint(Start):
             elif name in map(fold, self._allowed.missing_plugin):
                 self._missing.append(one)
             else:
-                get = f"bring it as before, by {one['source']}"
+                get = f"pass it as before, with {one['source']}"
                 if one["distribution"]:
                     get = pip("install", f"{one['distribution']}=={one['version']}")
                 raise ResumeError(
                     f"the run was begun with {one['name']}, which isn't here",
                     checkpoint=self._place,
-                    fix=f"{get}, or go on without it: {allowing('missing_plugin', one['name'])}",
+                    fix=f"{get}, or resume without it: " + allowing("missing_plugin", one["name"]),
                 )
         known = {fold(one["name"]) for one in self._algorithms()}
         new = [one for name, one in now.items() if name not in known]
@@ -231,10 +236,123 @@ class FromCheckpoint(Start):
         raise ResumeError(
             "the run was begun with another configuration",
             **self._diff(differences),
-            fix="start it as it was begun, begin a new one in another run_dir, or go on with the "
-            f"change: {allowing('config_change')}",
+            fix="start it as it was begun, begin a new one in another run_dir, or accept the "
+            "change: " + allowing("config_change"),
         )
 
     def _diff(self, lines: Sequence[str]) -> dict[str, Any]:
         listed = "\n    ".join(["", *lines]) if len(lines) > 1 else lines[0]
         return {"checkpoint": self._place, "changed": listed}
+
+
+def find_start(
+    settings: Settings, storage: Storage, processes: Processes, allowed: Allowed
+) -> Start:
+    """Determines how a run starts.
+
+    Raises:
+        ResumeError: the requested checkpoint or run doesn't exist.
+        CheckpointError: there are checkpoints, but none verifies and is finite.
+    """
+    damage: dict[Place, str] = {}
+
+    def choose() -> tuple[Place | None, Refused]:
+        if processes.rank:
+            return None, []
+        return _chosen(settings, storage, shards=processes.world_size == 1, damage=damage)
+
+    while True:
+        place, refused = as_first(processes.from_first, choose)
+        if place is None:
+            left = (storage.run_dir / MANIFEST).is_file()  # files, but no checkpoint
+            begun = f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"
+            return Start(begun if left else "")
+        path = local_copy(place, storage, processes)
+        found = _damage_in_shards(path, processes)
+        if not found:
+            break
+        if place in damage or place.parent != storage.store.folder:
+            raise CheckpointError(
+                f"the checkpoint {str(place)!r} can't be used: {found}",
+                fix="take another checkpoint, or an earlier copy of this one",
+            )
+        damage[place] = found
+    checkpoint = _read(path, processes)
+    if why_passed_over(checkpoint.facts) and settings.on_bad_loss == "raise":
+        flags = as_set(on_bad_loss="ignore") + " with " + allowing("config_change")
+        raise ResumeError(
+            f"the weights of {place} aren't finite, so training can't continue from them",
+            fix=f"name an earlier checkpoint, or the run, {place.parent.parent}, for its newest that "
+            "is finite; " + flags + " goes on from this one",
+        )
+    return FromCheckpoint(checkpoint, place, allowed, refused)
+
+
+def _damage_in_shards(path: Path, processes: Processes) -> str:
+    """Returns the damage found in the files of slices, which the ranks share among them, or ""."""
+    if processes.world_size == 1:
+        return ""  # it has looked at all of them
+    mine = damage_in_shards(path, processes.rank, processes.world_size)
+    return next((one for one in processes.all_gather(mine) if one), "")
+
+
+def _read(path: Path, processes: Processes) -> Checkpoint:
+    """Reads what this rank needs of a checkpoint; shared tensors are loaded later."""
+    rank = processes.rank
+    names = read_checkpoint(path, only=()).names
+    of_others = {name for name in names if name.startswith("rank")} - {"rank0", f"rank{rank}"}
+    wanted = [name for name in names if name not in of_others]
+    left = [name for name in ("model", "optimizers", "plugins") if name in names]
+    return read_checkpoint(path, wanted, leaving=left, nearest=(rank + 0.5) / processes.world_size)
+
+
+def _chosen(
+    settings: Settings, storage: Storage, *, shards: bool, damage: Mapping[Any, str]
+) -> tuple[Place | None, Refused]:
+    """Returns the checkpoint to resume from, and newer ones that can't be used."""
+    place: Place | None = None
+    refused: Refused = []
+    if settings.run_dir is not None:
+        place, refused = storage.store.latest(shards=shards, damage=damage)
+    wanted = settings.resume
+    if wanted == "never" and (place is not None or refused):
+        raise ResumeError(
+            f"resume='never', but {settings.run_dir} holds a run already",
+            fix="give another run_dir, or delete this one",
+        )
+    if place is None and refused:
+        raise unusable(refused[0][0].parent, refused)
+    if wanted in ("auto", "never"):
+        return place, refused
+    named = wanted if isinstance(wanted, Url) else place_of(wanted)
+    if isinstance(named, Path):
+        named, _ = checkpoint_at(named)
+    for one, why in refused:
+        if place is not None and _resolved(one) == _resolved(named):
+            given = as_set(resume=str(wanted))
+            raise ResumeError(
+                f"can't resume from {one.name}: {why}",
+                fix="leave " + given + f" out: the run resumes from {place.name}",
+            )
+    chosen = _named(named, place)
+    if isinstance(chosen, Path) and chosen != place:
+        with refusing(chosen):  # `latest` hasn't looked at it, and tensors stay in its files
+            examine(chosen, shards=shards)
+    return chosen, refused
+
+
+def _named(wanted: Place, newest: Place | None) -> Place:
+    """Returns the checkpoint that the user named, unless the run has a newer one."""
+    if newest is None:
+        return wanted
+    one, other = _resolved(wanted), _resolved(newest)
+    if one == other or one.parent != other.parent:
+        return newest
+    raise ResumeError(
+        f"the run has already continued from {wanted.name} to {newest.name}",
+        fix="begin another run with it: " + as_set(run_dir="ANOTHER", resume=str(wanted)),
+    )
+
+
+def _resolved(place: Place) -> Place:
+    return place.resolve() if isinstance(place, Path) else place

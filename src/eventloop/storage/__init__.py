@@ -1,28 +1,64 @@
-"""What a package imports to add where checkpoints are: the entry-point group `eventloop.storage`.
+"""Building blocks for packages that add a storage: the entry-point group `eventloop.storage`.
 
-An entry point is named after a scheme of URLs, `s3`, or `*` for all that no other one names. It names
-a `RemoteStorage`, which opens `RemoteFolder`s. `docs/how-to/add-a-storage.md` shows one.
+An entry point's name is a URL scheme, such as `s3`, or `*` for all other schemes. It refers to a
+`UrlStorage`. One that copies files needs only `eventloop_remote`: `docs/how-to/add-a-storage.md`.
 
 Attributes:
-    MANIFEST: The name of the file of a checkpoint that is written last.
+    ALONE: The crew of a single rank.
+        MANIFEST: The name of the file that is written last.
+    MAX_MANIFEST_BYTES: The largest size of a manifest.
 """
 
-from eventloop.checkpoint.leftovers import is_alive, this_place
+from eventloop.checkpoint.leftovers import is_alive, newest_after, surplus, this_place
 from eventloop.checkpoint.manifest import FILE as MANIFEST
-from eventloop.checkpoint.remote_storage import RemoteFolder, RemoteStorage
-from eventloop.checkpoint.run_lock import Lock
-from eventloop.errors import UsageError
-from eventloop.files.disk import NewFile
+from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
+from eventloop.checkpoint.run_lock import Lock, RunLock
+from eventloop.checkpoint.storage_packages import UrlCheckpoints, UrlStorage
+from eventloop.checkpoint.store import FoundCheckpoint, Store, holds
+from eventloop.checkpoint.verifying import (
+    batch_in,
+    checked_manifest,
+    examine,
+    key_of,
+    name_of,
+    why_passed_over,
+)
+from eventloop.distributed.crew import ALONE, Crew
+from eventloop.errors import CheckpointError, UsageError
+from eventloop.files.bounded_json import MAX_BYTES as MAX_MANIFEST_BYTES
+from eventloop.files.disk import CorruptFileError, NewFile
+from eventloop.files.run_folder import check_folder
 from eventloop.urls import Url
 
 __all__ = [
+    "ALONE",
     "MANIFEST",
+    "MAX_MANIFEST_BYTES",
+    "CheckpointError",
+    "CorruptFileError",
+    "Crew",
+    "FoundCheckpoint",
     "Lock",
+    "Manifest",
     "NewFile",
-    "RemoteFolder",
-    "RemoteStorage",
+    "RunLock",
+    "Store",
     "Url",
+    "UrlCheckpoints",
+    "UrlStorage",
     "UsageError",
+    "batch_in",
+    "check_folder",
+    "checked_manifest",
+    "examine",
+    "holds",
     "is_alive",
+    "key_of",
+    "name_of",
+    "newest_after",
+    "parse_manifest",
+    "read_manifest",
+    "surplus",
     "this_place",
+    "why_passed_over",
 ]

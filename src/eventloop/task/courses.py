@@ -1,4 +1,4 @@
-"""The course of a schedule in numbers, and what sets an optimizer's learning rates by it."""
+"""Learning-rate schedules: their curves, their rules for metrics, and the scheduler that follows both."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.errors import TaskError
+from eventloop.errors import SettingError, TaskError
 from eventloop.task.schedulers import position
+from eventloop.training.metrics import NamedMetric, followed
 
 if TYPE_CHECKING:
     from eventloop.state import State
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Course:
-    """A schedule in numbers, all lengths in one unit and counted from the start of the run.
+    """A schedule as numbers; all lengths are in one unit, counted from the start of the run.
 
     Args:
         curve: how the rate falls, a name in `CURVES`, or "inverse_sqrt".
         unit: what the lengths are counted in.
-        warmup: when the rate has risen to the optimizer's own; 0: it starts there.
-        fall: when it begins to fall; infinite: never.
-        end: when it has fallen.
-        final_frac: share of the optimizer's rate at the end.
-        start_frac: share of it at the start of the warm-up.
+        warmup: the end of the warm-up; 0: none.
+        fall: when the rate begins to fall; infinite: never.
+        end: when it stops falling.
+        final_frac: fraction of the optimizer's rate at the end.
+        start_frac: fraction of it at the start of the warm-up.
         rise: how it rises, a name in `CURVES`.
     """
 
@@ -44,7 +45,7 @@ class Course:
     rise: str = "linear"
 
     def factor(self, position: float) -> float:
-        """Returns the share of the optimizer's rate at a position of the run."""
+        """Returns the factor on the optimizer's rate at a position of the run."""
         if position < self.warmup:
             done = position / self.warmup
             if self.rise == "linear" and not self.start_frac:
@@ -69,31 +70,101 @@ CURVES: Mapping[str, Callable[[float], float]] = {
 CURVE_NAMES = (*CURVES, "inverse_sqrt")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When the rate falls, and by how much; see `schedules.plateau`.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    metric: str
+    factor: float
+    patience: int
+    threshold: float
+    final_frac: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.factor < 1.0:
+            raise ValueError(f"factor={self.factor} is outside 0 to 1")
+        if type(self.patience) is not int or self.patience < 0:
+            raise ValueError(f"patience={self.patience!r} is not a number of evaluations")
+        if not self.threshold >= 0.0:
+            raise ValueError(f"threshold={self.threshold} is not a share, 0 or more")
+        if not 0.0 <= self.final_frac < 1.0:
+            raise ValueError(f"final_frac={self.final_frac} is outside 0 to 1")
+
+    def next(self, now: Progress, value: float, batch: int, *, is_higher: bool) -> Progress:
+        """Returns the history with one more evaluation."""
+        if self._is_better(value, now.best, is_higher=is_higher):
+            return Progress(best=value, frac=now.frac, batch=batch)
+        num_bad, frac = now.num_bad + 1, now.frac
+        if num_bad > self.patience:
+            num_bad, frac = 0, max(frac * self.factor, min(frac, self.final_frac))
+        return Progress(now.best, num_bad, frac, batch)
+
+    def _is_better(self, value: float, best: float, *, is_higher: bool) -> bool:
+        """Whether a value is better than the best so far; a NaN never is."""
+        if math.isinf(best):
+            return value > best if is_higher else value < best
+        margin = self.threshold * abs(best)
+        return value > best + margin if is_higher else value < best - margin
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The history of the metric so far.
+
+    Args:
+        best: the best value; infinite before the first.
+        num_bad: the number of evaluations since then, or since the rate fell.
+        frac: the fraction of the optimizer's rate.
+        batch: of the last evaluation; -1 before the first.
+
+    Raises:
+        ValueError, TypeError: a value is out of range.
+    """
+
+    best: float
+    num_bad: int = 0
+    frac: float = 1.0
+    batch: int = -1
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_bad, self.batch)
+        if not 0.0 <= self.frac <= 1.0 or not all(type(one) is int for one in numbers):
+            raise ValueError(f"{self} is not the progress of a metric")
+        if not isinstance(self.best, float):
+            raise TypeError(f"best is {self.best!r}")
+
+
 class Schedule:
     """Sets an optimizer's learning rates by the clock; steps, saves and loads as torch's do.
 
-    Each group of parameters keeps a rate of its own, that with which it came, as `initial_lr`.
+    Each parameter group keeps its initial rate as `initial_lr`.
 
     Args:
-        optimizer: whose rates to set; a rate that is a tensor is written in place.
+        optimizer: whose rates to set; a rate that is a tensor is changed in place.
         course: the schedule in numbers.
-        state: of the run; rank 0 warns where training goes on at a rate that has fallen to 0.
-
-    Attributes:
-        share: of the rates that the course has, what is set.
+        state: of the run; rank 0 warns if training continues at a rate that has fallen to 0.
+        rule: when the rates also fall by a metric, and by how much; None: never.
     """
 
-    def __init__(self, optimizer: Optimizer, course: Course, state: State) -> None:
-        self.optimizer, self.course, self.share = optimizer, course, 1.0
+    def __init__(
+        self, optimizer: Optimizer, course: Course, state: State, rule: Rule | None = None
+    ) -> None:
+        self.optimizer, self.course, self.rule = optimizer, course, rule
+        self._progress = Progress(best=math.nan)
+        self._followed: NamedMetric | None = None
         self._state = state
         self._warns = state.rank == 0
         self._has_ended = False
         self.step()
 
     def step(self) -> None:
-        """Sets the rates for the batch that comes next."""
+        """Sets the rates for the next batch."""
         done = position(self._state.clock, self.course.unit, self._state.num_batches)
-        factor = self.course.factor(done) * self.share
+        factor = self.course.factor(done) * self._progress.frac
         if factor == 0.0 and done >= self.course.end:
             self._warn_of_end()
         for group in self.optimizer.param_groups:
@@ -106,28 +177,65 @@ class Schedule:
                 group["lr"] = group["initial_lr"] * factor
 
     def get_last_lr(self) -> list[Any]:
-        """Returns the rate of each group of parameters, a number or a tensor."""
+        """Returns the rate of each parameter group, a number or a tensor."""
         return [group["lr"] for group in self.optimizer.param_groups]
+
+    def begin(self, state: State) -> None:
+        """Looks up the metric of the rule; called after everything was built and loaded.
+
+        Raises:
+            SettingError: no metric has this name, or it is never computed.
+        """
+        if self.rule is None:
+            return
+        self._followed = metric = followed("schedules.plateau", self.rule.metric, state)
+        if state.settings.eval_interval is None:
+            raise SettingError(
+                f"schedules.plateau follows {self.rule.metric!r}, but eval_interval is not set, so "
+                "that it isn't computed while the run lasts",
+                fix="set eval_interval to 1ep, say",
+            )
+        if math.isnan(self._progress.best):
+            self._progress = Progress(best=-math.inf if metric.is_higher else math.inf)
+
+    def observe(self, state: State) -> None:
+        """With a rule, records an evaluation; waits for the device. Collective: every rank must call it."""
+        now, batch, metric = self._progress, state.clock.batch, self._followed
+        # Evaluated at the same batch: once more, between two fits.
+        if self.rule is None or metric is None or batch == now.batch:
+            return
+        value, *_ = state.all_gather(metric.value(state.eval_metrics, "schedules.plateau"))
+        self._progress = self.rule.next(now, value, batch, is_higher=bool(metric.is_higher))
+        if self._progress.best == now.best:  # it wasn't better
+            self.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the course as it was fixed at the start of the run: names and numbers.
 
-        Those that are infinite or the default are left out, but for two that older checkpoints have.
+        Infinite and default values are left out, except two that older checkpoints have. With a
+        rule, it is the entry "course", and the history of the metric is "progress".
         """
-        kept = ("warmup", "final_frac")
+        written = ("warmup", "final_frac")
         defaults = {one.name: one.default for one in dataclasses.fields(Course)}
-        return {
+        course = {
             name: value
             for name, value in dataclasses.asdict(self.course).items()
-            if value != math.inf and (name in kept or value != defaults[name])
+            if value != math.inf and (name in written or value != defaults[name])
         }
+        if self.rule is None:
+            return course
+        return {"course": course, "progress": dataclasses.asdict(self._progress)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over the schedule of another run; the rates come with the optimizer's state.
+        """Loads the schedule of another run; the rates are in the optimizer's state.
 
         Raises:
-            TaskError: it is none of these schedules.
+            TaskError: it is not one of these schedules.
+            ValueError, TypeError: the history of the metric is out of range.
         """
+        progress = self._progress
+        if self.rule is not None:
+            state_dict, progress = state_dict["course"], Progress(**state_dict["progress"])
         known = state_dict.keys() <= {field.name for field in dataclasses.fields(Course)}
         curve, rise = state_dict.get("curve"), state_dict.get("rise", "linear")
         if not known or "unit" not in state_dict or rise not in CURVES or curve not in CURVE_NAMES:
@@ -136,16 +244,16 @@ class Schedule:
                 "eventloop.schedules",
                 fix="resume with the scheduler that the run began with",
             )
-        self.course = Course(**state_dict)
+        self.course, self._progress = Course(**state_dict), progress
 
     def follow(self, course: Course) -> None:
-        """Follows another course from the next batch on."""
+        """Switches to another course from the next batch on."""
         if course != self.course:
             self.course = course
             self.step()
 
     def _warn_of_end(self) -> None:
-        """Warns once, when a batch has been trained at a rate that has fallen to 0."""
+        """Warns once, after a batch was trained at a rate that has fallen to 0."""
         if self._has_ended and self._warns:
             self._warns = False
             warnings.warn(

@@ -1,6 +1,6 @@
-"""The metrics that a task gives: a fresh copy for each data set, on the device.
+"""Copies a task's metrics for each data set, onto the device.
 
-Imported where there are some, for torchmetrics takes as long to import as torch does.
+Imported only for a task with metrics, as importing torchmetrics takes as long as torch.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any
 from torchmetrics import Metric, MetricCollection
 
 from eventloop.errors import TaskError, a
-from eventloop.training.mean_of import MeanOf
-from eventloop.training.shapes import watched_once
+from eventloop.training.mean_metrics import MeanOf
+from eventloop.training.target_shapes import watched_once
 
 if TYPE_CHECKING:
     from eventloop.state import State
 
 
 def fresh_metrics(metrics: Any, state: State) -> dict[str, Metric | None]:
-    """Makes metrics on the State's device, with nothing counted yet.
+    """Creates metrics on the State's device, without updates yet.
 
     Args:
         metrics: a mapping by name, a `MetricCollection`, one metric (named after its class or
-            function), or a factory of any of these. A metric is torchmetrics', or a function of
-            outputs and targets, which is averaged over the samples. `loss: None` stays: it means
-            that the loss isn't measured.
+            function), or a factory of any of these. A metric is a `torchmetrics.Metric`, or a
+            function of outputs and targets, averaged over the samples. `loss: None` is kept: the
+            loss isn't measured.
 
     Raises:
-        TaskError: something in it is neither.
+        TaskError: an entry is neither.
     """
     if isinstance(metrics, list | tuple):
         raise TaskError(
@@ -56,13 +56,7 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
     if callable(metric) and not isinstance(metric, type) and _takes_two(metric):
         is_higher = getattr(metric, "higher_is_better", None)
         what = f"metric {name!r}"
-        return MeanOf(
-            what,
-            watched_once(metric, what),
-            state.current_count,
-            state.device,
-            is_higher=is_higher,
-        )
+        return MeanOf(what, watched_once(metric, what), state, is_higher=is_higher)
     if isinstance(metric, type):
         raise TaskError(
             f"metric {name!r} is the class {metric.__name__}, not an instance of it",
@@ -77,7 +71,7 @@ def _fresh(name: str, metric: Any, state: State) -> Metric | None:
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Returns whether a function can be called with outputs and targets, as far as that is known."""
+    """Returns whether a function can be called with outputs and targets, if that is known."""
     try:
         inspect.signature(function).bind(None, None)
     except ValueError:  # written in C
@@ -88,7 +82,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 
 def _is_factory(metrics: Callable[..., Any]) -> bool:
-    """Returns whether a callable is called without arguments; a metric takes outputs and targets."""
+    """Returns whether a callable takes no arguments; a metric takes outputs and targets."""
     if not callable(metrics):
         return False
     try:

@@ -1,4 +1,4 @@
-"""The task's schedulers: how what makes them is called, and the lengths that it may ask for."""
+"""Calls the task's scheduler functions, and computes the lengths that they can ask for."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
-    """Returns the hook that makes the schedulers of a task.
+    """Returns the hook that builds the schedulers of a task.
 
     Args:
         given: a function of an optimizer, or several by the optimizer's name.
-        interval: what the schedulers are counted in, "ba" or "ep".
+        interval: the unit of the schedulers' steps, "ba" or "ep".
 
     Raises:
-        TypeError: a function wants what isn't there.
+        TypeError: a function has an unknown parameter.
     """
     functions = given.values() if isinstance(given, Mapping) else [given]
     wanted = {id(one): _wanted(one) for one in functions}
@@ -37,7 +37,7 @@ def schedulers_hook(given: Any, interval: str) -> Callable[[State], Any]:
                     f"{closest(name, state.optimizers)}",
                     optimizers=", ".join(state.optimizers) or "none",
                     fix="name these, or give one for all, Task(scheduler=schedules.cosine()); if they "
-                    f"are a plugin's, instead of the task's: {switch_off('NAME')}",
+                    "are a plugin's, instead of the task's: " + switch_off("NAME"),
                 )
         made = []
         for name, make in named.items():
@@ -67,7 +67,7 @@ def steps_per_epoch(state: State) -> int:
     """Returns the number of batches in an epoch.
 
     Raises:
-        TaskError: the data loader doesn't know.
+        TaskError: the data loader has no length.
     """
     if state.num_batches is None:
         raise TaskError(
@@ -79,12 +79,11 @@ def steps_per_epoch(state: State) -> int:
 
 
 def total_steps(state: State, interval: str) -> int:
-    """Returns how often a scheduler moves over the whole run: its batches, or its epochs.
+    """Returns how often a scheduler steps in the whole run: its batches, or its epochs.
 
     Raises:
         SettingError: the length of the run isn't known in batches or epochs.
-        TaskError: it is known in the one, is wanted in the other, and the data loader has no
-            length.
+        TaskError: it must be converted between the two, and the data loader has no length.
     """
     duration = max_duration(state)
     if duration.unit not in ("ba", "ep"):
@@ -111,10 +110,10 @@ _ANSWERS: dict[str, Callable[[State, str], Any]] = {
 
 
 def _wanted(make: Callable[..., Any]) -> list[str]:
-    """Returns what a function asks for beside the optimizer: its other parameters without default.
+    """Returns what a function needs besides the optimizer: its other parameters without default.
 
     Raises:
-        TypeError: one names nothing that is there, or the function takes no optimizer.
+        TypeError: a parameter is unknown, or the function takes no optimizer.
     """
     try:
         first, *others = inspect.signature(make).parameters.values()
@@ -138,18 +137,18 @@ def _wanted(make: Callable[..., Any]) -> list[str]:
 
 
 def unit_of(time: Time, state: State) -> str:
-    """Returns the unit in which a time is counted: that of the run, where it is a fraction of it."""
+    """Returns the unit of a time; for a fraction of the run, the run's unit."""
     return max_duration(state).unit if time.unit == "dur" else time.unit
 
 
 def length_in(name: str, time: Time, unit: str, state: State) -> float:
-    """Returns how many of `unit` a time is.
+    """Converts a time to a unit.
 
     Args:
         name: what it is called in messages.
 
     Raises:
-        SettingError: it isn't known.
+        SettingError: the conversion isn't known.
     """
     length = in_unit(time, unit, state)
     if length is None:
@@ -163,7 +162,7 @@ def length_in(name: str, time: Time, unit: str, state: State) -> float:
 
 
 def in_unit(time: Time, unit: str, state: State) -> float | None:
-    """Returns how many of `unit` a time is; None if unknown."""
+    """Converts a time to a unit; None if unknown."""
     if time.unit == "dur":
         run = in_unit(max_duration(state), unit, state)
         return None if run is None else time.value * run
@@ -178,10 +177,10 @@ def in_unit(time: Time, unit: str, state: State) -> float | None:
 
 
 def position(clock: Clock, unit: str, num_batches: int | None) -> float:
-    """Returns where a run is, in a unit.
+    """Returns the progress of a run, in a unit.
 
     Args:
-        num_batches: of an epoch; where it isn't known, whole epochs alone count.
+        num_batches: of an epoch; if unknown, only whole epochs count.
     """
     if unit == "ep":
         part = clock.batch_in_epoch / num_batches if num_batches else 0.0

@@ -1,4 +1,4 @@
-"""The task: what is trained, as values, turned into hooks."""
+"""The task: what is trained, as values that are turned into hooks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import argument_meant, check_values, named_optimizers
 from eventloop.training.defaults import keys_of
-from eventloop.training.shapes import watched_once
+from eventloop.training.target_shapes import watched_once
 from eventloop.vocabulary import names_unknown
 
 if TYPE_CHECKING:
@@ -28,42 +28,44 @@ if TYPE_CHECKING:
 
     from eventloop.state import State
 
+_OF_BATCH = ("batch", "inputs", "targets", "state")
+
 
 class Task:
     """What is trained: model, data, loss, optimizer, metrics.
 
-    Every value can also be given by a hook of the same meaning; what is left out is the core's
-    default, or a plugin's.
+    Every value can also be provided by a hook. A value that is left out is the core's default, or
+    a plugin's.
 
     Args:
-        model: an `nn.Module`, or a function that gives one; it is called after seeding.
-        loss: takes outputs and targets, gives a tensor of shape (); may be left out where the
-            outputs have `.loss`.
-        train_dataloader: an iterable of batches, `batch_size` counted per rank, or a function
-            that gives one.
-        eval_dataloaders: one iterable, or several by name, or a function that gives either.
-        test_dataloaders: likewise, but evaluated once, when the run is over: with the weights of
-            the best evaluation where `checkpoint_best` keeps them, else with the last.
-        optimizer: takes the model, gives an optimizer or several by name; called after surgery
+        model: an `nn.Module`, or a function that returns one; it is called after seeding.
+        loss: takes outputs and targets, returns a tensor of shape (); optional if the outputs
+            have `.loss`.
+        train_dataloader: an iterable of batches, with `batch_size` per rank, or a function that
+            returns one.
+        eval_dataloaders: one iterable, or several by name, or a function that returns either.
+        test_dataloaders: likewise, but evaluated once, at the end of the run: with the weights of
+            the best evaluation if `checkpoint_best` is set, otherwise with the last.
+        optimizer: takes the model, returns an optimizer or several by name; called after surgery
             and wrapping.
-        scheduler: takes an optimizer, gives a torch scheduler, or one of `eventloop.schedules`;
-            names what else it wants of max_duration, steps_per_epoch, total_steps, state; by name
-            where there are several optimizers.
-        scheduler_interval: "ba": the scheduler moves once a batch; "ep": once an epoch.
-        metrics: by name: torchmetrics, of which each eval data loader gets a fresh copy, and
-            functions of outputs and targets, averaged over the samples. The mean of the loss comes
-            beside them, as `loss`, unless that is None here; {} means no metrics at all.
+        scheduler: takes an optimizer, returns a torch scheduler, or one of `eventloop.schedules`.
+            Its other parameters can be max_duration, steps_per_epoch, total_steps, state. A
+            mapping by name for several optimizers.
+        scheduler_interval: "ba": the scheduler steps once per batch; "ep": once per epoch.
+        metrics: by name: torchmetrics, copied for each eval data loader, and functions of outputs
+            and targets, averaged over the samples. The mean loss is added as `loss`, unless that
+            is None here; {} means no metrics at all.
         train_metrics: the same for training, computed at log intervals.
-        forward: gives the outputs; names what it wants of model, batch, inputs, targets, state.
-        num_tokens: gives the tokens of a batch, an int; names what it wants of batch, inputs,
-            targets, state.
-        num_samples: gives the samples of a batch, likewise, and of each microbatch; where it is left
-            out, the length of the first tensor.
-        loss_weight: gives the weight of a batch in the mean of the loss; wants the same. Where it
-            is left out, a batch weighs its number of samples.
+        forward: returns the outputs; takes any of model, batch, inputs, targets, state.
+        num_tokens: returns the number of tokens of a batch; takes any of batch, inputs, targets,
+            state.
+        num_samples: likewise, the number of samples of a batch or microbatch; by default the
+            length of the first tensor.
+        loss_weight: likewise, the weight of a batch in the mean loss; by default its samples, or its
+            labels other than -100 if the model computes its own loss from labels of shape (N, T).
         settings: defaults for the settings, `{"max_duration": "10ep"}`.
         algorithms, callbacks: plugins that belong to the task.
-        name: how the run is called; a task file's name where it is left out.
+        name: the name of the run; by default the task file's name.
 
     Raises:
         TypeError: a value is of the wrong kind.
@@ -126,7 +128,7 @@ class Task:
         return f"Task({given})"
 
     def described(self) -> dict[str, str]:
-        """Returns the values that were given, each in a few words."""
+        """Returns a short description of each value that was set."""
         parameters = inspect.signature(Task).parameters.values()
         values = ((one, getattr(self, one.name)) for one in parameters)
         return {
@@ -154,9 +156,10 @@ class Task:
             given["forward"] = _forward_hook(self.forward)
         if self.loss is not None:
             given["loss"] = _loss_hook(self.loss)
-        counting = (self.num_tokens, self.num_samples, self.loss_weight)
-        if any(one is not None for one in counting):
-            given["count_batch"] = _count_hook(*counting)
+        if self.num_tokens is not None or self.num_samples is not None:
+            given["count_batch"] = _count_hook(self.num_tokens, self.num_samples)
+        if self.loss_weight is not None:
+            given["weigh_microbatch"] = _weigh_hook(self.loss_weight)
         return SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
 
 
@@ -199,7 +202,7 @@ def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mappi
 
 
 def _named_loaders(given: Any, what: str, alone: str) -> dict[str, Any]:
-    """Returns data loaders by name; one alone has a name for it."""
+    """Returns data loaders by name; a single one gets a default name."""
     if given is None:
         return {}
     loaders = _called(given)
@@ -266,7 +269,7 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
             call = given
         if found is None:
             raise TaskError(
-                "the task's loss gave None",
+                "the task's loss returned None",
                 function=_described(given),
                 fix="return the loss, a tensor of shape ()",
             )
@@ -278,27 +281,33 @@ def _loss_hook(given: Callable[[Any, Any], Tensor]) -> Callable[[State], Tensor]
 def _count_hook(
     num_tokens: Callable[..., int] | None,
     num_samples: Callable[..., int] | None,
-    loss_weight: Callable[..., Any] | None,
 ) -> Callable[..., Count]:
-    wanted = ("batch", "inputs", "targets", "state")
-    tokens_of = _by_name(num_tokens or (lambda: 0), "num_tokens", wanted)
-    samples_of = _by_name(num_samples, "num_samples", wanted) if num_samples else None
-    weight_of = _by_name(loss_weight, "loss_weight", wanted) if loss_weight else None
+    tokens_of = _by_name(num_tokens or (lambda: 0), "num_tokens", _OF_BATCH)
+    samples_of = _by_name(num_samples, "num_samples", _OF_BATCH) if num_samples else None
 
     def count_batch(state: State, batch: Any) -> Count:
         if samples_of is None:
             samples = batches.num_samples(batch)
         else:
             samples = _whole(samples_of(state, batch), "num_samples", at_least=1)
-        if batch is not state.microbatch:
-            tokens = tokens_of(state, batch)
-            if type(tokens) is not int:
-                tokens = _whole(tokens, "num_tokens")
-            return Count(samples, tokens, samples)
-        # A microbatch's tokens aren't counted: reading them could wait for the device.
-        return Count(samples, 0, weight_of(state, batch) if weight_of else samples)
+        if state.batch is not None:  # on the device: reading its tokens could wait
+            return Count(samples, 0)
+        tokens = tokens_of(state, batch)
+        return Count(samples, tokens if type(tokens) is int else _whole(tokens, "num_tokens"))
 
     return count_batch
+
+
+def _weigh_hook(loss_weight: Callable[..., Any]) -> Callable[[State], float | Tensor]:
+    weight_of = _by_name(loss_weight, "loss_weight", _OF_BATCH)
+
+    def weigh_microbatch(state: State) -> float | Tensor:
+        weight: float | Tensor = weight_of(
+            state, state.batch if state.microbatch is None else state.microbatch
+        )
+        return weight
+
+    return weigh_microbatch
 
 
 def _whole(count: object, what: str, *, at_least: int | None = None) -> int:
@@ -316,7 +325,7 @@ def _whole(count: object, what: str, *, at_least: int | None = None) -> int:
 
 
 def _described(function: Callable[..., Any]) -> str:
-    """Says which function it is, and where it stands, as far as that is known."""
+    """Describes a function: its name, and where it is defined, if that is known."""
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
     return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code else name
@@ -334,10 +343,10 @@ _SOURCES: dict[str, Callable[[State, Any], Any]] = {
 def _by_name(
     function: Callable[..., Any], what: str, allowed: Sequence[str]
 ) -> Callable[[State, Any], Any]:
-    """Returns a call of `function` with those values that its parameters name.
+    """Returns a function that calls `function` with the values that its parameters name.
 
     Raises:
-        TypeError: a parameter without default names nothing that is there.
+        TypeError: a parameter without default is unknown.
     """
     sources = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -359,7 +368,7 @@ def _called(given: Any) -> Any:
     """Calls a factory; a data loader or mapping is not a factory.
 
     Raises:
-        TaskError: it makes a data loader that shuffles no samples at all.
+        TaskError: it creates a shuffling data loader for an empty data set.
     """
     is_factory = callable(given) and not isinstance(given, Iterable)
     try:

@@ -1,4 +1,4 @@
-"""The values of a task: whether each is of the kind that it should be, before anything is built."""
+"""Checks the types of a task's values before anything is built."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_values(
 
 
 def argument_meant(name: str, known: Iterable[str]) -> str:
-    """Returns what was meant by an argument that `Task` doesn't have: "; the closest is 'model'"."""
+    """Returns the hint for an unknown argument of `Task`: "; the closest is 'model'"."""
     if name in SETTING_NAMES:
         return f"; it is a setting: Trainer(task, {name}=...), or Task(settings={{{name!r}: ...}})"
     if name in SETTINGS:
@@ -51,10 +51,10 @@ def argument_meant(name: str, known: Iterable[str]) -> str:
 
 
 def named_optimizers(built: object) -> dict[str, Optimizer]:
-    """Returns what the task's function made, by name; one alone is named after its class.
+    """Returns optimizers by name; a single one is named after its class.
 
     Raises:
-        TaskError: it is not an optimizer, and no mapping of optimizers.
+        TaskError: it is neither an optimizer nor a mapping of optimizers.
     """
     if isinstance(built, list | tuple):
         raise TaskError(
@@ -62,7 +62,9 @@ def named_optimizers(built: object) -> dict[str, Optimizer]:
             fix="name them: optimizer=lambda model: {'body': SGD(...), 'head': AdamW(...)}",
         )
     if built is None:
-        raise TaskError("the task's optimizer function gave None", fix=f"return it: {_OPTIMIZER}")
+        raise TaskError(
+            "the task's optimizer function returned None", fix=f"return it: {_OPTIMIZER}"
+        )
     named: Mapping[Any, Any] = (
         built if isinstance(built, Mapping) else {type(built).__name__.lower(): built}
     )
@@ -77,10 +79,10 @@ def named_optimizers(built: object) -> dict[str, Optimizer]:
 
 
 def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
-    """Returns what the task's function made for an optimizer, if the loop can step it.
+    """Returns a scheduler, if the loop can step it.
 
     Raises:
-        TaskError: it is not a scheduler, or its step wants to know something.
+        TaskError: it is not a scheduler, or its `step` needs an argument.
     """
     if not callable(getattr(scheduler, "step", None)):
         raise TaskError(
@@ -101,7 +103,7 @@ def usable_scheduler(scheduler: Any, optimizer: str) -> Any:
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module) and not callable(model):
         raise TypeError(
-            f"Task(model=...) takes an nn.Module or a function that gives one, not {model!r}"
+            f"Task(model=...) takes an nn.Module or a function that returns one, not {model!r}"
         )
     if not isinstance(model, nn.Module) and (wanted := _required(model)):
         name = getattr(model, "__name__", "make")
@@ -113,7 +115,7 @@ def _check_model(model: object) -> None:
 
 
 def _check_maker(value: object, what: str, wants: str, makes: type, example: str) -> None:
-    """Checks a function of one value, or a class that is made with that value alone."""
+    """Checks a function of one value, or a class whose constructor takes only that value."""
     if value is None:
         return
     if isinstance(value, makes):
@@ -133,7 +135,7 @@ def _check_maker(value: object, what: str, wants: str, makes: type, example: str
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Returns the parameters that a call can't omit; none if there is no signature to read."""
+    """Returns the required parameters; none if the signature can't be read."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C

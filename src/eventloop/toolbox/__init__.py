@@ -1,1 +1,1 @@
-"""The toolbox: what several algorithms need and no hook gives, for plugins to build with."""
+"""The toolbox: building blocks for plugins that no hook provides."""

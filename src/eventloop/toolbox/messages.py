@@ -1,6 +1,7 @@
-"""Parts of messages: the closest of several names, and what to do as the caller would write it.
+"""Parts of messages: the closest of several names, and the fix as the caller would write it.
 
-Works without torch.
+Works without torch. What to do reads differently in a shell: join it with `+`, since an f-string
+keeps Python's words alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The numbers of eval sets by name, for options that name one: test/accuracy."""
+"""Metrics of eval sets by name, for options such as `test/accuracy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over a model outside of the loop's own; a trial finds out whether it takes what it is handed."""
+"""Forward passes outside of the loop: tries whether a model accepts given inputs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["evaluation_mode", "kept_generators", "predictions", "refusal", "want
 
 
 def refusal(model: nn.Module, smaller: Any, whole: Any) -> Exception | None:
-    """Hands smaller inputs to a model, then whole ones; returns what it raises, or None.
+    """Calls a model with smaller inputs, then with whole ones; returns what it raises, or None.
 
-    None, too, where it doesn't take whole ones by themselves: it wants other arguments, with which
-    the task calls it, and nothing is found out.
+    Returns None, too, if the model can't be called with whole inputs alone, as it may need other
+    arguments from the task.
 
-    Runs it in evaluation mode and without gradients. Nothing is left of it: every module is in the
-    mode in which it was, lazy ones are lazy, and the global random generators stand where they stood.
-    It waits for the device; ask before training, in `unsuitable` say.
+    The model runs in evaluation mode and without gradients. Afterwards every module has its former
+    mode, lazy modules are lazy, and the global RNG states are unchanged. Waits for the device; call
+    it before training, for example in `unsuitable`.
 
     Args:
-        smaller, whole: inputs, passed alone; of a mapping, each under its name. Whole ones come
-            second, as in training: lazy modules take their shapes from the first that they see.
+        smaller, whole: inputs, passed as the only argument; a mapping as keyword arguments. In
+            training, too, whole ones come later: lazy modules are initialised by the first inputs.
     """
     refused = _raised(model, smaller, whole)
     if refused is None or _raised(model, whole) is not None:

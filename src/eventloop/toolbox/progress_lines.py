@@ -1,4 +1,4 @@
-"""How far a run is, as lines of text: for plugins that show progress, and where there is none."""
+"""The progress of a run as lines of text: for progress plugins, and for runs without one."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ Results = Mapping[str, Mapping[str, float]]
 
 
 class ProgressLines:
-    """Prints a line for each epoch, each evaluation within one, and where neither comes.
+    """Prints a line for each epoch, each evaluation in an epoch, and at least at an interval.
 
-    `eventloop fit` has it where no plugin declares `shows_progress = True`; in Python it is given:
+    `eventloop fit` uses it if no plugin declares `shows_progress = True`; in Python, pass it:
     `Trainer(task, callbacks=[ProgressLines()])`.
 
     Args:
-        interval_s: how long there may be no line, in seconds.
-        write: takes a line; `print` unless given.
+        interval_s: the longest time without a line, in seconds.
+        write: called with each line; by default `print`.
     """
 
     shows_progress = True
@@ -58,38 +58,35 @@ class ProgressLines:
 
     @hookimpl(rank_zero=True)
     def fit_start(self, state: StateView) -> None:
-        """Notes where the fit begins."""
         now = time.perf_counter()
         self._epoch = EpochLine(state.clock, state.until, now, state.num_batches)
         self._due_at = now + self._interval_s
 
     @hookimpl(rank_zero=True)
     def epoch_start(self, state: StateView) -> None:
-        """Notes where the epoch begins."""
         if self._epoch is not None:
             self._epoch.start(time.perf_counter(), state.num_batches)
 
     @hookimpl(rank_zero=True)
     def batch_end(self) -> None:
-        """Writes a line if it is time; most steps pay this comparison alone."""
+        """Writes a line if it is due; most steps only cost this comparison."""
         now = time.perf_counter()
         if now >= self._due_at and self._epoch is not None:
             self._write(self._epoch.text(now, self._loss))
 
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
-        """Takes the loss from the numbers that have arrived on the host."""
+        """Records the loss from the numbers that have arrived on the host."""
         self._loss = numbers.get("train/loss", self._loss)
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self) -> None:
-        """Stops the watch of the training."""
         if self._epoch is not None:
             self._epoch.pause(time.perf_counter())
 
     @hookimpl(rank_zero=True)
     def eval_after_all(self, state: StateView) -> None:
-        """Writes the results, unless the line at the end of the epoch has them."""
+        """Writes the results, unless the line at the end of the epoch will."""
         if self._epoch is not None:
             now = time.perf_counter()
             self._epoch.resume(now)
@@ -99,25 +96,22 @@ class ProgressLines:
 
     @hookimpl(rank_zero=True)
     def epoch_end(self) -> None:
-        """Learns how long an epoch is, where the data loader can't tell."""
         if self._epoch is not None:
             self._epoch.end()
 
     @hookimpl(rank_zero=True)
     def epoch_checkpoint(self, state: StateView) -> None:
-        """Writes the line of the epoch, now that the evaluation at its end is done."""
+        """Writes the line of the epoch, after the evaluation at its end."""
         if self._epoch is not None:
             now = time.perf_counter()
             self._write(self._epoch.text(now, mean_loss(state), with_results=True))
 
     @hookimpl(rank_zero=True)
     def fit_end(self) -> None:
-        """Ends the lines: an evaluation outside of a fit has none."""
         self._epoch, self._due_at = None, math.inf
 
     @hookimpl(rank_zero=True)
     def exception(self) -> None:
-        """Likewise."""
         self._epoch, self._due_at = None, math.inf
 
     def _write(self, line: str) -> None:
@@ -126,18 +120,18 @@ class ProgressLines:
 
 
 class EpochLine:
-    """Follows the clock of a fit through its epochs, and says how far it is.
+    """Describes the progress of a fit through its epochs.
 
-    Every time is in seconds, as `time.perf_counter` counts them.
+    Times are in seconds, as from `time.perf_counter`.
 
     Args:
-        clock: the run's, which the loop moves.
-        until: where the fit ends.
-        num_batches: of an epoch, where the data loader knows.
+        clock: of the run.
+        until: the end of the fit.
+        num_batches: of an epoch, if known.
 
     Attributes:
-        num_batches: as far as it is known by now.
-        results: the latest of the epoch under way.
+        num_batches: of an epoch, as far as known by now.
+        results: the latest evaluation of the current epoch.
     """
 
     def __init__(self, clock: Clock, until: Time, now: float, num_batches: int | None) -> None:
@@ -148,10 +142,10 @@ class EpochLine:
         self.start(now, num_batches)
 
     def start(self, now: float, num_batches: int | None) -> None:
-        """Notes where an epoch begins, or continues.
+        """Records the start of an epoch, or where it continues.
 
         Args:
-            num_batches: of this epoch, where the data loader knows; else what an earlier one had.
+            num_batches: of this epoch, if known; otherwise an earlier epoch's is used.
         """
         clock = self._clock
         self.results: Results = {}
@@ -161,25 +155,25 @@ class EpochLine:
         self._began_sample, self._began_s, self._paused_s = clock.sample, now, 0.0
 
     def end(self) -> None:
-        """Learns from a whole epoch how many batches it has."""
+        """Records the number of batches of a whole epoch."""
         if self.num_batches is None and self._is_done:
             self.num_batches = self._clock.batch - self._batch_before
 
     def pause(self, now: float) -> None:
-        """Stops counting time while an evaluation runs."""
+        """Pauses the timer for an evaluation."""
         self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """Counts time again after an evaluation."""
+        """Resumes the timer after an evaluation."""
         if self._paused_at is not None:
             self._paused_s += now - max(self._paused_at, self._began_s)
             self._paused_at = None
 
     def text(self, now: float, loss: float | None, *, with_results: bool = False) -> str:
-        """Returns the epoch, as far as it is done, as a line.
+        """Returns the line for the current epoch.
 
         Args:
-            loss: the mean over its samples, or the latest within it, where there is one.
+            loss: the mean over its samples, or the latest one, if any.
         """
         where = self.amount if self._until.unit != "ep" else "" if self._is_done else self.batch
         parts = [f"{self.epoch}  {where}".rstrip()]
@@ -194,30 +188,30 @@ class EpochLine:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the epoch has batches to come, as far as that is known."""
+        """Whether the epoch has batches left, as far as known."""
         is_last = self._clock.batch_in_epoch == self.num_batches
         return not (self._is_done or is_last or self._clock.reached(self._until))
 
     @property
     def epoch(self) -> str:
-        """The epoch under way, of how many where that is known: epoch 3/10."""
+        """The current epoch, with the total if known: epoch 3/10."""
         of = f"/{self._until.value:,}" if self._until.unit == "ep" else ""
         return f"epoch {self._idx + 1}{of}"
 
     @property
     def batch(self) -> str:
-        """How many batches of the epoch are done: batch 12/45."""
+        """The number of finished batches of the epoch: batch 12/45."""
         of = "" if self.num_batches is None else f"/{self.num_batches:,}"
         return f"batch {self._clock.batch - self._batch_before:,}{of}"
 
     @property
     def position(self) -> str:
-        """Where the run is: epoch 3/10, batch 12/45; or epoch 3, batch 120/500."""
+        """The progress of the run: epoch 3/10, batch 12/45; or epoch 3, batch 120/500."""
         return f"{self.epoch}, {self.amount if self.counts_batches else self.batch}"
 
     @property
     def amount(self) -> str:
-        """How much of a run that isn't counted in epochs is done: batch 200/500."""
+        """The progress of a run that isn't counted in epochs: batch 200/500."""
         clock, end = self._clock, self._until.value
         return {
             "ep": "",
@@ -238,13 +232,13 @@ class EpochLine:
 
 
 def mean_loss(state: StateView) -> float | None:
-    """Reads the mean loss of the epoch so far, as it was computed last; waits for the device."""
+    """Returns the mean loss of the epoch as last computed; waits for the device."""
     loss = state.train_metrics.get("loss")
     return None if loss is None else loss.item()
 
 
 def scalars(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
-    """Reads the metrics that are one number each; waits for the device."""
+    """Returns the metrics that are scalars; waits for the device."""
     return {
         shortened(dataset): {
             shortened(name): value.item() for name, value in found.items() if value.numel() == 1
@@ -254,7 +248,7 @@ def scalars(metrics: Mapping[str, Mapping[str, Tensor]]) -> Results:
 
 
 def short(value: float) -> str:
-    """Returns a number in about four digits: 0.4120, 98.20, 12,345, 1.20e-05, nan."""
+    """Formats a number with about four digits: 0.4120, 98.20, 12,345, 1.20e-05, nan."""
     if not isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, int) or value == 0 or not math.isfinite(value):
@@ -265,25 +259,25 @@ def short(value: float) -> str:
 
 
 def per_second(samples_per_s: float) -> str:
-    """Returns a speed: 1,234 samples/s."""
+    """Formats a speed: 1,234 samples/s."""
     number = f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
     return f"{number} samples/s"
 
 
 def duration(seconds: float) -> str:
-    """Returns a length of time: 3.1 s, 2:05, 1:02:05."""
+    """Formats a duration: 3.1 s, 2:05, 1:02:05."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     return clock_time(seconds)
 
 
 def clock_time(seconds: float) -> str:
-    """Returns a length of time in whole seconds: 0:03, 2:05, 1:02:05."""
+    """Formats a duration in whole seconds: 0:03, 2:05, 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def shortened(name: str) -> str:
-    """Returns a name with its middle left out where it is too long to be read."""
+    """Shortens a long name by omitting its middle."""
     return name if len(name) <= MOST_CHARS else f"{name[:60]}...{name[-30:]}"

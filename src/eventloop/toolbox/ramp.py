@@ -1,4 +1,4 @@
-"""A ramp: what grows over a stretch of the run grows by the clock, and keeps no state."""
+"""A ramp over a part of the run, computed from the clock, without state."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Ramp"]
 
 @dataclass(frozen=True)
 class Ramp:
-    """Rises from 0 to 1 in a straight line between two times; made with `between`.
+    """Rises linearly from 0 to 1 between two times; created with `between`.
 
-    Where the clock stands says all, so that a run that is resumed goes on exactly, and ranks agree
-    (but on seconds, which each counts for itself).
+    It depends only on the clock, so a resumed run continues exactly, and ranks agree (except in
+    seconds, which each rank counts itself).
 
     Args:
-        unit: what the times are counted in.
-        start: until when it is 0, counted from the start of the run.
-        end: from when it is 1.
+        unit: of the times.
+        start: 0 until then, counted from the start of the run.
+        end: 1 from then on.
     """
 
     unit: str
@@ -35,10 +35,10 @@ class Ramp:
 
     @classmethod
     def between(cls, start: Time | str | None, end: Time | str, state: State) -> Self:
-        """Makes the ramp of a run, once its length is known: from `after_load` on.
+        """Creates the ramp of a run whose length is known: from `after_load` on.
 
         Args:
-            start: None begins with the run. Either may be a fraction of it, `"0.5dur"`.
+            start: None: the start of the run. Both can be a fraction of the run, `"0.5dur"`.
 
         Raises:
             SettingError: a time is a fraction of a run whose length isn't known, the two can't be
@@ -61,6 +61,6 @@ class Ramp:
         return cls(unit, begin, stop)
 
     def frac(self, state: State | StateView) -> float:
-        """Returns the share of the way that is done before the batch that comes next, 0 to 1."""
+        """Returns the value of the ramp before the next batch, 0 to 1."""
         done = position(state.clock, self.unit, state.num_batches)
         return min(1.0, max(0.0, (done - self.start) / (self.end - self.start)))

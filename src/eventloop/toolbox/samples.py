@@ -1,4 +1,4 @@
-"""Batches of any nesting: their samples, inputs and targets, whatever holds them."""
+"""Samples, inputs and targets of batches of any structure."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Tensors by name: weights from files and checkpoints, slices, nested states, whole checkpoints."""
+"""State dicts: weights from files and checkpoints, slices, nested states, whole checkpoints."""
 
 from __future__ import annotations
 
 from eventloop.checkpoint.encoding import flatten
-from eventloop.checkpoint.format import read as read_checkpoint
-from eventloop.checkpoint.format import write as write_checkpoint
+from eventloop.checkpoint.format import read_checkpoint as read_checkpoint
+from eventloop.checkpoint.format import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.weights import saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first
-from eventloop.training.slices import TensorSlice, gathered
+from eventloop.training.tensor_slices import TensorSlice, gathered
 
 __all__ = [
     "SavedTensor",

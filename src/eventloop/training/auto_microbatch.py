@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from eventloop.data.batches import num_samples
 from eventloop.errors import counted, text_of
 from eventloop.rng import KeptGenerators
-from eventloop.training.update import Accumulate, Passes
+from eventloop.training.optimizer_update import Accumulate, Passes
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -42,12 +42,12 @@ class AutoMicrobatch:
     def __call__(
         self, state: State, hooks: Plans, optimizers: Mapping[str, Optimizer], passes: Passes
     ) -> Tensor:
-        """Runs all microbatches; gives the batch's mean loss, detached.
+        """Runs all microbatches; returns the batch's mean loss, detached.
 
         Raises:
             RuntimeError: the memory doesn't suffice for a single sample.
         """
-        kept, first_size = _Kept(state), state.microbatch_size
+        saved, first_size = _Saved(state), state.microbatch_size
         state.attempt = 0
         while True:
             loss, error = self._attempt(state, hooks, optimizers, passes)
@@ -61,7 +61,7 @@ class AutoMicrobatch:
             # What the failed attempt held goes with its exception's frames.
             del loss, error
             hooks.zero_grad(state, optimizers)
-            kept.put_back(state)
+            saved.put_back(state)
             gc.collect()
             if state.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -80,7 +80,7 @@ class AutoMicrobatch:
             return None, error.with_traceback(None)
 
     def _shrink(self, state: State, error: RuntimeError | None) -> None:
-        """Halves the microbatches on all ranks alike, or gives up at one sample."""
+        """Halves the microbatch size on all ranks; raises at a size of 1."""
         size = state.microbatch_size or num_samples(state.batch)
         size = min(self._processes.all_gather(size))
         if size == 1:
@@ -90,7 +90,7 @@ class AutoMicrobatch:
         state.microbatch_size = max(1, size // 2)
 
 
-class _Kept:
+class _Saved:
     """What a batch changes before its gradients are there: buffers, generators, metrics."""
 
     def __init__(self, state: State) -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from eventloop.clock import Counts, moment_of
 from eventloop.errors import NonFiniteError
 from eventloop.hooks import hookimpl
-from eventloop.training.numbers import HostCopy
+from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.weight_watch import EVERY, WeightWatch, local_part
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LossWatch:
         weights: looks at the weights.
     """
 
-    __slots__ = ("_bad", "_copies", "_kept", "_latest", "_norms", "_weights")
+    __slots__ = ("_bad", "_copies", "_latest", "_norms", "_pending", "_weights")
 
     def __init__(self, latest: EpochLoss, weights: WeightWatch) -> None:
         self._latest = latest
@@ -82,11 +82,11 @@ class LossWatch:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        loss, kept, now = self._latest.latest, self._kept, state.clock._now
+        loss, pending, now = self._latest.latest, self._pending, state.clock._now
         if loss is not None:
             # One that stays, where an update of a plugin's left none, is looked at once more.
-            kept.append((now, loss))
-        if len(kept) == AT_A_TIME:
+            pending.append((now, loss))
+        if len(pending) == AT_A_TIME:
             self._start_copy()
         while self._copies and self._copies[0][2].is_ready():
             self._look(state)
@@ -106,7 +106,7 @@ class LossWatch:
         self._weights.end_fit(state)
 
     def keep_norm(self, batch: int, norm: Tensor) -> None:
-        """Keeps the norm of a batch's gradients, which tells them from the batch after.
+        """Keeps the gradient norm of a batch, to tell whether this batch or the next is the bad one.
 
         Args:
             batch: its number, the first is 1.
@@ -115,7 +115,7 @@ class LossWatch:
         self._norms.append((batch, norm))
 
     def _forget(self) -> None:
-        self._kept: Losses = []
+        self._pending: Losses = []
         self._norms: Norms = []
         self._copies: deque[_Copied] = deque()
         self._bad: tuple[Counts, float] | None = None
@@ -142,10 +142,10 @@ class LossWatch:
         raise NonFiniteError(f"{who}{first.what}", **facts)
 
     def _start_copy(self) -> None:
-        if self._kept:
-            copy = HostCopy([one for _, one in [*self._kept, *self._norms]])
-            self._copies.append((self._kept, self._norms, copy))
-            self._kept, self._norms = [], []
+        if self._pending:
+            copy = HostCopy([one for _, one in [*self._pending, *self._norms]])
+            self._copies.append((self._pending, self._norms, copy))
+            self._pending, self._norms = [], []
 
     def _look(self, state: State) -> None:
         losses, norms, copy = self._copies.popleft()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from eventloop.clock import Time
     from eventloop.distributed.processes import Processes
-    from eventloop.plugin.active import ActivePlugins
+    from eventloop.plugin.plans import ActivePlugins
     from eventloop.state import State
-    from eventloop.training.numbers import Numbers
+    from eventloop.training.logged_numbers import Numbers
 
 
 LOSS = "loss"
@@ -181,7 +181,7 @@ class Bookkeeping:
         self.history.append(row)
 
     def _mean_loss(self, state: State) -> Metric:
-        from eventloop.training.mean_of import MeanOf  # slow to import: see there
+        from eventloop.training.mean_metrics import MeanOf  # slow to import: see there
 
         is_core = state.owner("loss") == "core"
         unwrapped = self._active.unwrapped_loss(state)
@@ -189,8 +189,7 @@ class Bookkeeping:
         def loss(_outputs: Any, _targets: Any) -> Tensor | None:
             return loss_in(state.outputs) if is_core else unwrapped(state)
 
-        count = state.current_count
-        return MeanOf("the loss", loss, count, state.device, weighs="weight", is_higher=False)
+        return MeanOf("the loss", loss, state, weigh=state.current_weight, is_higher=False)
 
     def _take_loss(self, state: State) -> None:
         """Has the results in training hold the mean loss over the samples of the epoch so far."""

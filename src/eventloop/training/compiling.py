@@ -1,22 +1,22 @@
-"""Compiling: forward and loss become one region for torch.compile, with the hooks outside of it."""
+"""Compiling: forward and loss become one region, or each layer its own, with the hooks outside."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eventloop.errors import SettingError, closest, counted
 from eventloop.text import as_set
-from eventloop.training.model_layers import compile_layers, repeated_layers, sharded_layers
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from eventloop.config.settings import Settings
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.order import Implementation
@@ -39,20 +39,24 @@ _NO_BITS = (
 _LAYERS = "layers"  # in the mapping of options; not one of torch's
 # In these modes the next run writes into the results of the last one.
 _REUSING_MODES = ("reduce-overhead", "max-autotune")
+# They hold modules that follow each other; a ModuleList has no forward of its own.
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_HAS_LIMIT = "recompile_limit" in _PARAMETERS  # torch 2.13
+# Of one layer, as torch has it: training and evaluation, and shapes of batches.
+_NUM_VARIANTS = 8
 
 
 class Compiled:
-    """Puts compiled functions in the place of the owners of `forward` and `loss`; an observer.
+    """Replaces the owners of `forward` and `loss` by compiled functions; an observer.
 
-    In training `forward` computes the loss too, in the same compiled region, and keeps it. `loss`
-    gives it, if outputs and batch are what they were; else, for other targets say, it computes the
-    loss again from the outputs, as written. Events and wrappers stay around both. An owner that is
-    a plugin's isn't compiled: what it does beside computing isn't known.
+    In training, `forward` also computes the loss, in the same compiled region, and keeps it. `loss`
+    returns it if outputs and batch haven't changed; otherwise, for example with other targets, it
+    computes the loss from the outputs, uncompiled. Events and wrappers run around both as before.
+    An owner in a plugin isn't compiled, since it may have side effects.
 
-    Where the model is wrapped, in DDP say, the wrapper has to stay outside: the model alone is
-    compiled. Where layers are sharded, or the setting says so, each layer is compiled by itself, in
-    place, and what is around layers isn't: what gathers them stays outside. Names in the state dict
-    stay in all cases.
+    If the model is wrapped, for example in DDP, only the model inside is compiled. If layers are
+    sharded, or the setting asks for it, each layer is compiled by itself, in place, and the code
+    around the layers, which gathers their weights, isn't. Names in the state dict never change.
 
     Args:
         assembly: who owns what.
@@ -90,7 +94,7 @@ class Compiled:
         self._region = self._compile(self._joined()) if can_join else None
         self._is_reused = self._options.get("mode") in _REUSING_MODES
         self._is_compiled_inside = False
-        self._kept: _Kept | None = None
+        self._computed: _Computed | None = None
 
     @property
     def note(self) -> str:
@@ -139,17 +143,17 @@ class Compiled:
         # Evaluation and prediction need no loss.
         if self._region is None or state.microbatch is None:
             return self._forward_alone(state)
-        self._kept = None
+        self._computed = None
         outputs, loss = self._region(state)
         if self._is_reused and isinstance(loss, Tensor):
             loss = loss.clone()
-        self._kept = _Kept(state.microbatch, outputs, loss)
+        self._computed = _Computed(state.microbatch, outputs, loss)
         return outputs
 
     def _loss(self, state: State) -> Any:
-        kept, self._kept = self._kept, None
-        if kept is not None and kept.still_holds(state):
-            return kept.loss
+        computed, self._computed = self._computed, None
+        if computed is not None and computed.still_holds(state):
+            return computed.loss
         return self._own["loss"].function(state)
 
     def _joined(self) -> Callable[[State], tuple[Any, Any]]:
@@ -174,10 +178,10 @@ class Compiled:
                 setattr(state.wrapped_model, name, self._compile(module))
                 self._is_compiled_inside = True  # not where another model takes the place for once
 
-    def _compile(self, function: Callable[..., Any], **given: Any) -> Callable[..., Any]:
-        given = _DEFAULTS | given | self._options
+    def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        options = _DEFAULTS | options | self._options
         try:
-            compiled: Callable[..., Any] = torch.compile(function, **given)
+            compiled: Callable[..., Any] = torch.compile(function, **options)
         except (RuntimeError, ValueError, TypeError) as error:
             raise SettingError(
                 f"compile={self._options}: torch.compile says: {error}",
@@ -186,19 +190,19 @@ class Compiled:
         return compiled
 
 
-class _Kept:
+class _Computed:
     """A loss, and what it was computed from."""
 
     def __init__(self, microbatch: Any, outputs: Any, loss: Any) -> None:
         self.loss = loss
-        self._given = (microbatch, outputs)
-        self._seen = _tensors(self._given)
+        self._inputs = (microbatch, outputs)
+        self._seen = _tensors(self._inputs)
 
     def still_holds(self, state: State) -> bool:
         """Returns whether the microbatch and the outputs were neither replaced nor written to."""
-        if state.microbatch is not self._given[0] or state.outputs is not self._given[1]:
+        if state.microbatch is not self._inputs[0] or state.outputs is not self._inputs[1]:
             return False
-        now = _tensors(self._given)
+        now = _tensors(self._inputs)
         return len(now) == len(self._seen) and all(
             tensor is seen and version == then
             for (tensor, version), (seen, then) in zip(now, self._seen, strict=True)
@@ -247,7 +251,7 @@ def require_layers(state: State) -> None:
         raise SettingError(
             "compile by layers has no effect: the model has no layers that repeat in an nn.Sequential, "
             "ModuleList or ModuleDict",
-            fix=f"compile all of it, {as_set(compile=True)}",
+            fix="compile all of it, " + as_set(compile=True),
         )
 
 
@@ -258,21 +262,21 @@ def compile_options(settings: Settings) -> dict[str, Any]:
         SettingError: torch.compile can't take an option.
     """
     held = settings.compile if isinstance(settings.compile, dict) else {}
-    given = {name: value for name, value in held.items() if name != _LAYERS}
-    for name in given:
+    options = {name: value for name, value in held.items() if name != _LAYERS}
+    for name in options:
         if name not in _OPTIONS:
             raise SettingError(
                 f"compile: torch.compile has no option {name!r}{closest(name, _OPTIONS)}",
                 fix=f"one of {', '.join(sorted(_OPTIONS))}, as in compile={{'dynamic': True}}",
             )
-    backend = given.get("backend", "inductor")
-    known = torch.compiler.list_backends(exclude_tags=()) if given else [backend]
+    backend = options.get("backend", "inductor")
+    known = torch.compiler.list_backends(exclude_tags=()) if options else [backend]
     if isinstance(backend, str) and backend not in known:
         raise SettingError(
             f"compile: torch.compile has no backend {backend!r}{closest(backend, known)}",
             fix=f"one of {', '.join(known)}",
         )
-    return given
+    return options
 
 
 def _tensors(nest: Any) -> list[tuple[Tensor, int]]:
@@ -286,3 +290,61 @@ def _tensors(nest: Any) -> list[tuple[Tensor, int]]:
     else:
         values = getattr(nest, "__dict__", {}).values()
     return [found for value in values for found in _tensors(value)]
+
+
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the repeated layers, such as a transformer's blocks, in order.
+
+    They are the outermost members of an nn.Sequential, ModuleList or ModuleDict that have parameters
+    and a sibling of their class.
+    """
+    return list(dict.fromkeys(_repeated(model)))
+
+
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
+    members = list(module.children())
+    classes = Counter(map(type, members))
+    for one in members:
+        is_container = isinstance(one, _CONTAINERS)
+        repeats = isinstance(module, _CONTAINERS) and classes[type(one)] > 1
+        if repeats and not is_container and any(True for _ in one.parameters()):
+            yield one
+        else:
+            yield from _repeated(one)
+
+
+def sharded_layers(model: nn.Module) -> list[nn.Module]:
+    """Returns the submodules that FSDP2 shards each by itself; of a model in one part, that."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without it nothing is sharded
+    if fsdp is None:
+        return []
+    found = [one for one in model.modules() if isinstance(one, fsdp.FSDPModule)]
+    return [one for one in found if one is not model] or found
+
+
+def compile_layers(
+    layers: Sequence[nn.Module], compiler: Callable[..., Callable[..., Any]]
+) -> None:
+    """Has layers run compiled, in place; those that print alike share what is compiled.
+
+    Names in their state dicts stay, and their hooks are called.
+
+    Args:
+        compiler: `torch.compile`; takes a function and options.
+    """
+    alike: dict[tuple[type, str], list[nn.Module]] = {}
+    for one in layers:
+        alike.setdefault((type(one), repr(one)), []).append(one)
+    for same in alike.values():
+        # If forward uses a number that differs by layer, such as its index, each layer is compiled.
+        limit = {"recompile_limit": _NUM_VARIANTS * len(same)} if _HAS_LIMIT else {}
+        compiled = compiler(_run, **limit)
+        for one in same:
+            # The attribute that `Module.compile` sets, which would compile every layer; a copy of
+            # the module is without it (torch 2.13).
+            one._compiled_call_impl = functools.partial(compiled, one)
+
+
+def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # What `__call__` calls, hooks included (torch 2.13).
+    return layer._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

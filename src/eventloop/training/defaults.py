@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
@@ -18,11 +18,11 @@ from torch.optim import LBFGS, Optimizer
 from eventloop.data import batches
 from eventloop.data.batches import Count
 from eventloop.data.combine import NoData, split_batch
+from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hooks import hookimpl
-from eventloop.training.given import note_given
-from eventloop.training.loading import fit_to_load
+from eventloop.training.input_note import note_input
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
     FollowsMetric,
@@ -30,7 +30,8 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
-from eventloop.training.slices import gathered, held
+from eventloop.training.tensor_slices import gathered, held
+from eventloop.training.weight_loading import fit_to_load
 from eventloop.training.weight_watch import first_not_finite, trained_names
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
     from eventloop.training.grad_scaling import StepOutcome
+
+
+class _Known(NamedTuple):
+    takes_labels: bool
+    weighs_tokens: bool
+    keeps_cache: bool
 
 
 class Defaults:
@@ -53,7 +60,7 @@ class Defaults:
     __slots__ = (
         "_count",
         "_following",
-        "_labelled",
+        "_known",
         "_mean",
         "_ordered",
         "_plans",
@@ -73,8 +80,8 @@ class Defaults:
         self._ordered: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
-        self._count = Count(0, 0, 0)
-        self._labelled: tuple[type | None, bool] = (None, True)
+        self._count = Count(0, 0)
+        self._known: tuple[type | None, _Known] = (None, _Known(True, False, False))
 
     @hookimpl
     def after_load(self, state: State) -> None:
@@ -84,6 +91,7 @@ class Defaults:
         self._following = tuple(one for one in schedulers if isinstance(one, FollowsMetric))
         for scheduler in self._following:
             scheduler.begin(state)
+        self._known_of(state)  # within a compiled region it would be compiled twice
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
@@ -138,8 +146,13 @@ class Defaults:
     def count_batch(self, state: State, batch: Any) -> Count:
         samples = batches.num_samples(batch)
         if self._count.samples != samples:
-            self._count = Count(samples, 0, samples)
+            self._count = Count(samples, 0)
         return self._count
+
+    @hookimpl
+    def weigh_microbatch(self, state: State) -> float | Tensor:
+        tokens = num_tokens(state) if self._known_of(state).weighs_tokens else None
+        return state.current_count().samples if tokens is None else tokens
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
@@ -150,23 +163,23 @@ class Defaults:
 
     @hookimpl
     def forward(self, state: State) -> Any:
-        if state.microbatch is None:
+        batch, model = state.microbatch, state.wrapped_model
+        if batch is None:
             batch, model = state.batch, state.model
-        else:
-            batch, model = state.microbatch, state.wrapped_model
         try:
             if batches.is_pair(batch):
                 return model(batch[0])
             if isinstance(batch, Mapping):
-                if batches.LABELS in batch and not self._takes_labels(state.model):
+                known = self._known_of(state)
+                if batches.LABELS in batch and not known.takes_labels:
                     batch = {key: one for key, one in batch.items() if key != batches.LABELS}
-                return model(**batch)
+                return model(**{"use_cache": False, **batch} if known.keeps_cache else batch)
             if state.microbatch is None and state.eval_name is None and batches.is_inputs(batch):
                 return model(batches.inputs_of(batch))  # to predict for takes no targets
         except Exception as error:
             if isinstance(error, TypeError) and isinstance(batch, Mapping):
                 _explain_keywords(error, state.model, batch)
-            note_given(error, "forward", state)
+            note_input(error, "forward", state)
             raise
         of_set = "" if state.eval_name is None else f" of the eval set {state.eval_name!r}"
         raise TaskError(
@@ -176,12 +189,13 @@ class Defaults:
             "loss needs more than outputs and targets",
         )
 
-    def _takes_labels(self, model: nn.Module) -> bool:
-        """Returns whether a model's `forward` takes labels; that of one class is looked at once."""
-        kind = type(model)
-        if self._labelled[0] is not kind:
-            self._labelled = kind, _may_take(model, batches.LABELS)
-        return self._labelled[1]
+    def _known_of(self, state: State) -> _Known:
+        """Returns what is known of the model; each class is looked at once."""
+        model = state.model
+        if self._known[0] is not type(model):
+            facts = may_take(model, batches.LABELS), may_weigh_tokens(state), keeps_cache(model)
+            self._known = type(model), _Known(*facts)
+        return self._known[1]
 
     @hookimpl
     def loss(self, state: State) -> Tensor:
@@ -259,8 +273,8 @@ class Defaults:
             if name in self._with_closure:
                 first = _FirstKnown(closure, self._mean, state.loss)
                 # torch's LBFGS asks before it moves a weight; of others that isn't known.
-                given = first if isinstance(optimizer, LBFGS) else closure
-                optimizer.step(given)  # type: ignore[arg-type]  # torch's stub says float
+                argument = first if isinstance(optimizer, LBFGS) else closure
+                optimizer.step(argument)  # type: ignore[arg-type]  # torch's stub says float
             else:
                 stepped = state.precision.step(optimizer)
         return stepped
@@ -300,13 +314,13 @@ class Defaults:
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Metric]) -> bool:
         if metrics:
-            given = predictions(state.outputs)
+            predicted = predictions(state.outputs)
             targets = state.targets
             for name, metric in metrics.items():
                 try:
-                    metric.update(given, targets)
+                    metric.update(predicted, targets)
                 except Exception as error:
-                    note_given(error, f"metric {name!r}", state)
+                    note_input(error, f"metric {name!r}", state)
                     raise
         return True
 
@@ -400,13 +414,5 @@ def _explain_keywords(error: TypeError, model: nn.Module, batch: Mapping[str, An
 def keys_of(model: nn.Module, batch: Any) -> tuple[list[str], list[str]]:
     """Returns the keys of a mapping that a model's `forward` takes, and the others but "labels"."""
     keys = [key for key in batch if key != batches.LABELS] if isinstance(batch, Mapping) else []
-    taken = [key for key in keys if _may_take(model, key)]
+    taken = [key for key in keys if may_take(model, key)]
     return taken, [key for key in keys if key not in taken]
-
-
-def _may_take(model: nn.Module, keyword: str) -> bool:
-    try:
-        parameters = inspect.signature(model.forward).parameters
-    except ValueError:  # written in C
-        return True
-    return keyword in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -37,7 +37,7 @@ class EpochLoss:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Begins the mean anew."""
+        """Resets the mean."""
         self._total: Tensor | None = None
         self._samples = 0
         self.each: list[tuple[int, Tensor]] = []

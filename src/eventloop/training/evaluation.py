@@ -21,7 +21,6 @@ from eventloop.training.metrics import compute
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-    from eventloop.data.batches import Count
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
 
@@ -36,7 +35,7 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
 
     What is logged inside of it is dropped, unless `logs`. Afterwards, also after an exception, every
     module is in the mode in which it was (a frozen batch norm stays frozen), the global random
-    generators stand where they stood, and the State holds no batch.
+    generators have their earlier state, and the State holds no batch.
     """
     training = [module for module in state.wrapped_model.modules() if module.training]
     state.microbatch = None  # a fit that failed may have left one
@@ -74,9 +73,9 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
         yield batch
     if not num_batches:
         raise TaskError(
-            f"the {what} gave no batch",
+            f"the {what} yielded no batch",
             fix="give it data; drop_last=True drops a set that is smaller than a batch, and a "
-            "generator is used up after one turn",
+            "generator is used up after one pass",
         )
 
 
@@ -88,17 +87,6 @@ def _read_from(dataloader: Any) -> Any:
         if copy is not dataloader and dataloader.persistent_workers:
             _copies[dataloader] = copy
     return copy
-
-
-def current_count(state: State, hooks: Plans) -> Count:
-    """Returns what the microbatch under way, else the batch, counts for as a microbatch."""
-    if state.microbatch is not None:
-        return hooks.count_batch(state, state.microbatch)
-    state.microbatch = state.batch
-    try:
-        return hooks.count_batch(state, state.batch)
-    finally:
-        state.microbatch = None
 
 
 def results_of(metrics: Mapping[str, Metric], logged: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -120,9 +108,7 @@ def try_evaluation(
         for name, dataloader in state.eval_dataloaders.items():
             state.eval_name = name
             metrics = hooks.build_metrics(state, f"eval/{name}")
-            batches = hooks.eval_batches(
-                state, FirstBatches(dataloader, num_batches, known_length(dataloader))
-            )
+            batches = hooks.eval_batches(state, FirstBatches(dataloader, num_batches))
             try:
                 loaded = batches_of(batches, f"eval data loader {name!r}")
                 for state.eval_batch_idx, batch in enumerate(loaded):

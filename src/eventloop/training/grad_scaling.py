@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from eventloop.errors import NonFiniteError, SettingError
-from eventloop.training.numbers import HostCopy
+from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.optimizers import wants_closure
 
 if TYPE_CHECKING:
@@ -50,32 +50,26 @@ class Unscaled:
     """Gradients as they are: every precision but fp16."""
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
-        """Returns the plan itself."""
         return plan
 
     def check(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
         """Finds nothing wrong."""
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of `loss` to `.grad`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer) -> bool | StepOutcome:
-        """Lets the optimizer step."""
         optimizer.step()
         return True
 
     def once_stepped(self, stepped: bool | StepOutcome, scheduler_step: Plan, state: State) -> None:
-        """Moves the schedulers that are counted in batches, if the optimizers did step."""
         if stepped:
             scheduler_step(state, "ba")
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Returns nothing."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -85,8 +79,8 @@ class Unscaled:
 class Scaled:
     """Gradients of a scaled loss, by torch's GradScaler.
 
-    A batch's step is made as a whole or not at all: where the gradients of one optimizer overflow,
-    those of the others aren't used either, and neither is what a closure gives afterwards.
+    All optimizers step for a batch, or none: if the gradients of one overflow, those of the others
+    aren't used either, and the result of a closure is dropped.
 
     Whether a step was made is on its way to the host while the next batch is under way. The
     schedulers follow when it is known: before the next `optimizer_step`, and before whatever
@@ -109,7 +103,6 @@ class Scaled:
         self._scheduler_step: Plan | None = None
 
     def enclose(self, hook: str, plan: Plan) -> Plan:
-        """Returns the plan of a hook with what scaling does around it."""
         if hook == "train_batch":
             return self._around_batch(plan)
         if hook == "clip_gradients":
@@ -138,7 +131,6 @@ class Scaled:
                 )
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the scaled gradients of `loss` to `.grad`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizers: Mapping[str, Optimizer]) -> None:
@@ -156,7 +148,6 @@ class Scaled:
         self._made = None
 
     def step(self, optimizer: Optimizer) -> bool | StepOutcome:
-        """Lets the optimizer step, unless a gradient of the batch overflowed."""
         if id(optimizer) not in self._unscaled:
             self.unscale({"": optimizer})
         if not self._flags_of(optimizer):
@@ -164,9 +155,9 @@ class Scaled:
             return True if self._made is None else self._made
         if self._made is None:
             self._made = StepOutcome(self._flags[0].clone())
-        # Private, but what torch itself tells them by: fused optimizers read the flag on the device,
-        # the others can't do without the wait. Nor can a first step: skipped by the device, it
-        # leaves the momenta of a fused SGD as the memory happened to be (torch 2.13).
+        # Private, but torch itself uses it: fused optimizers read the flag on the device, the others
+        # have to wait. So does a first step: if the device skips it, the momenta of a fused SGD are
+        # uninitialised memory (torch 2.13).
         is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
         if is_fused and id(optimizer) in self._begun:
             self._scaler.step(optimizer)
@@ -189,11 +180,9 @@ class Scaled:
         return tuple(self._flags)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns scale, growth tracker and the number of steps skipped in a row."""
         return {"scaler": self._scaler.state_dict(), "num_skipped": self._num_skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; nothing, from another precision, changes nothing."""
         if state:
             self._scaler.load_state_dict(state["scaler"])
             self._num_skipped = state["num_skipped"]

@@ -59,7 +59,7 @@ def compute(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
     """Computes metrics, each a tensor on its device; several results of one get dotted names.
 
     Raises:
-        TaskError: a metric gives something other than tensors.
+        TaskError: a metric's result has something other than tensors.
     """
     results: dict[str, Tensor] = {}
     for name, metric in metrics.items():

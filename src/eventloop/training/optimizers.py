@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from eventloop.data.attributes import declares
+from eventloop.data.sampler_state import declares
 from eventloop.errors import a
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _NEEDED = ("last_epoch", "_step_count", "base_lrs", "_last_lr")  # of every sche
 
 @runtime_checkable
 class FollowsMetric(Protocol):
-    """A scheduler that is told of evaluations."""
+    """A scheduler that steps after evaluations."""
 
     def begin(self, state: State) -> None:
         """Called when all is built and loaded."""
@@ -140,24 +140,24 @@ def fitting_scheduler(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any
     for name, value in now.items():
         if name in state and not is_alike(state[name], value):
             raise ValueError(f"{name} is {_shown(state[name])}, not like {value!r}")
-    kept_out = vars(scheduler).keys() - now.keys()  # the optimizer, say
+    excluded = vars(scheduler).keys() - now.keys()  # the optimizer, say
     return {
         name: one
         for name, one in state.items()
-        if name not in kept_out and (name in now or declares(scheduler, name))
+        if name not in excluded and (name in now or declares(scheduler, name))
     }
 
 
 def _require_tensors(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Checks that parameters of a group, of as many dimensions, have entries of the same names that fit."""
     for now, then in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        kept = [
+        states = [
             (param, state["state"][number])
             for param, number in zip(now["params"], then["params"], strict=True)
             if number in state["state"]
         ]
         firsts: dict[int, Mapping[str, Any]] = {}  # Adafactor keeps other things of a matrix
-        for param, one in kept:
+        for param, one in states:
             if not isinstance(one, Mapping):
                 raise TypeError(f"state holds {_shown(one)}")
             first = firsts.setdefault(param.dim(), one)

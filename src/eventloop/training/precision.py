@@ -31,8 +31,8 @@ class Precision:
             the action `backward` calls it.
         once_stepped: calls a function as soon as it is known that a step was made: at once, or under
             fp16 before the next step.
-        step: lets an optimizer step; gives True, or under fp16 a `StepOutcome`. An owner of the action
-            `optimizer_step` calls it, and returns what it gives.
+        step: calls an optimizer's step; returns True, or under fp16 a `StepOutcome`. An owner of the
+            action `optimizer_step` calls it and returns its result.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Precision:
         self._scaling.check(model, optimizers)
 
     def found_inf(self) -> Sequence[Tensor]:
-        """Returns what tells of overflowed gradients: see `Scaled.found_inf`. Only fp16 has any."""
+        """Returns the flag for overflowed gradients, see `Scaled.found_inf`; only fp16 has one."""
         return self._scaling.found_inf()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a run that goes on needs, as JSON values; waits for the device."""
+        """Returns what a resumed run needs, as JSON values; waits for the device."""
         return self._scaling.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Precision:
         if self._device.type != "cuda":
             yield
             return
-        kept = _Kept()
+        saved = _Saved()
         try:
             # The older of torch's two interfaces: who reads by either then finds an answer, while
             # the older one raises where the newer one has set something else (torch 2.13).
@@ -100,7 +100,7 @@ class Precision:
             torch.backends.cudnn.allow_tf32 = self._tf32
             yield
         finally:
-            kept.put_back()
+            saved.put_back()
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
@@ -137,7 +137,7 @@ _MODES: Mapping[str, Callable[[torch.device], Precision]] = {
 }
 
 
-class _Kept:
+class _Saved:
     """What the process computes products of float32 in, to be put back as it was."""
 
     def __init__(self) -> None:

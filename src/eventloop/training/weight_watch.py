@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from eventloop.errors import NonFiniteError
-from eventloop.training.numbers import HostCopy
+from eventloop.errors import NonFiniteError, text_of
+from eventloop.training.logged_numbers import HostCopy
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -123,9 +123,9 @@ class WeightWatch:
             bad = [name for name in bad if not is_finite(local_part(params[name]))]
         if not state.count_true(bool(bad)):
             return
-        everybody = state.all_gather((bad[:1], min(self.bad_gradients, default=None)))
+        of_ranks = state.all_gather((bad[:1], min(self.bad_gradients, default=None)))
         rank, (name, *_), at = next(
-            (rank, names, at) for rank, (names, at) in enumerate(everybody) if names
+            (rank, names, at) for rank, (names, at) in enumerate(of_ranks) if names
         )
         who = f"rank {rank}: " if state.world_size > 1 else ""
         what = f"the weights aren't finite {self._when(batch)}"
@@ -141,7 +141,7 @@ class WeightWatch:
             raise error
         if state.rank == 0 and not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"{error}", stacklevel=2)
+            warnings.warn(text_of(error), stacklevel=2)
 
     def _when(self, batch: int) -> str:
         """Says since when something holds that didn't at the last look."""

@@ -64,7 +64,7 @@ class Agc:
             if value is not None:
                 raise PluginError(
                     f"agc clips the gradients, so that {name}={value} would have no effect",
-                    fix=f"leave {name} out, or switch agc off with {switch_off('agc')}",
+                    fix=f"leave {name} out, or switch agc off with " + switch_off("agc"),
                 )
 
     @hookimpl

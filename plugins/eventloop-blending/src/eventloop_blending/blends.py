@@ -141,7 +141,8 @@ class SecondTargets:
         return TaskError(
             f"{self._plugin} needs a loss of outputs and targets, but {reason}: the second "
             "targets would be ignored",
-            fix=f"give Task(loss=...), or switch {self._plugin} off with {switch_off(self._plugin)}",
+            fix=f"give Task(loss=...), or switch {self._plugin} off with "
+            + switch_off(self._plugin),
         )
 
 

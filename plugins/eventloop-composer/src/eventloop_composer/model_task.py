@@ -69,7 +69,7 @@ class ModelTask:
         self._plugin = plugin
         plugin.model_task = self
         self._metrics = TrainMetrics(plugin, bool(parts.train_metrics))
-        self._asked: Event | None = None
+        self._is_due = False
         self._postponed: list[str] = []
         for name in self._metrics.hooks:
             setattr(self, name, getattr(self._metrics, name))
@@ -168,15 +168,19 @@ class ModelTask:
     def count_batch(self, state: State, batch: Any) -> Count:
         """Counts as the data's own specification does."""
         data = self._data(state)
-        samples = data.get_num_samples_in_batch(batch)
-        is_part = state.microbatch is not None and state.eval_name is None
-        # Of a slice the weight alone is wanted; tokens are asked of the whole.
-        is_slice = is_part and batch is not state.batch
-        tokens = 0 if is_slice else data.get_num_tokens_in_batch(batch)
-        if is_part and self.parts.counts_tokens:
-            weight = data.get_num_tokens_in_batch(batch, token_type="loss_generating")
-            return Count(samples, tokens, weight)
-        return Count(samples, tokens, samples)
+        return Count(data.get_num_samples_in_batch(batch), data.get_num_tokens_in_batch(batch))
+
+    @hookimpl
+    def weigh_microbatch(self, state: State) -> int:
+        """Weighs by tokens that generate loss where the trainer was told to, else by samples."""
+        data = self._data(state)
+        if state.microbatch is None or not self.parts.counts_tokens:
+            samples: int = data.get_num_samples_in_batch(
+                state.batch if state.microbatch is None else state.microbatch
+            )
+            return samples
+        tokens: int = data.get_num_tokens_in_batch(state.microbatch, token_type="loss_generating")
+        return tokens
 
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
@@ -219,7 +223,6 @@ class ModelTask:
             for scheduler in theirs.schedulers:
                 scheduler.step()
         self._metrics.end_batch()
-        self._asked = Event.BATCH_END
 
     def end_epoch(self, state: State) -> None:
         """Moves schedulers that count epochs; logs metrics once more."""
@@ -227,7 +230,6 @@ class ModelTask:
         if not self.parts.every_batch:
             for scheduler in self._plugin.mirror.theirs.schedulers:
                 scheduler.step()
-        self._asked = Event.EPOCH_END
 
     # Evaluation.
 
@@ -241,28 +243,26 @@ class ModelTask:
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        """Asks the evaluators, once after a batch and once after an epoch."""
-        event, self._asked = self._asked, None
-        if event is None:
-            return False
-        return self.is_due(state, event)
+        """Answers what the evaluators said at the end of the batch, or of the epoch."""
+        return self._is_due
 
-    def is_due(self, state: State, event: Event) -> bool:
-        """Whether an eval set is due at an event; the evaluation that follows is over those."""
+    def ask_evaluators(self, state: State, event: str) -> bool:
+        """Returns whether an eval set is due at an event; the evaluation that follows is over those."""
         theirs, postponed = self._plugin.mirror.theirs, self._postponed
         due = [
             one.label
             for one in theirs.evaluators
-            if one.eval_interval(theirs, event) or one.label in postponed
+            if one.eval_interval(theirs, Event(event)) or one.label in postponed
         ]
         # One evaluation a batch count: what comes between the last batch of an epoch and its end
         # waits for what may be due then.
         is_last = state.clock.batch_in_epoch == (self.num_batches or state.num_batches)
-        waits = event is Event.BATCH_END and is_last and len(due) < len(theirs.evaluators)
+        waits = event == "batch_end" and is_last and len(due) < len(theirs.evaluators)
         self._postponed = due if waits else []
         if due and not waits:
             state.eval_sets = due
-        return bool(due) and not waits
+        self._is_due = bool(due) and not waits
+        return self._is_due
 
     @hookimpl(wrapper=True)
     def eval_batches(self, state: State, dataloader: Any) -> Generator[None, Iterable[Any], Any]:

@@ -237,6 +237,8 @@ class Composer:
             self.model_task.end_batch(state)
         mirror.advance()
         self.fire("batch_end")
+        if self.model_task:
+            self.model_task.ask_evaluators(state, "batch_end")
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
@@ -251,6 +253,8 @@ class Composer:
             self.model_task.end_epoch(state)
         mirror.advance()
         self.fire("epoch_end")
+        if self.model_task:
+            self.model_task.ask_evaluators(state, "epoch_end")
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:

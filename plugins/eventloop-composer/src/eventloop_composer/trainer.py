@@ -10,7 +10,7 @@ from eventloop_composer.importing import import_composer
 
 import_composer()
 
-from composer.core import Engine, Event  # noqa: E402
+from composer.core import Engine  # noqa: E402
 from composer.core import State as ComposerState  # noqa: E402
 from composer.core import Time as ComposerTime  # noqa: E402
 from composer.core.data_spec import ensure_data_spec  # noqa: E402
@@ -221,7 +221,7 @@ class Trainer:
     def _evaluate_after_fit(self) -> None:
         """Evaluates what is due when a fit has ended, after FIT_END, as Composer's trainer does."""
         state = self.eventloop.state
-        if not self._model_task.is_due(state, Event.FIT_END):
+        if not self._model_task.ask_evaluators(state, "fit_end"):
             return
         kept = state.eval_dataloaders
         state.eval_dataloaders = {name: kept[name] for name in state.eval_sets}

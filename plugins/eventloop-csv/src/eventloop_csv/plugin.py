@@ -83,8 +83,8 @@ class Csv:
             why = getattr(error, "strerror", None) or error
             raise PluginError(
                 f"the numbers can't be written to {self._file.path}: {why}",
-                fix=f"free space, or move away what is there, or switch the plugin off with "
-                f"{switch_off('csv')}",
+                fix="free space, or move away what is there, or switch the plugin off with "
+                + switch_off("csv"),
             ) from error
 
 

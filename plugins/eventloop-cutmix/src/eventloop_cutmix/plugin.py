@@ -57,7 +57,7 @@ class Cutmix:
             raise PluginError(
                 f"cutmix cuts {_WANTED}, but got {describe_pair(state.batch)}",
                 fix="let the data loader give such pairs, or switch cutmix off with "
-                f"{switch_off('cutmix')}",
+                + switch_off("cutmix"),
             )
         if not has_turn(state, self):
             return

@@ -92,7 +92,8 @@ class Distill:
         if owner != "core":
             raise PluginError(
                 f"distill has no effect: train_batch is {owner}'s, which has losses of its own",
-                fix=f"leave out that train_batch, or switch distill off with {switch_off('distill')}",
+                fix="leave out that train_batch, or switch distill off with "
+                + switch_off("distill"),
             )
 
     @hookimpl(wrapper=True)
@@ -131,7 +132,7 @@ class Distill:
                 f"distill compares the classes of logits, but outputs of shape {tuple(logits.shape)} "
                 "have one: its softmax is 1, whatever the output",
                 fix="give two outputs for two classes, or switch distill off with "
-                f"{switch_off('distill')}",
+                + switch_off("distill"),
             )
         soft = soft_loss(
             logits,
@@ -152,8 +153,10 @@ def _built(label: str, weights: Path | None) -> nn.Module:
         given = f", with the weights in {weights}" if weights is not None else ""
         raise PluginError(
             f"distill: the teacher {label} can't be built{given}: {type(error).__name__}: {error}",
-            fix=f"fix it, name another with {as_option('distill', teacher='./file.py:function')}, or "
-            f"switch distill off with {switch_off('distill')}",
+            fix="fix it, name another with "
+            + as_option("distill", teacher="./file.py:function")
+            + ", or "
+            "switch distill off with " + switch_off("distill"),
         ) from error
 
 

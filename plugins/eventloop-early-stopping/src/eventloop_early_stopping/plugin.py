@@ -95,6 +95,7 @@ class EarlyStopping:
         if self._waiting.since is None or is_prolonged:
             self._waiting.begin(state.clock.moment())
         self._until = str(state.until)
+        self._say_why(state)
         assert self._watched is not None
         if self._watched.eval_set and state.settings.eval_interval is None and not state.rank:
             warnings.warn(
@@ -114,7 +115,7 @@ class EarlyStopping:
             raise SettingError(
                 f"early-stopping.patience is {self.patience}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
-                f"batches: {as_option('early-stopping', patience='100ba')}",
+                "batches: " + as_option("early-stopping", patience="100ba"),
             )
 
     @hookimpl
@@ -136,12 +137,9 @@ class EarlyStopping:
 
     @hookimpl
     def should_stop(self, state: StateView) -> bool:
-        """Answers yes when the patience is at its end, and says why."""
+        """Answers yes when the patience is at its end."""
         assert self._waiting is not None
-        if self._waiting.reason is None:
-            return False
-        state.request_stop(f"early-stopping: {self._waiting.reason}")
-        return True
+        return self._waiting.reason is not None
 
     @hookimpl
     def fit_end(self, state: StateView) -> None:
@@ -168,6 +166,12 @@ class EarlyStopping:
         self._waiting.take(value, state.clock.moment())
         if self._waiting.best is not None:
             state.log("early-stopping/best", self._waiting.best)
+        self._say_why(state)
+
+    def _say_why(self, state: StateView) -> None:
+        assert self._waiting is not None
+        if self._waiting.reason is not None:
+            state.request_stop(f"early-stopping: {self._waiting.reason}")
 
     def _described(self) -> str:
         assert self._watched is not None
@@ -179,7 +183,7 @@ class EarlyStopping:
         if watched.is_higher is None:
             raise SettingError(
                 f"early-stopping: the metric {watched.name!r} doesn't say whether higher is better",
-                fix=f"say it: {as_option('early-stopping', mode='max')}, or min",
+                fix="say it: " + as_option("early-stopping", mode="max") + ", or min",
             )
         return watched.is_higher
 
@@ -189,5 +193,5 @@ class EarlyStopping:
         except ValueError as error:
             raise SettingError(
                 f"early-stopping.patience: {error}",
-                fix=f"write it in batches: {as_option('early-stopping', patience='100ba')}",
+                fix="write it in batches: " + as_option("early-stopping", patience="100ba"),
             ) from None

@@ -183,7 +183,7 @@ class Ema:
         if not trained:
             raise PluginError(
                 f"ema.half_life is {self.half_life}, but the task counts no {UNITS[self._unit]}",
-                fix=f"give Task(num_tokens=...), or {as_option('ema', half_life='100ba')}",
+                fix="give Task(num_tokens=...), or " + as_option("ema", half_life="100ba"),
             )
         return min(self._length, self.rampup * trained) if self.rampup else self._length
 
@@ -202,6 +202,6 @@ def _in_clock_units(half_life: Time, state: State) -> tuple[float, str]:
             raise ValueError(f"{time} is in epochs, but the data loader has no length")
     except ValueError as error:
         raise SettingError(
-            f"ema.half_life: {error}", fix=f"write {as_option('ema', half_life='100ba')}"
+            f"ema.half_life: {error}", fix="write " + as_option("ema", half_life="100ba")
         ) from None
     return time.value * state.epoch_length, "ba"

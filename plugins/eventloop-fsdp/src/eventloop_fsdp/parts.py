@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 
 from eventloop import SettingError
 from eventloop.toolbox.messages import closest
-from eventloop.toolbox.surgery import repeated_layers
+from eventloop.toolbox.shards import repeated_layers
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:

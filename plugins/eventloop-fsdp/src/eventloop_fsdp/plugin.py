@@ -150,7 +150,7 @@ class Fsdp:
                     f"the optimizer {name!r} is {type(optimizer).__name__}, which can't step the "
                     "shards of fsdp",
                     fix="take another, AdamW say, or train with DDP: fsdp is off with "
-                    f"{switch_off('fsdp')}",
+                    + switch_off("fsdp"),
                 )
         return optimizers
 
@@ -268,19 +268,25 @@ class Fsdp:
             raise SettingError(
                 "microbatch_size='auto' isn't possible with fsdp: a rank that runs out of memory "
                 "would leave the others waiting for its shards",
-                fix=f"give a number, {as_set(microbatch_size=16)}, or train with DDP: fsdp is off with "
-                f"{switch_off('fsdp')}",
+                fix="give a number, "
+                + as_set(microbatch_size=16)
+                + ", or train with DDP: fsdp is off with "
+                + switch_off("fsdp"),
             )
         if settings.find_unused_parameters and not can_fill_in:
             raise SettingError(
                 f"find_unused_parameters isn't possible with fsdp and torch {torch.__version__}",
                 fix="install torch 2.13 or later, or train with DDP: fsdp is off with "
-                f"{switch_off('fsdp')}",
+                + switch_off("fsdp"),
             )
         if self.param_dtype == "bf16" and state.precision.name != "bf16":
             raise SettingError(
                 f"fsdp.param_dtype is bf16, but the run's precision is {state.precision.name}",
-                fix=f"set both, {as_set(precision='bf16')} and {as_option('fsdp', param_dtype='bf16')}, or "
+                fix="set both, "
+                + as_set(precision="bf16")
+                + " and "
+                + as_option("fsdp", param_dtype="bf16")
+                + ", or "
                 "leave it out",
             )
 

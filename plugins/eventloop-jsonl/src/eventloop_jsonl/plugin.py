@@ -88,8 +88,10 @@ class Jsonl:
             assert self._file is not None
             raise PluginError(
                 f"the numbers can't be written to {self._file.path}: {error.strerror or error}",
-                fix=f"free space or give another file with {as_option('jsonl', path='FILE')}, or switch the "
-                f"plugin off with {switch_off('jsonl')}",
+                fix="free space or give another file with "
+                + as_option("jsonl", path="FILE")
+                + ", or switch the "
+                "plugin off with " + switch_off("jsonl"),
             ) from error
 
     def _file_in(self, run_dir: Path) -> LineFile:

@@ -61,18 +61,18 @@ class LabelSmoothing:
             with self._smoothed:
                 loss = yield
         except SmoothedAlreadyError as error:
-            raise TaskError(str(error), fix=f"leave one of them out: {_way_out()}") from error
+            raise TaskError(str(error), fix="leave one of them out: " + _way_out()) from error
         if self._smoothed.num_calls == num_calls:
             raise TaskError(
                 "label-smoothing found nothing to smooth: the loss doesn't call torch's "
                 "cross_entropy",
-                fix=f"{_way_out()}, or compute the loss with torch.nn.functional.cross_entropy",
+                fix=_way_out() + ", or compute the loss with torch.nn.functional.cross_entropy",
             )
         return loss
 
 
 def _way_out() -> str:
-    return f"switch label-smoothing off with {switch_off('label-smoothing')}"
+    return "switch label-smoothing off with " + switch_off("label-smoothing")
 
 
 def _may_be_classes(targets: object) -> bool:

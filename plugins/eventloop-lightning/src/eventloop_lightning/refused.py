@@ -158,5 +158,5 @@ def refuse_plugins(state: State, trainer: Any) -> None:
 def _refuse(plugin: str, what: str) -> None:
     raise PluginError(
         f"{plugin} doesn't suit this LightningModule: it {what}",
-        fix=f"leave {plugin} out, or switch it off with {switch_off(plugin)}",
+        fix=f"leave {plugin} out, or switch it off with " + switch_off(plugin),
     )

@@ -63,10 +63,10 @@ class LightningTask:
         self._modes: list[nn.Module] = []
         self._batch: Any = None
         self._in_batch = self._in_train_batch = False
-        self._ends_epoch = self._accumulates = False
+        self._ends_epoch = self._accumulates = self._validates = False
         self._has_transfer = False
         self._epoch = 0
-        self._count = Count(0, 0, 0)
+        self._count = Count(0, 0)
 
     # Building
 
@@ -180,15 +180,14 @@ class LightningTask:
         if isinstance(self._optimization, Manual):
             trainer.strategy.manual_backward = self._optimization.manual_backward
 
-    @hookimpl
-    def fit_start(self, state: State) -> None:
-        """Lets a callback that has moved `max_epochs` have its epochs."""
-        epochs = self._fit_loop.max_epochs
-        length = state.duration
-        if length is None or length.unit != "ep" or state.until != length:
-            return
-        if epochs > length.value:
-            state.until = Time(epochs, "ep")
+    @hookimpl(wrapper=True)
+    def fit_start(self, state: State) -> Generator[None, None, None]:
+        """Lets a callback that has moved `max_epochs` have its epochs; then writes what it asked for."""
+        epochs, length = self._fit_loop.max_epochs, state.duration
+        if length is not None and length.unit == "ep" and state.until == length:
+            state.until = Time(max(epochs, length.value), "ep")
+        yield
+        self._write_beside(state)
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
@@ -210,7 +209,7 @@ class LightningTask:
         """Counts the samples of the first tensor that is found."""
         num = num_samples(batch)
         if self._count.samples != num:
-            self._count = Count(num, 0, num)
+            self._count = Count(num, 0)
         return self._count
 
     @hookimpl
@@ -294,26 +293,30 @@ class LightningTask:
             self._module.zero_grad()
         return True
 
+    @hookimpl(wrapper=True)
+    def batch_end(self, state: State) -> Generator[None, None, None]:
+        """Moves the schedulers and ends the batch as Lightning does, once all others have seen it."""
+        yield
+        loop, is_skipped = self._epoch_loop, self._ends_epoch
+        self._in_batch = False
+        if is_skipped or not self._accumulates:
+            stages.move_schedulers(loop, of_step=not is_skipped)
+        self._progress.increment_processed()
+        if is_skipped:
+            self._batch = None
+        else:
+            self._end_batch()
+        self._validates = not is_skipped and stages.is_validation_due(loop)
+
     @hookimpl
     def scheduler_step(self, state: State, interval: str) -> bool:
-        """Moves the schedulers of a step, and at the last batch those of an epoch."""
-        if interval == "ba":
-            stages.move_schedulers(self._epoch_loop)
+        """Leaves the schedulers to `batch_end`, which also follows a batch without a step."""
         return True
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
-        """Ends the batch as Lightning does, with all that it may decide, then answers by it."""
-        if not self._in_batch:
-            return False
-        self._in_batch = False
-        self._progress.increment_processed()
-        if self._ends_epoch:
-            stages.move_schedulers(self._epoch_loop, of_step=False)
-            self._batch = None
-            return False
-        self._end_batch()
-        return stages.is_validation_due(self._epoch_loop)
+        """Answers by the validation interval; after an epoch as after its last batch."""
+        return self._validates
 
     @hookimpl
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
@@ -329,15 +332,15 @@ class LightningTask:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        """Moves the schedulers that follow a metric."""
+        """Moves the schedulers that follow a metric: the last that is left of the batch to do."""
         if not self._ends_epoch:
             stages.end_advance(self._epoch_loop, accumulates=self._accumulates)
+        self._write_beside(state)
 
     @hookimpl
-    def should_checkpoint(self, state: State) -> bool:
-        """Writes what `ModelCheckpoint` has asked for since: now nothing of the batch is left to do."""
-        write_beside(self._trainer.strategy.waiting or [], state)
-        return False
+    def epoch_checkpoint(self, state: State) -> None:
+        """Writes what `ModelCheckpoint` has asked for since."""
+        self._write_beside(state)
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
@@ -375,6 +378,9 @@ class LightningTask:
     def _automatic(self) -> Automatic:
         assert isinstance(self._optimization, Automatic)
         return self._optimization
+
+    def _write_beside(self, state: State) -> None:
+        write_beside(self._trainer.strategy.waiting or [], state)
 
     def _transferred(self, batch: Any) -> Any:
         batch = self._module._on_before_batch_transfer(batch, dataloader_idx=0)

@@ -97,5 +97,5 @@ def _mixable(batch: Any) -> tuple[Tensor, Tensor]:
         "mixup blends a floating-point tensor of inputs whose targets are a tensor of as many "
         f"samples, but got {describe_pair(batch)}",
         fix="let the data loader give such pairs, for images as float between 0 and 1, "
-        f"or switch mixup off with {switch_off('mixup')}",
+        "or switch mixup off with " + switch_off("mixup"),
     )

@@ -230,8 +230,10 @@ class Mlflow:
                 self._is_failing = True
                 raise PluginError(
                     where,
-                    fix=f"fix it, go on without with {as_option('mlflow', on_error='warn')}, or switch the "
-                    f"plugin off with {switch_off('mlflow')}",
+                    fix="fix it, go on without with "
+                    + as_option("mlflow", on_error="warn")
+                    + ", or switch the "
+                    "plugin off with " + switch_off("mlflow"),
                 ) from error
             if not self._is_failing:
                 self._is_failing = True

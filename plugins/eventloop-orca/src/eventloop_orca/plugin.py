@@ -45,7 +45,7 @@ class Orca:
             raise TypeError(f"callbacks={callbacks!r} is not a list of callbacks or their paths")
         if not listed:
             raise ValueError(
-                f"callbacks=[] has none; name one, or switch orca off with {switch_off('orca')}"
+                "callbacks=[] has none; name one, or switch orca off with " + switch_off("orca")
             )
         self.callbacks = callbacks
         self._points = Points([callback_of(one) for one in listed])

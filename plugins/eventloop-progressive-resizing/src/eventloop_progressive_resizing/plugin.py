@@ -76,7 +76,7 @@ class ProgressiveResizing:
         try:
             images, _ = _images_of(state.batch)
         except PluginError as error:
-            return str(error).partition("\n")[0]
+            return error.what
         owner = state.owner("train_batch")
         if owner != "core":
             return f"train_batch is {owner}'s, which may compare images with whole ones"
@@ -156,7 +156,7 @@ def _images_of(batch: Any) -> tuple[Tensor, Tensor]:
         "it resizes floating-point images of shape (B, C, H, W), with targets that are labels of "
         f"shape (B,) or (B, K) or masks of the images' height and width, not {describe_pair(batch)}",
         fix="let the data loader give such pairs, or switch it off with "
-        f"{switch_off('progressive-resizing')}",
+        + switch_off("progressive-resizing"),
     )
 
 

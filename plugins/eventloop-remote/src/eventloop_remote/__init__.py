@@ -1,5 +1,6 @@
-"""Checkpoints at whatever URL fsspec can write to."""
+"""Checkpoints at whatever URL fsspec can write to, and what storages of other packages that move files build on."""
 
-from eventloop_remote.storage import folder, lock
+from eventloop_remote.checkpoints import RemoteCheckpoints
+from eventloop_remote.moving import RemoteFolder, RemoteStorage
 
-__all__ = ["folder", "lock"]
+__all__ = ["RemoteCheckpoints", "RemoteFolder", "RemoteStorage"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventloop.storage import MANIFEST, RemoteFolder
+from eventloop.storage import MANIFEST
+from eventloop_remote.moving import RemoteFolder
 from eventloop_remote.objects import Objects
 
 

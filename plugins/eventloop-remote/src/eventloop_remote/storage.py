@@ -5,18 +5,16 @@ from __future__ import annotations
 from eventloop.storage import Lock, Url
 from eventloop_remote.folder import Folder
 from eventloop_remote.lease import Lease
+from eventloop_remote.moving import RemoteStorage
 from eventloop_remote.objects import Objects
 
 
-def folder(url: Url) -> Folder:
-    """Returns the folder that a URL names.
-
-    Raises:
-        UsageError: a package is missing that knows such URLs.
-    """
+def _folder(url: Url) -> Folder:
     return Folder(Objects(url))
 
 
-def lock(run: Url, local: Lock) -> Lease:
-    """Returns the lease on the run at a URL, which needs the lock of its local folder, too."""
+def _lease(run: Url, local: Lock) -> Lease:
     return Lease(run, Objects(run), local)
+
+
+storage = RemoteStorage(_folder, _lease)

@@ -204,8 +204,10 @@ class Report:
     def _unwritable(self, reason: str) -> PluginError:
         return PluginError(
             f"the report can't be written to {self._page}: {reason}",
-            fix=f"free space or give another file with {as_option('report', path='FILE.html')}, or switch "
-            f"the plugin off with {switch_off('report')}",
+            fix="free space or give another file with "
+            + as_option("report", path="FILE.html")
+            + ", or switch "
+            "the plugin off with " + switch_off("report"),
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop import SettingError, State, Time, hookimpl
+from eventloop import EventloopError, SettingError, State, Time, hookimpl
 from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.passes import evaluation_mode
 from eventloop.toolbox.samples import num_samples, split
@@ -65,7 +65,8 @@ class SelectiveBackprop:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
             losses = self._losses(state)
         except Exception as error:  # noqa: BLE001  training shows it, too, if it asks for a loss
-            return f"no loss of each sample can be had: {str(error).partition(chr(10))[0]}"
+            what = error.what if isinstance(error, EventloopError) else str(error)
+            return f"no loss of each sample can be had: {what.partition(chr(10))[0]}"
         if losses.isnan().all():
             return "no loss of each sample can be had: that of a batch of one is NaN"
         return None
@@ -131,7 +132,7 @@ def _resolved(name: str, time: Time | None, state: State) -> Time | None:
     except ValueError as error:
         raise SettingError(
             f"selective-backprop.{name}: {error}",
-            fix=f"write it in batches: {as_option('selective-backprop', **{name: '100ba'})}",
+            fix="write it in batches: " + as_option("selective-backprop", **{name: "100ba"}),
         ) from None
 
 
@@ -144,7 +145,9 @@ def _check_before(name: str, start: Time | None, end: Time | None, state: State)
         raise SettingError(
             f"selective-backprop.start={start} isn't before {name}={end}: no sample would ever be "
             "selected",
-            fix=f"give an earlier start: {as_option('selective-backprop', start='0.1dur')}, or a later "
+            fix="give an earlier start: "
+            + as_option("selective-backprop", start="0.1dur")
+            + ", or a later "
             f"{name}",
         )
 

@@ -105,7 +105,7 @@ class SeqLengthWarmup:
         is_told = state.rank == 0 and state.stop_reason is None and state.duration is not None
         if is_told and self._growth is not None and self._growth.frac(state) < 1:
             warnings.warn(
-                "seq-length-warmup: the run has ended before whole sequences came, "
+                "seq-length-warmup: the run ended before sequences reached full length, "
                 f"duration={self.duration}; "
                 'give a shorter duration, as a fraction of the run for example: "0.5dur"',
                 stacklevel=2,
@@ -122,7 +122,7 @@ class SeqLengthWarmup:
             raise PluginError(
                 f"seq-length-warmup can't shorten a batch: {error}",
                 fix="let the data loader give tokens and targets of shape (B, T), or switch it off "
-                f"with {switch_off('seq-length-warmup')}",
+                "with " + switch_off("seq-length-warmup"),
             ) from error
         length = length_at(full, self.min_length, self.length_increment, done)
         if length == full:

@@ -131,7 +131,7 @@ class Swa:
                 f"swa has averaged nothing: it starts at {self._start}, every {self._interval}, and "
                 f"the run has ended after {counted(state.clock.epoch, 'epoch')} and "
                 f"{counted(state.clock.batch, 'batch', 'batches')}; give another start or "
-                f"interval, {as_option('swa', start='0.5dur', interval='10ba')}",
+                "interval, " + as_option("swa", start="0.5dur", interval="10ba"),
                 stacklevel=2,
             )
 
@@ -257,5 +257,5 @@ def _interval(interval: Time, state: State) -> Time:
         return state.resolve(interval)
     except ValueError as error:
         raise SettingError(
-            f"swa.interval: {error}", fix=f"write {as_option('swa', interval='1ep')}"
+            f"swa.interval: {error}", fix="write " + as_option("swa", interval="1ep")
         ) from None

@@ -99,7 +99,7 @@ class Tensorboard:
             raise SettingError(
                 f"tensorboard.histograms is {self._interval}, but tokens aren't counted",
                 fix="give Task(num_tokens=lambda inputs: inputs.numel()), say, or write it in "
-                f"batches: {as_option('tensorboard', histograms='100ba')}",
+                "batches: " + as_option("tensorboard", histograms="100ba"),
             )
         while self._on_the_way and self._on_the_way[0].is_there():
             self._write_histograms()
@@ -169,7 +169,7 @@ class Tensorboard:
             raise PluginError(
                 f"events can't be written to {self._file.folder}: {error.strerror or error}",
                 fix="free space, give another run_dir, or switch the plugin off with "
-                f"{switch_off('tensorboard')}",
+                + switch_off("tensorboard"),
             ) from error
 
 

@@ -74,7 +74,9 @@ class Throughput:
             raise PluginError(
                 f"peak_tflops={self.peak_tflops} has no effect: a compiled model's operations "
                 "can't be counted",
-                fix=f"give them with {as_option('throughput', gflops_per_sample=2.0)}, or leave the peak "
+                fix="give them with "
+                + as_option("throughput", gflops_per_sample=2.0)
+                + ", or leave the peak "
                 "out",
             )
         if self.peak_tflops is None and state.device.type == "cuda":

@@ -50,8 +50,9 @@ class Trace:
     @hookimpl
     def fit_start(self, state: StateView) -> None:
         """Refuses a file that can't be written, before anything is trained."""
-        self._folder, self._rank = state.run_dir, state.rank
-        RunFolder(self._folder).check(self._file)
+        self._rank = state.rank
+        RunFolder(state.run_dir).check(self._file)
+        self._folder = state.run_dir  # from now on `close` writes
 
     @hookimpl
     def close(self) -> None:

@@ -227,8 +227,10 @@ class Wandb:
         except (wandb.Error, OSError) as error:
             raise PluginError(
                 f"W&B fails: {error}",
-                fix=f"run `wandb login`, write files for later with {as_option('wandb', mode='offline')}, or "
-                f"switch the plugin off with {switch_off('wandb')}",
+                fix="run `wandb login`, write files for later with "
+                + as_option("wandb", mode="offline")
+                + ", or "
+                "switch the plugin off with " + switch_off("wandb"),
             ) from error
 
 

@@ -1,1 +1,1 @@
-"""The command `eventloop plugins`: a module each of its subcommands."""
+"""The command `eventloop plugins`: one module per subcommand."""

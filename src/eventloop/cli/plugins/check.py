@@ -18,13 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.reading import (
-    JSON,
-    Extension,
-    imported_extensions,
-    surveyed,
-)
-from eventloop.errors import PluginError
+from eventloop.cli.plugins.reading import JSON, Extension, dry_assembled, imported_extensions
+from eventloop.errors import PluginError, in_shell, text_of
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.load import imported
 from eventloop.plugin.lock import check_lock, lock_path
@@ -53,7 +48,7 @@ def run(arguments: Arguments) -> int:
     selected, _ = select_all(configuration_of(arguments))
     active = (one.found for one in selected if one.status == "active")
     costs = measure_imports([*active, *extensions()])
-    _, found = surveyed(arguments, COMMAND)
+    _, found = dry_assembled(arguments, COMMAND)
     added = list(imported_extensions())
     rows = list(_rows(found, added, costs))
     of_extensions = (one.problem for one in added if one.problem is not None)
@@ -63,12 +58,12 @@ def run(arguments: Arguments) -> int:
         one for ordered in assembly.implementations.values() for one in assembly.remarks(ordered)
     ]
     if "json" in arguments.given:
-        written = [str(problem) for problem in problems]
+        written = [*map(text_of, problems)]
         write_json({"plugins": rows, "problems": written, "remarks": remarks})
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
         for idx, problem in enumerate(problems, 1):
-            write_text(plain(f"\n{idx}. {problem}"))
+            write_text(plain(f"\n{idx}. {in_shell(text_of(problem))}"))
         write_lines(["", *(f"remark: {remark}" for remark in remarks)] if remarks else [])
         count = len(problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
@@ -86,8 +81,8 @@ def _rows(
     found: DryAssembly, added: Sequence[Extension], costs: Mapping[Found, Measured]
 ) -> Iterator[dict[str, Any]]:
     for row in found.rows:
-        status = "problem" if row.problems else row.selected.status
-        reason = row.problems[0].what if row.problems else row.selected.reason
+        status = "problem" if row.problems else row.status
+        reason = row.problems[0].what if row.problems else row.reason
         yield _row(row.found, status, reason, costs.get(row.found, Measured()))
     for one in added:
         yield _row(one.found, one.status, one.reason, costs.get(one.found, Measured()))
@@ -113,11 +108,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an import costs beyond what every fit imports, torch included.
+    """The cost of an import, without what every fit imports.
 
     Args:
-        seconds: wall-clock time; None where it failed, or can't be measured.
-        with_torch: whether its module, or one that came with it, imports torch.
+        seconds: wall-clock time; None if it failed, or can't be measured.
+        with_torch: whether its module, or one imported by it, imports torch.
     """
 
     seconds: float | None = None
@@ -125,12 +120,12 @@ class Measured:
 
 
 def measure_imports(found: Iterable[Found]) -> dict[Found, Measured]:
-    """Imports each plugin in a fork of its own, in which nothing but torch and eventloop was.
+    """Imports each plugin in a separate fork, after only torch and eventloop.
 
-    To be called before plugins are imported. Where there are no forks, nothing is measured.
+    Must be called before plugins are imported. Without `os.fork`, nothing is measured.
 
     Returns:
-        The costs, by what was found.
+        The cost of each plugin.
     """
     if not hasattr(os, "fork"):
         return {}

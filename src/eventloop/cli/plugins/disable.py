@@ -1,4 +1,4 @@
-"""`eventloop plugins disable NAME`: have an installed plugin take part in no run of a project."""
+"""`eventloop plugins disable NAME`: disables an installed plugin in a project."""
 
 from __future__ import annotations
 

@@ -1,20 +1,22 @@
-"""`eventloop plugins enable NAME`: have an installed plugin take part in all runs of a project."""
+"""`eventloop plugins enable NAME`: edits the lists of plugins in a project's `pyproject.toml`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import tomlkit
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_lines
 from eventloop.cli.plugins.list import seen_status
 from eventloop.config.layers import find_pyproject
-from eventloop.config.rule_edits import has_name, names, with_name, without_name
 from eventloop.errors import SettingError, UsageError, closest
 from eventloop.files import disk
-from eventloop.naming import fold
+from eventloop.naming import fold, split_requirement
 from eventloop.plugin.candidates import select_all
-from eventloop.plugin.records import Selected
+from eventloop.plugin.records import Candidate
 from eventloop.plugin.static_check import static_check
 
 COMMAND = Command(
@@ -34,11 +36,11 @@ def run(arguments: Arguments) -> int:
 
 
 def switch(arguments: Arguments, command: Command, *, is_on: bool) -> None:
-    """Writes into `pyproject.toml` whether a plugin takes part, and prints whether it does by now.
+    """Enables or disables a plugin in `pyproject.toml`, and prints whether it is active now.
 
     Raises:
         UsageError: no plugin has this name.
-        SettingError: the file can't be written, or its table is written in an unknown way.
+        SettingError: the file can't be written, or its table can't be edited.
     """
     one = _named(arguments, command)
     name = one.found.name
@@ -61,7 +63,7 @@ def switch(arguments: Arguments, command: Command, *, is_on: bool) -> None:
     )
 
 
-def _named(arguments: Arguments, command: Command) -> Selected:
+def _named(arguments: Arguments, command: Command) -> Candidate:
     selected, _ = select_all(configuration_of(arguments))
     if not arguments.task:
         raise UsageError(
@@ -78,7 +80,7 @@ def _named(arguments: Arguments, command: Command) -> Selected:
     return named[0]
 
 
-def _enabled(text: str, one: Selected) -> str:
+def _enabled(text: str, one: Candidate) -> str:
     name = one.found.name
     text = without_name(text, "disable", name) if has_name(text, "disable", name) else text
     if names(text, "allow") and not has_name(text, "allow", name):
@@ -92,3 +94,67 @@ def _disabled(text: str, name: str) -> str:
     if has_name(text, "required", name):
         text = without_name(text, "required", name)
     return text if has_name(text, "disable", name) else with_name(text, "disable", name)
+
+
+_MARK = "\ufeff"  # some editors of Windows begin a file with it
+
+
+def with_name(text: str, key: str, name: str) -> str:
+    """Returns the file with a name added to the list `disable`, `required` or `allow`.
+
+    Raises:
+        ValueError: the file isn't TOML, or the entry isn't a list in a table.
+    """
+    content = _parsed(text)
+    try:
+        tool = content.setdefault("tool", tomlkit.table(is_super_table=True))
+        tool.setdefault("eventloop", tomlkit.table()).setdefault(key, tomlkit.array()).append(name)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{key} of [tool.eventloop] is not a list in a table") from error
+    return _written(content, text)
+
+
+def without_name(text: str, key: str, name: str) -> str:
+    """Returns the file without a name in a list; comments are kept.
+
+    Raises:
+        ValueError: the file isn't TOML.
+    """
+    content = _parsed(text)
+    listed = content["tool"]["eventloop"][key]
+    for idx in reversed([idx for idx, one in enumerate(listed) if _is(one, name)]):
+        del listed[idx]
+    return _written(content, text)
+
+
+def has_name(text: str, key: str, name: str) -> bool:
+    """Returns whether a list of the table has a name, with or without versions.
+
+    Raises:
+        ValueError: the file isn't TOML.
+    """
+    return any(_is(one, name) for one in names(text, key))
+
+
+def names(text: str, key: str) -> list[str]:
+    """Returns the entries of a list of the table.
+
+    Raises:
+        ValueError: the file isn't TOML.
+    """
+    return list(_parsed(text).get("tool", {}).get("eventloop", {}).get(key, ()))
+
+
+def _is(item: str, name: str) -> bool:
+    parts = split_requirement(item)
+    return fold(parts[0] if parts else item) == fold(name)
+
+
+def _parsed(text: str) -> Any:
+    return tomlkit.parse(text.removeprefix(_MARK).replace("\r\n", "\n"))
+
+
+def _written(content: Any, text: str) -> str:
+    written: str = content.as_string()
+    written = written.replace("\n", "\r\n") if "\r\n" in text else written
+    return _MARK * text.startswith(_MARK) + written

@@ -1,4 +1,4 @@
-"""`eventloop plugins hooks`: the catalogue of hooks, from their declarations."""
+"""`eventloop plugins hooks`: lists the hooks, from their declarations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
+from eventloop.cli.plugins.reading import JSON, dry_assembled, refuse_choice
 from eventloop.errors import UsageError
 from eventloop.hooks import warnings_of
 
@@ -27,7 +27,7 @@ _COLUMNS = ("name", "kind", "per", "closes", "declared by", "implemented by", "w
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = surveyed(arguments, COMMAND)
+    _, found = dry_assembled(arguments, COMMAND)
     assembly, name = found.assembly, arguments.task
     hooks = assembly.hooks
     if name and name not in hooks:
@@ -52,7 +52,7 @@ def declared_by(hook: Hook) -> str:
 
 
 def implemented_by(hook: Hook, assembly: Assembly) -> list[str]:
-    """Names the plugins that implement a hook, in the order in which they are called."""
+    """Names the plugins that implement a hook, in calling order."""
     found = assembly.implementations[hook.name]
     plugins = (one.plugin for one in found if one.plugin.role not in ("task", "core"))
     return list(dict.fromkeys(plugin.name for plugin in plugins))

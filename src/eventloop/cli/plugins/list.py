@@ -1,4 +1,4 @@
-"""`eventloop plugins list`: what is installed, and whether it takes part; imports none of it."""
+"""`eventloop plugins list`: lists plugins and whether they are active; imports none of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.configure import until_named
 from eventloop.plugin.metadata import installed_entry_points
-from eventloop.plugin.records import Found, Selected
+from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import static_check
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _rows(
-    configuration: Configuration, selected: Sequence[Selected], found: Iterable[EventloopError]
+    configuration: Configuration, selected: Sequence[Candidate], found: Iterable[EventloopError]
 ) -> Iterator[dict[str, Any]]:
     problems: dict[Found, EventloopError] = {}
     known = {one.found for one in selected}
@@ -74,21 +74,21 @@ def _rows(
 
 
 def seen_status(
-    one: Selected, configuration: Configuration, others: Iterable[Found]
+    one: Candidate, configuration: Configuration, others: Iterable[Found]
 ) -> tuple[str, str]:
-    """Returns status and reason of a plugin, with what a glance shows: a problem, or that it sleeps."""
+    """Returns a plugin's status and reason, with a static check's problem or dormancy."""
     if one.status == "off":
         return one.status, one.reason
     seen = static_check(one.found, others)
-    given = configuration.section(one.found.name)
-    lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in given]
+    section = configuration.section(one.found.name)
+    lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in section]
     if seen.problem:
         return "problem", seen.problem
-    if seen.off_until_named and not given and not configuration.insists_on(one.found):
+    if seen.off_until_named and not section and not configuration.insists_on(one.found):
         return "off", until_named(one.found.name)
     if not lacking:
         waking = [] if configuration.insists_on(one.found) else list(seen.wakes_with)
-        if waking and not any(fold(name) in given for name in waking):
+        if waking and not any(fold(name) in section for name in waking):
             flags = " or ".join(flag(name, one.found.name) for name in waking)
             return "off", f"waiting for {flags}"
         return one.status, one.reason

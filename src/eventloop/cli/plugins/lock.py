@@ -1,4 +1,4 @@
-"""`eventloop plugins lock`: write down which plugins a project trains with."""
+"""`eventloop plugins lock`: records which plugins a project trains with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.output import write_json, write_lines
-from eventloop.cli.plugins.reading import JSON, surveyed
+from eventloop.cli.plugins.reading import JSON, dry_assembled
 from eventloop.errors import PluginError
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
@@ -29,7 +29,7 @@ COMMAND = Command(
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = surveyed(arguments, COMMAND)
+    _, found = dry_assembled(arguments, COMMAND)
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")
@@ -61,13 +61,12 @@ def _require_file(path: Path) -> None:
 
 
 def require_lock(configuration: Configuration, candidates: Candidates) -> None:
-    """Refuses what differs from the lock; does nothing where there is none.
+    """Compares the plugins with the lock; does nothing without one.
 
-    What is compared is what `eventloop plugins lock` writes: the installed plugins as they would
-    take part whatever the task is.
+    Like `eventloop plugins lock`, it considers installed plugins, independent of the task.
 
     Raises:
-        PluginError: something differs, shown as a diff.
+        PluginError: they differ; the message has a diff.
     """
     path = lock_path(Path.cwd())
     if path.is_file():

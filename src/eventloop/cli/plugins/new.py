@@ -1,4 +1,4 @@
-"""`eventloop plugins new NAME`: start a plugin, as a package that installs and passes its test."""
+"""`eventloop plugins new NAME`: creates a plugin package that installs and passes its test."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import eventloop
-from eventloop.cli.arguments import (
-    Arguments,
-    Command,
-    CommandOption,
-)
+from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.plugins.reading import JSON
 from eventloop.cli.registry import COMMANDS
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
-from eventloop.plugin.metadata import discover_all, extensions
+from eventloop.plugin.metadata import discover, extensions
 from eventloop.plugin.select import is_usable_name
 from eventloop.text import published
 
@@ -79,7 +75,7 @@ def _name(given: str) -> str:
 
 
 def _taken(name: str) -> str:
-    """Returns what else has a name; "" where nothing has it."""
+    """Returns what uses a name already, or ""."""
     key = fold(name)
     if key in SETTING_NAMES:
         return "a setting has this name"
@@ -96,7 +92,7 @@ def _taken(name: str) -> str:
         return "a command has this name"
     if name in published():
         return f"the package eventloop-{name} exists"
-    known = (*discover_all(())[0], *extensions())
+    known = (*discover()[0], *extensions())
     return next((f"{one.origin} has this name" for one in known if fold(one.name) == key), "")
 
 
@@ -126,14 +122,14 @@ def _write(folder: Path, name: str, role: str) -> list[Path]:
 
 
 def _files(role: str) -> Iterator[tuple[str, Path]]:
-    """Yields where each file of a new plugin goes, and its template."""
+    """Yields the path of each file of a new plugin, and its template."""
     root = _TEMPLATES / role
     for template in root.rglob("*.txt"):
         yield template.relative_to(root).as_posix().removesuffix(".txt"), template
 
 
 def _range(version: str) -> str:
-    """Returns the versions that a plugin written now works with: before 1.0, those of one minor."""
+    """Returns the version range for a new plugin: before 1.0, one minor version."""
     major, minor, *_ = map(int, version.split(".")[:2])
     following = f"0.{minor + 1}" if major == 0 else str(major + 1)
     return f">={major}.{minor},<{following}"

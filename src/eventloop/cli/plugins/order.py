@@ -1,4 +1,4 @@
-"""`eventloop plugins order`: who is called when, who owns which action, and why."""
+"""`eventloop plugins order`: shows the calling order, the owners of actions, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import Arguments, Command
 from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.plugins.reading import JSON, refuse_choice, surveyed
+from eventloop.cli.plugins.reading import JSON, dry_assembled, refuse_choice
 from eventloop.errors import UsageError
 from eventloop.plugin.candidates import implemented
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
@@ -31,7 +31,7 @@ _NOBODY_AT_ALL = "none: a call without an answer is an error"
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = surveyed(arguments, COMMAND)
+    _, found = dry_assembled(arguments, COMMAND)
     assembly, name = found.assembly, arguments.task
     if name and name not in assembly.hooks:
         raise UsageError(
@@ -73,8 +73,8 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     plan["remarks"] = list(assembly.remarks(ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
-        nobody = _NOBODY_AT_ALL if hook.declared_by else _NOBODY
-        plan["owner"] = asked[-1].plugin.name if is_owned else nobody
+        without_order = _NOBODY_AT_ALL if hook.declared_by else _NOBODY
+        plan["owner"] = asked[-1].plugin.name if is_owned else without_order
     return plan
 
 
@@ -93,7 +93,7 @@ def _call(
 
 
 def _loser(assembly: Assembly, one: Implementation, depth: int) -> dict[str, Any]:
-    """Returns the row of one that would own an action, had a person not chosen another."""
+    """Returns the row of the plugin that would own an action if the user hadn't chosen another."""
     chosen = assembly.wishes.owners[one.hook.name]
     return {
         "plugin": one.plugin.name,

@@ -1,4 +1,4 @@
-"""What the subcommands share: from a command line to a configuration, and extensions."""
+"""Shared by the subcommands: from a command line to a configuration, and extensions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ JSON = CommandOption("json", "", "write JSON instead of a table")
 _OWN = {"command": COMMANDS}
 
 
-def surveyed(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:
-    """Loads and orders all plugins; what they print goes to stderr.
+def dry_assembled(arguments: Arguments, command: Command) -> tuple[Configuration, DryAssembly]:
+    """Loads and orders all plugins; their output goes to stderr.
 
     Raises:
         UsageError: a flag is neither a setting nor an option of a plugin.
@@ -50,10 +50,10 @@ def surveyed(arguments: Arguments, command: Command) -> tuple[Configuration, Dry
 
 
 def refuse_choice(found: DryAssembly) -> None:
-    """Refuses a choice of plugins that aren't there, when everything else has been written.
+    """Refuses a choice of unknown plugins, after everything else was printed.
 
     Raises:
-        UsageError: there is something wrong with the choice, and with no plugin.
+        UsageError: the choice has a problem, not a plugin.
     """
     of_plugins = {id(problem) for row in found.rows for problem in row.problems}
     others = [one for one in found.problems if id(one) not in of_plugins]
@@ -62,11 +62,11 @@ def refuse_choice(found: DryAssembly) -> None:
 
 @dataclass(frozen=True)
 class Extension:
-    """An extension that was found.
+    """A discovered extension.
 
     Args:
-        reason: why it can't be used, in one line; "" where it can.
-        problem: the same in full; None where only a glance was taken.
+        reason: why it can't be used, in one line, or "".
+        problem: the same in full; None if it was only checked statically.
     """
 
     found: Found
@@ -75,12 +75,12 @@ class Extension:
 
     @property
     def status(self) -> str:
-        """What stands in the column: it is there to be used, and takes part in no run."""
+        """The text of the status column."""
         return "problem" if self.reason else "available"
 
 
 def seen_extensions(installed: Installed) -> Iterator[Extension]:
-    """Yields what is installed, and what metadata and files say is wrong with it."""
+    """Yields installed extensions, with problems found in metadata and files."""
     found = extensions(installed=installed)
     problems = extension_problems(found, _OWN)
     for one in found:
@@ -91,10 +91,10 @@ def seen_extensions(installed: Installed) -> Iterator[Extension]:
 
 
 def imported_extensions(name: str | None = None) -> Iterator[Extension]:
-    """Yields what is installed, imported, and what is wrong with it.
+    """Imports installed extensions; yields them with their problems.
 
     Args:
-        name: of those to import; all unless given.
+        name: of those to import; by default all.
     """
     found = extensions()
     problems: dict[Found, EventloopError] = {**extension_problems(found, _OWN)}
@@ -114,7 +114,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 def _import(found: Found) -> None:
     if found.role == "storage":
         # A list, which imports no extension, does without all that checkpoints need.
-        from eventloop.checkpoint.remote_storage import imported_storage
+        from eventloop.checkpoint.storage_packages import imported_storage
 
         imported_storage(found)
     else:

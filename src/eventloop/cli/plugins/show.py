@@ -1,4 +1,4 @@
-"""`eventloop plugins show NAME`: all that is known of one plugin."""
+"""`eventloop plugins show NAME`: shows all facts about one plugin."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from eventloop.cli.plugins.hooks import declared_by, implemented_by
 from eventloop.cli.plugins.reading import (
     JSON,
     Extension,
+    dry_assembled,
     imported_extensions,
     refuse_choice,
-    surveyed,
 )
 from eventloop.config.options import Value, flag
-from eventloop.errors import UsageError, closest
+from eventloop.errors import UsageError, closest, text_of
 from eventloop.naming import fold
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.configure import plugin_options
@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> int:
             fix="list what is installed with `eventloop plugins`",
         )
     cost = _cost(arguments)
-    configuration, found = surveyed(arguments, COMMAND)
+    configuration, found = dry_assembled(arguments, COMMAND)
     row = found.row(arguments.task)
     added = next(imported_extensions(arguments.task), None) if row is None else None
     if row is not None:
@@ -68,7 +68,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _cost(arguments: Arguments) -> dict[str, Any]:
-    """Measures what is named, before it is imported here."""
+    """Measures the import of the named plugin, before it is imported here."""
     selected, _ = select_all(configuration_of(arguments))
     active = (one.found for one in selected if one.status == "active")
     named = (one for one in [*active, *extensions()] if fold(one.name) == fold(arguments.task))
@@ -81,8 +81,8 @@ def _content(
     row: Candidate, assembly: Assembly, configuration: Configuration, cost: dict[str, Any]
 ) -> dict[str, Any]:
     found = row.found
-    status = "problem" if row.problems else row.selected.status
-    content = _origin(found, status, row.selected.reason)
+    status = "problem" if row.problems else row.status
+    content = _origin(found, status, row.reason)
     if row.target is not None:
         content |= cost
     content["options"] = list(_options(row, configuration.section(found.name)))
@@ -96,7 +96,7 @@ def _content(
             if fold(found.name) in (edge.first, edge.then)
         }
     )
-    content["problems"] = [str(problem) for problem in row.problems]
+    content["problems"] = [*map(text_of, row.problems)]
     return content
 
 

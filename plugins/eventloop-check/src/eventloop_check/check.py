@@ -1,0 +1,297 @@
+"""The check: who assigns what, who writes in place, and who reads from the device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+# Private, but torch's documented way to see every operation, and without a public name
+# (torch 2.13).
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eventloop.commands import counted, write_lines, write_table
+from eventloop.toolbox.observers import caller, instead, moment_in, with_context
+from eventloop_check.snapshots import StateSnapshot
+
+if TYPE_CHECKING:
+    from eventloop import State
+    from eventloop.toolbox.observers import Implementation
+
+# The core's own, in which the task's model and loss run.
+_TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
+_READ = "aten::_local_scalar_dense"
+_ACTS = ("log", "request_checkpoint", "request_stop", "update")
+# They read without an operation that could be seen.
+_METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
+_TORCH = Path(torch.__file__).parent
+Kind = Literal["write", "read", "answer"]
+# Where tensors' methods are, and what calls an operation (torch 2.13).
+_OF_TENSORS = tuple(
+    str(_TORCH / one)
+    for one in ("_tensor.py", "_tensor_str.py", "_ops.py", "_compile.py", "overrides.py",
+                "_dynamo/eval_frame.py", "utils/_device.py", "utils/_python_dispatch.py")
+)  # fmt: skip
+
+
+@dataclass
+class Finding:
+    """Something that a plugin must not do, and did.
+
+    Args:
+        kind: whether it wrote, read, or answered otherwise than on other ranks.
+        who: plugin, distribution and hook.
+        what: what it did.
+        where: file and line, where they are known.
+        moment: epoch and batch of the first time.
+        times: how often.
+    """
+
+    kind: Kind
+    who: str
+    what: str
+    where: str
+    moment: str
+    times: int = 0
+
+    def __str__(self) -> str:
+        often = "" if self.times == 1 else f", {self.times} times"
+        return f"{self.who}: {self.what}{often}, first in {self.moment}\n  at   {self.where}"
+
+
+class Check:
+    """Watches a run for what plugins do to the State and to the device.
+
+    In-place writes show in a tensor's version; one into `.data` or through NumPy leaves none.
+    Around callbacks, what optimizers hold, training modes and the random generators that all share
+    are compared, too, and around all who answer a question, which may change, log and request nothing.
+    Answers are compared across ranks, each of which then waits for the others.
+
+    As a context manager, which `eventloop fit --check` enters, it prints at its end what was found.
+    """
+
+    columns = ("attribute", "hook", "plugin", "times")
+
+    def __init__(self) -> None:
+        self._writes: Counter[tuple[str, str, str]] = Counter()
+        self._findings: dict[tuple[str, str], Finding] = {}
+        self._under_way: list[tuple[Implementation, Any]] = []
+        self._reads = HostReads(self._found_read)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, in the order in which it was found."""
+        return list(self._findings.values())
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that it watched: 1 if it found something, else 0."""
+        return int(bool(self._findings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if rows := list(self.rows()):
+            write_table(self.columns, rows)
+        found = self.findings
+        write_lines([f"check: {counted(len(found), 'problem') if found else 'no problem'}"])
+        write_lines([line for one in found for line in str(one).splitlines()])
+
+    def rows(self) -> Iterator[Sequence[str]]:
+        """Yields the writers by attribute and hook."""
+        for (attribute, hook, plugin), times in sorted(self._writes.items()):
+            yield attribute, hook, plugin, str(times)
+
+    def observed(self, one: Implementation) -> Implementation:
+        """Returns the implementation with an eye on what it does."""
+        role, hook = one.plugin.role, one.hook.name
+        if role == "core" and hook not in _TASK_INSIDE_CORE:
+            return one
+        is_question = one.hook.kind == "question"
+
+        def given(state: State) -> Any:
+            if role in ("task", "algorithm") or is_question:
+                return RecordedState(state, functools.partial(self._found_change, one, state))
+            return state
+
+        seen = with_context(
+            one, lambda state: self._stretch(one, state), in_halves=True, given=given
+        )
+        return self._compared(seen) if is_question else seen
+
+    def _compared(self, one: Implementation) -> Implementation:
+        """Returns the implementation of a question with its answers compared across ranks."""
+        if one.wrapper:
+            return one
+        call = caller(one)
+
+        def answer(state: Any, *rest: Any) -> Any:
+            mine = call(state, *rest)
+            everybody = state.all_gather(mine)
+            if any(theirs != mine for theirs in everybody):
+                shown = ", ".join(f"rank {rank} {one}" for rank, one in enumerate(everybody))
+                what = f"answered differently on different ranks: {shown}"
+                self._found("answer", one, state, what, one.where)
+            return mine
+
+        return instead(one, answer)
+
+    @contextmanager
+    def _stretch(self, one: Implementation, state: Any) -> Iterator[None]:
+        """Compares before and after a stretch of an implementation's own code."""
+        everything = one.plugin.role == "callback" or one.hook.kind == "question"
+        before = StateSnapshot(state, everything=everything) if one.plugin.role != "core" else None
+        in_step = state.batch is not None and state.eval_name is None
+        self._under_way.append((one, state))
+        try:
+            with self._reads if in_step else nullcontext():
+                yield
+        finally:
+            self._under_way.pop()
+            for verb, name in before.changes(state) if before is not None else ():
+                self._found_change(one, state, verb, name)
+
+    def _found_change(self, one: Implementation, state: Any, verb: str, name: str) -> None:
+        is_question = one.hook.kind == "question"
+        if is_question or one.plugin.role == "callback":
+            whose = "" if "'s random numbers" in name else "state's "
+            rule = "question only answers" if is_question else "callback may only watch"
+            self._found("write", one, state, f"{verb} {whose}{name}; a {rule}", one.where)
+        elif verb != "called":
+            how = name if verb == "assigned" else f"{name.partition(' ')[0]} (in place)"
+            self._writes[how, one.hook.name, one.plugin.name] += 1
+
+    def _found_read(self, tensor: Tensor, how: str) -> None:
+        one, state = self._under_way[-1]
+        if tensor.device.type == state.device.type and not _is_torchs_own():
+            what = f"read from the device with {how}()"
+            self._found("read", one, state, what, _outside() or one.where)
+
+    def _found(self, kind: Kind, one: Implementation, state: Any, what: str, where: str) -> None:
+        who = one.origin
+        if one.plugin.role == "core":
+            who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
+        moment = f"{moment_in(one.hook.name, state)}, rank {state.rank}"
+        finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
+        finding.times += 1
+
+
+class RecordedState:
+    """The State, or a view of it, with a note of each assignment and of what logs or requests.
+
+    It wraps, because the State of a run that isn't checked shall not even be asked.
+
+    Args:
+        found: called with what was done, and with which attribute.
+    """
+
+    __slots__ = ("_found", "_state")
+
+    def __init__(self, state: State, found: Callable[[str, str], None]) -> None:
+        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_found", found)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ACTS:
+            self._found("called", name)
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._state, name, value)
+        self._found("assigned", name)
+
+
+def _is_torchs_own() -> bool:
+    """Whether code of torch's asked for the read under way: an optimizer its step count, say.
+
+    What a tensor's own methods read, `format` or `in`, their caller has asked for.
+    """
+    for frame, _ in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if file != __file__ and not file.startswith((*_OF_TENSORS, "<")):
+            return file.startswith(f"{_TORCH}{os.sep}")
+    return False
+
+
+def _outside() -> str:
+    """Returns the innermost line under way that is neither torch's nor eventloop's."""
+    insides = [f"{Path(module).parent}{os.sep}" for module in (torch.__file__, __file__)]
+    for frame, line in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if not file.startswith((*insides, "<")) and Path(file).name != "contextlib.py":
+            return f"{file}:{line}"
+    return ""
+
+
+class HostReads:
+    """Reports every value that is read from a tensor inside its `with`; may be nested.
+
+    On a CUDA device each read waits until everything before it is computed; on the CPU nothing
+    waits, but the same calls are seen.
+
+    Args:
+        found: called at each read with the tensor and with how it is read: "item", "tolist",
+            "numpy", "print".
+    """
+
+    def __init__(self, found: Callable[[Tensor, str], None]) -> None:
+        self._found = found
+        self._mode = _Operations(found)
+        self._depth = 0
+        self._is_reading = False
+        self._kept: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        if self._depth == 1:
+            for name, how in _METHODS.items():
+                self._kept[name] = vars(Tensor).get(name)
+                setattr(Tensor, name, self._told(how, getattr(Tensor, name)))
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
+            for name, method in self._kept.items():
+                if method is None:
+                    delattr(Tensor, name)  # an inherited one shows again
+                else:
+                    setattr(Tensor, name, method)
+
+    def _told(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._is_reading:  # to print reads entries one by one
+                return method(tensor, *args, **kwargs)
+            self._is_reading = True
+            try:
+                self._found(tensor, how)
+                return method(tensor, *args, **kwargs)
+            finally:
+                self._is_reading = False
+
+        return read
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, found: Callable[[Tensor, str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.name() == _READ:
+            self._found(args[0], "item")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,76 @@
+"""`eventloop checkpoints verify PATH`: checks that all files are undamaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from eventloop.commands import (
+    NO_CHECKPOINT,
+    Arguments,
+    Command,
+    Place,
+    counted,
+    damages,
+    look_at,
+    one_line,
+    place_of,
+    require_checkpoints,
+    uploaded_at,
+    words,
+    write_json,
+    write_text,
+)
+from eventloop_checkpoints.described import JSON
+
+COMMAND = Command(
+    "checkpoints verify",
+    "Reads all files of a checkpoint, or of all checkpoints of a run, and names each that isn't what "
+    "was written. PATH is the folder or URL of a checkpoint or of a run. Exit status 4 if anything is "
+    "wrong.",
+    (JSON,),
+    argument="PATH",
+    takes_plugins=False,
+)
+
+
+def run(arguments: Arguments) -> int:
+    """Runs the subcommand."""
+    (word,) = words(arguments, COMMAND)
+    as_json = "json" in arguments.given
+    rows = []
+    for path, problems, passed_over in _problems(word):
+        row = {"checkpoint": str(path), "verified": not problems}
+        rows.append({**row, "problems": problems, "passed_over": passed_over})
+        if not as_json:
+            verdict = "doesn't verify" if problems else "verified"
+            but = f", but no run resumes from it by default: {passed_over}" if passed_over else ""
+            write_text(one_line(f"{path}: {verdict}{but}"))
+            for problem in problems:
+                write_text(f"  {one_line(problem)}")
+    if as_json:
+        write_json(rows)
+    num_wrong = sum(not row["verified"] for row in rows)
+    if len(rows) > 1 and not as_json:
+        write_text(f"{len(rows) - num_wrong} of {counted(len(rows), 'checkpoint')} verified")
+    return NO_CHECKPOINT if num_wrong else 0
+
+
+def _problems(word: str) -> Iterator[tuple[Place, list[str], str]]:
+    """Yields the checkpoints, each with its damage and why it would be skipped."""
+    place = place_of(word)
+    if isinstance(place, Path):
+        is_any = False
+        while not is_any:  # a run under way may have removed all that were there
+            for path in require_checkpoints(place):
+                problems = ["it is a link, or not a folder"]
+                if path.is_dir() and not path.is_symlink():
+                    problems = [str(damage) for damage in damages(path)]
+                passed_over = "" if problems else look_at(path, digests=False).reason
+                if os.path.lexists(path):
+                    is_any = True
+                    yield path, problems, passed_over
+        return
+    for one in uploaded_at(place, digests=True):
+        yield one.path, [one.damage] if one.damage else [], "" if one.damage else one.reason

@@ -1,0 +1,361 @@
+"""The checkpoints of a run at a URL: a storage moves the files, what is promised of them is kept here.
+
+Each is a folder `ba00001200`. It is written to the local disk before it is uploaded, by several ranks each
+what it holds, the manifest last: without one it doesn't count. After it was downloaded it is verified there.
+One that is saved again goes beside the one before, as `ba00001200.1-ID`, and only then is that removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventloop.storage import (
+    ALONE,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    CheckpointError,
+    CorruptFileError,
+    Crew,
+    FoundCheckpoint,
+    Manifest,
+    NewFile,
+    Store,
+    Url,
+    batch_in,
+    check_folder,
+    checked_manifest,
+    examine,
+    holds,
+    key_of,
+    name_of,
+    newest_after,
+    parse_manifest,
+    read_manifest,
+    surplus,
+    why_passed_over,
+)
+
+if TYPE_CHECKING:
+    from eventloop_remote.moving import RemoteFolder
+
+
+class RemoteCheckpoints:
+    """The checkpoints under a URL.
+
+    Args:
+        folder: `RUN/checkpoints`.
+        remote: the same folder, as the storage knows it.
+        copies: the local folder for what was saved or downloaded last.
+    """
+
+    def __init__(self, folder: Url, remote: RemoteFolder, copies: Path) -> None:
+        self.folder = folder
+        self._remote = remote
+        self._copies = Store(copies)
+        # Uploaded or verified by this process: they needn't be downloaded to know that they verify.
+        self._whole: set[str] = set()
+
+    def save(
+        self,
+        batch: int,
+        parts: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        crew: Crew = ALONE,
+    ) -> Url:
+        """Saves a checkpoint and returns its URL; when it returns, the storage has all of it.
+
+        One of the same batch is replaced, or kept where this process knows that it is whole and
+        equal. What killed saves left behind is removed first.
+
+        Args:
+            batch, parts, facts: as `Checkpoints.save` takes them.
+            crew: the ranks that write it. Several write and upload what they hold, each from a local
+                folder of its own, which is empty again afterwards; one alone keeps a copy.
+
+        Raises:
+            CheckpointError: something can't be saved, the disk is full, or the storage fails.
+        """
+        # Before this one is written: to settle which of two stays, others are downloaded in its place.
+        crew.run(self.clear if crew.rank == 0 else lambda: None)
+        if crew.world_size > 1:
+            with self._copies.shared_out(batch, parts, facts, crew) as share:
+                return self._upload(batch, share, crew)
+        copy = self._copies.save(batch, parts, facts)
+        self._copies.keep_only(batch)
+        return self._upload(batch, copy, crew)
+
+    def found(self, *, digests: bool = False) -> list[FoundCheckpoint[Url]]:
+        """Returns what looks like a checkpoint, the newest first.
+
+        Args:
+            digests: whether each is downloaded and verified, unless this process has done so or has
+                uploaded it; otherwise the manifests are read, and sizes are compared.
+        """
+        while names := self._names():
+            looks = [self._look_at(name, digests=digests) for name in names]
+            # A run under way may have removed some meanwhile; where it was all, it has others.
+            if there := [one for one in looks if not one.damage or self.has(one.path.name)]:
+                return there
+        return []
+
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint of this name, damaged or not: whether it has a manifest."""
+        # Where a write can be seen under way, a file is empty first.
+        return name in self._whole or bool(self._remote.sizes(name).get(MANIFEST))
+
+    def latest(
+        self, *, shards: bool = True, damage: Mapping[Url, str] | None = None
+    ) -> tuple[Url | None, list[tuple[Url, str]]]:
+        """Returns what `Checkpoints.latest` returns; what is downloaded is read as a whole, `shards` or not.
+
+        Raises:
+            CheckpointError: the storage fails: to begin earlier would be wrong then.
+        """
+        refused: list[tuple[Url, str]] = []
+        names = self._names()
+        for name in names:
+            try:
+                why = (damage or {}).get(self.folder / name) or why_passed_over(
+                    checked_manifest(self._copied(name)).known
+                )
+            except CorruptFileError as unlike:
+                self._whole.discard(name)
+                if not self.has(name):
+                    continue  # removed meanwhile
+                why = str(unlike)
+            if not why:
+                return self.folder / name, refused
+            refused.append((self.folder / name, why))
+        return (None, refused) if refused or not names else self.latest(damage=damage)
+
+    def download(self, url: Url) -> Path:
+        """Returns the local copy of a checkpoint, verified; it is downloaded unless it is there.
+
+        Raises:
+            CheckpointError: it can't be used, or the storage fails.
+        """
+        try:
+            return self._copied(url.name)
+        except CorruptFileError as damage:
+            self._whole.discard(url.name)
+            raise CheckpointError(
+                f"the checkpoint {str(url)!r} can't be used: {damage}",
+                fix=damage.fix or "take another checkpoint",
+            ) from damage
+
+    def newest_after(self, batch: int) -> int | None:
+        """Returns the batch of the newest usable checkpoint that has more batches, if any."""
+        return newest_after(batch, self.found(), lambda url: self._is_usable(url.name))
+
+    def prune(self, keep: Collection[int], safe: Url | None = None) -> list[Url]:
+        """Does what `Checkpoints.prune` does, which may download checkpoints to know that they are usable."""
+        names = self._names()
+        kept = [name for name in names if batch_in(name) in keep]
+        others = [name for name in names if name not in kept]
+        removed = surplus(
+            kept, others, lambda name: self.folder / name == safe or self._is_usable(name)
+        )
+        for name in removed:
+            self._remove(name)
+        return [self.folder / name for name in removed]
+
+    def clear(self, *, alone: bool = False) -> None:
+        """Does what `Checkpoints.clear` does."""
+        with suppress(CheckpointError):
+            whole = []
+            for name in self._listed():
+                if self.has(name):
+                    whole.append(name)
+                else:
+                    self._remove(name)
+            for _, several in itertools.groupby(whole, batch_in):
+                self._settle(list(several))
+
+    # How
+
+    def _names(self) -> list[str]:
+        """Returns the names of all checkpoints that have a manifest, the newest first."""
+        listed = self._listed()
+        names = [name for name in listed if self.has(name)]
+        return names if names or listed == self._listed() else self._names()
+
+    def _listed(self) -> list[str]:
+        """Returns all that has the name of a checkpoint, the newest first."""
+        named = [(key, one) for one in self._remote.names() if (key := key_of(one)) is not None]
+        return [name for _, name in sorted(named, reverse=True)]
+
+    def _upload(self, batch: int, folder: Path, crew: Crew) -> Url:
+        """Uploads what the folder of each rank has, then the manifest in that of rank 0."""
+        there: list[str] = []
+
+        def choose() -> tuple[str, bool]:
+            if crew.rank:
+                return "", False
+            there.extend(name for name in self._names() if batch_in(name) == batch)
+            return self._name_for(batch, folder, there, crew)
+
+        chosen = crew.run(choose)
+        name, is_new = crew.first(chosen[0] if chosen else ("", False))
+        if not is_new:
+            return self.folder / name
+        try:
+            crew.run(lambda: self._upload_files(name, folder))
+            if crew.rank == 0:
+                self._require_sizes(name, read_manifest(folder))
+                self._remote.upload(name, MANIFEST, folder / MANIFEST)
+        except BaseException:
+            if crew.rank == 0:
+                with suppress(CheckpointError):  # the first failure is the one to report
+                    self._remove(name)
+            raise
+        if crew.rank == 0:
+            self._whole.add(name)
+            for older in there:
+                with suppress(CheckpointError):  # it is saved; the rest is left to `clear`
+                    self._remove(older)
+        return self.folder / name
+
+    def _name_for(
+        self, batch: int, folder: Path, there: Sequence[str], crew: Crew
+    ) -> tuple[str, bool]:
+        """Returns the name that a checkpoint gets, and whether it has to be uploaded.
+
+        Args:
+            there: the names of those of its batch, the newest first.
+        """
+        if there and there[0] in self._whole and self._is_equal(there[0], read_manifest(folder)):
+            return there[0], False
+        if not there and crew.world_size == 1:
+            return name_of(batch), True
+        # No rank that was cut off may still write to this name.
+        number = (key_of(there[0]) or (0, 0))[1] if there else 0
+        return f"{name_of(batch)}.{number + 1}-{secrets.token_hex(4)}", True
+
+    def _upload_files(self, name: str, folder: Path) -> None:
+        for file in sorted(one.name for one in folder.iterdir()):
+            if file != MANIFEST:
+                self._remote.upload(name, file, folder / file)
+
+    def _require_sizes(self, name: str, manifest: Manifest) -> None:
+        try:
+            _compare(self._remote.sizes(name), manifest)
+        except CorruptFileError as damage:
+            raise CheckpointError(
+                f"{self.folder / name} isn't what was uploaded: {damage}",
+                fix="look whether another process writes there",
+            ) from damage
+
+    def _look_at(self, name: str, *, digests: bool) -> FoundCheckpoint[Url]:
+        url = self.folder / name
+        try:
+            is_read = digests and name not in self._whole
+            manifest = self._verified(name) if is_read else self._manifest(name)[0]
+            return FoundCheckpoint(url, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
+        except CorruptFileError as damage:
+            self._whole.discard(name)
+            return FoundCheckpoint(url, batch_in(name) or 0, {}, 0, str(damage))
+
+    def _is_usable(self, name: str) -> bool:
+        return not self._look_at(name, digests=True).reason
+
+    def _is_equal(self, name: str, manifest: Manifest) -> bool:
+        try:
+            there, _ = self._manifest(name)
+        except CorruptFileError:
+            return False
+        return (there.files, there.facts) == (manifest.files, manifest.facts)
+
+    def _settle(self, several: list[str]) -> None:
+        """Leaves, of the checkpoints of one batch, the newest that verifies."""
+        if len(several) == 1:
+            return
+        looked = ((name, self._look_at(name, digests=True).damage) for name in several)
+        safe = next((name for name, damage in looked if not damage), None)
+        for name in several:
+            if safe not in (name, None):
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        self._whole.discard(name)
+        self._remote.remove(name)
+
+    def _manifest(self, name: str) -> tuple[Manifest, bytes]:
+        """Reads a manifest, and compares the sizes of all files with it.
+
+        Raises:
+            CorruptFileError: it can't be used, or a file isn't there in its size.
+        """
+        if batch_in(name) is None:
+            raise CorruptFileError("that isn't the name of a checkpoint, such as ba00001200")
+        sizes = self._remote.sizes(name)
+        try:
+            num_bytes = sizes.get(MANIFEST) or 0
+            if num_bytes > MAX_MANIFEST_BYTES:
+                raise CorruptFileError(f"it has {num_bytes:,} bytes")
+            data = self._remote.read(name, MANIFEST, num_bytes) if num_bytes else b""
+            manifest = parse_manifest(data)
+            if manifest.batch != batch_in(name):
+                raise CorruptFileError(f"it is that of batch {manifest.batch}")
+        except FileNotFoundError:
+            raise CorruptFileError(f"{MANIFEST}: it isn't there any more") from None
+        except CorruptFileError as damage:
+            raise damage.of(MANIFEST) from damage
+        _compare(sizes, manifest)
+        return manifest, data
+
+    def _copied(self, name: str) -> Path:
+        """Returns a local copy that verifies; downloads it where there is none.
+
+        Raises:
+            CorruptFileError: what the storage has doesn't verify.
+        """
+        manifest, _ = self._manifest(name)
+        check_folder(self._copies.folder)
+        copy = self._copies.folder / name_of(manifest.batch or 0)
+        if not holds(copy, manifest):
+            self._verified(name)
+        return copy
+
+    def _verified(self, name: str) -> Manifest:
+        """Downloads a checkpoint and verifies it, whether there is a copy or not.
+
+        Raises:
+            CorruptFileError: it doesn't verify.
+        """
+        manifest, data = self._manifest(name)
+        batch = manifest.batch or 0
+        try:
+            self._copies.clear()
+            self._copies.keep_only(batch)
+            self._copies.take_in(batch, lambda folder: self._fill(folder, name, manifest, data))
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder / name} can't be copied to {str(self._copies.folder)!r}: "
+                f"{error.strerror or error}",
+                fix="free space there, or start in another folder",
+            ) from error
+        self._whole.add(name)
+        return manifest
+
+    def _fill(self, folder: Path, name: str, manifest: Manifest, data: bytes) -> Manifest:
+        for file, wanted in manifest.files.items():
+            try:
+                self._remote.download(name, file, folder / file, wanted.num_bytes)
+            except FileNotFoundError:
+                raise CorruptFileError(f"{file}: it isn't there any more") from None
+        with NewFile(folder / MANIFEST) as target:
+            target.write(data)
+        return examine(folder)
+
+
+def _compare(sizes: Mapping[str, int | None], manifest: Manifest) -> None:
+    """Raises CorruptFileError unless each file is there in its size."""
+    for file, wanted in manifest.files.items():
+        if sizes.get(file) != wanted.num_bytes:
+            there = "it isn't there" if file not in sizes else f"it has {sizes[file]} bytes"
+            raise CorruptFileError(f"{file}: {there}, {MANIFEST} says {wanted.num_bytes:,} bytes")

@@ -1,0 +1,78 @@
+"""The pytest plugin: fixtures for tests of plugins. Nothing here imports torch before it is used.
+
+Switch it off with `pytest -p no:eventloop_testing.plugin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from eventloop.task import Task
+    from eventloop.trainer import Trainer
+    from eventloop_check import Check
+    from eventloop_testing.case import Recorder
+
+
+@pytest.fixture
+def tiny_task() -> Task:
+    """A task that trains in a blink: 3 batches of 4 samples an epoch; `eventloop_testing.tiny_task()`."""
+    import eventloop_testing
+
+    return eventloop_testing.tiny_task()
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    """Builds trainers without installed plugins, on the CPU, for one epoch; closes them.
+
+    `make_trainer(task, algorithms=[...], callbacks=[...], **settings)`; each has a folder of its
+    own.
+    """
+    import eventloop_testing
+
+    built: list[Trainer] = []
+
+    def make_trainer(task: object = None, **given: Any) -> Trainer:
+        folder = tmp_path / f"trainer{len(built)}"
+        built.append(eventloop_testing.isolated_trainer(folder, task, **given))
+        return built[-1]
+
+    yield make_trainer
+    for trainer in built:
+        trainer.close()
+
+
+@pytest.fixture
+def two_ranks() -> Callable[..., list[Any]]:
+    """Calls a function on two ranks under gloo, returns their results: `two_ranks(fit, steps=3)`."""
+    import eventloop_testing
+
+    return eventloop_testing.run_ranks
+
+
+@pytest.fixture
+def make_recorder() -> Callable[..., Recorder]:
+    """Makes plugins whose `seen` lists hooks as they are called: `make_recorder(hooks, name)`."""
+    import eventloop_testing
+
+    return eventloop_testing.recorder
+
+
+@pytest.fixture
+def no_device_reads() -> Iterator[Check]:
+    """An observer for trainers; the test fails where a hook reads the device within a step.
+
+    `make_trainer(algorithms=[...], observers=[no_device_reads])`.
+    """
+    from eventloop_check import Check
+
+    check = Check()
+    yield check
+    reads = [str(finding) for finding in check.findings if finding.kind == "read"]
+    if reads:
+        pytest.fail("\n".join(reads), pytrace=False)

@@ -1,0 +1,72 @@
+"""The pytest plugin, as it works in somebody else's project."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eventloop
+import eventloop_testing
+
+SOURCES = [str(Path(one.__file__).parents[1]) for one in (eventloop, eventloop_testing)]
+PLUGIN = "eventloop_testing.plugin"
+TESTS = """
+import torch
+from eventloop import Event, hookimpl
+
+class Reads:
+    @hookimpl
+    def batch_end(self, state):
+        float(state.loss)
+
+def test_a_trainer_is_alone(make_trainer, tiny_task):
+    trainer = make_trainer(tiny_task)
+    assert [one.name for one in trainer.plugins] == ["task"]
+    assert trainer.state.settings.seed == 0
+    trainer.fit()
+
+def test_a_recorder_records(make_trainer, make_recorder):
+    recorder = make_recorder()
+    make_trainer(callbacks=[recorder]).fit()
+    assert recorder.seen.count(Event.BATCH_END) == 3
+
+def test_nobody_reads(make_trainer, no_device_reads, make_recorder):
+    make_trainer(callbacks=[make_recorder()], observers=[no_device_reads]).fit()
+
+def test_somebody_reads(make_trainer, no_device_reads):
+    make_trainer(callbacks=[Reads()], observers=[no_device_reads]).fit()
+"""
+
+
+@pytest.fixture
+def run_pytest(tmp_path, monkeypatch):
+    """Runs pytest in a project of its own, with the plugin; gives what it wrote."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join(SOURCES), prepend=":")
+    monkeypatch.setenv("EVENTLOOP_SEED", "5")
+
+    def run_pytest(tests: str, *options: str) -> str:
+        (tmp_path / "test_it.py").write_text(tests)
+        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-q", *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    return run_pytest
+
+
+def test_the_fixtures_work(run_pytest):
+    """For tests that know nothing of this project but its name."""
+    out = run_pytest(TESTS)
+
+    assert "4 passed, 1 error" in out
+    assert "ERROR test_it.py::test_somebody_reads" in out
+    assert "reads (Trainer(callbacks=...)), batch_end: read from the device with item()" in out
+
+
+def test_torch_is_not_imported_where_nobody_needs_it(run_pytest):
+    """Every pytest run of the environment loads this plugin."""
+    out = run_pytest("import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n")
+
+    assert "1 passed" in out

@@ -1,1 +1,0 @@
-"""The command `eventloop checkpoints`: a module each of its subcommands."""

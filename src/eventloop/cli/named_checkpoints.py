@@ -1,0 +1,151 @@
+"""Finds the checkpoints that a command line names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at, unusable
+from eventloop.checkpoint.store import look_at
+from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.errors import CheckpointError, UsageError
+from eventloop.text import one_line
+from eventloop.urls import Place, Url, place_of
+
+if TYPE_CHECKING:
+    from eventloop.checkpoint.storage_packages import UrlCheckpoints
+    from eventloop.checkpoint.store import FoundCheckpoint
+
+BEST = CommandOption(
+    "best", "", "of a run take the checkpoint of the best evaluation, not the newest"
+)
+
+
+def words(arguments: Arguments, command: Command) -> tuple[str, ...]:
+    """Returns the positional arguments, all of which are required.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    missing = command.argument.split()[len(arguments.words) :]
+    if missing:
+        raise UsageError(
+            f"`eventloop {command.name}` needs {' and '.join(missing)}",
+            fix=f"write it as `{command.usage}`",
+        )
+    return arguments.words
+
+
+@contextmanager
+def one_checkpoint(word: str, *, best: bool = False) -> Iterator[tuple[Path, Place]]:
+    """Yields a checkpoint; reports newer ones that can't be used on stderr.
+
+    Args:
+        word: a checkpoint or a run, or the URL of one.
+        best: whether to take that of the best evaluation instead of the newest.
+
+    Yields:
+        Its folder, or a temporary copy of it, and its name.
+
+    Raises:
+        UsageError: there is none.
+        CheckpointError: there are some, but none verifies.
+    """
+    place = _best(word) if best else place_of(word)
+    if isinstance(place, Path):
+        path, refused = checkpoint_at(place)
+        _tell((one.path, one.reason) for one in refused)
+        yield path, path
+        return
+    with _store_of(place) as (store, is_one):
+        while True:
+            url, passed_over = (place, []) if is_one else store.latest()
+            if url is None:
+                raise unusable(place, passed_over) if passed_over else _none(place)
+            try:
+                copy = store.download(url)
+                break
+            except CheckpointError:
+                if store.has(url.name):
+                    raise
+                if is_one:  # otherwise a run under way has removed it, and has others
+                    raise _none(place) from None
+        _tell(passed_over)
+        yield copy, url
+
+
+def _best(word: str) -> Place:
+    """Returns the checkpoint of the best evaluation of a run."""
+    place = place_of(word)
+    looks: Iterable[FoundCheckpoint[Any]] = (
+        uploaded_at(place, digests=False)
+        if isinstance(place, Url)
+        else (look_at(one, digests=False) for one in checkpoints_at(place))
+    )
+    if (found := best_among(looks)) is None:
+        raise UsageError(
+            f"--best: no checkpoint of {word!r} is said to be of the best evaluation",
+            fix="train with `--checkpoint-best test/accuracy`, or leave --best out",
+        )
+    path: Place = found.path
+    return path
+
+
+def _tell(refused: Iterable[tuple[Place, str]]) -> None:
+    for place, reason in refused:
+        sys.stderr.write(f"{place.name} isn't used: {one_line(reason)}\n")
+
+
+def uploaded_at(url: Url, *, digests: bool) -> list[FoundCheckpoint[Url]]:
+    """Returns the checkpoints that a URL refers to, the newest first.
+
+    Args:
+        url: of a run, of its `checkpoints`, or of a checkpoint.
+        digests: whether to download and verify them; otherwise only their manifests.
+
+    Raises:
+        UsageError: there is none, or the URL is invalid.
+        CheckpointError: the storage fails.
+    """
+    with _store_of(url) as (store, is_one):
+        found = [one for one in store.found(digests=digests) if not is_one or one.path == url]
+    if not found:
+        raise _none(url)
+    return found
+
+
+@contextmanager
+def _store_of(url: Url) -> Iterator[tuple[UrlCheckpoints, bool]]:
+    """Yields the checkpoints under a URL, and whether the URL is a single checkpoint's."""
+    from eventloop.checkpoint.storage_packages import storage_for  # local runs need nothing of it
+    from eventloop.checkpoint.verifying import batch_in
+
+    if url.problem:
+        raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
+    is_one = batch_in(url.name) is not None
+    inside = url if url.name == FOLDER else url / FOLDER
+    with TemporaryDirectory(prefix="eventloop-") as copies:
+        folder = url.parent if is_one else inside
+        yield storage_for(url).checkpoints(folder, Path(copies)), is_one
+
+
+def _none(url: Url) -> UsageError:
+    return UsageError(
+        f"there are no checkpoints at {url}", fix="give the URL of a run that has saved"
+    )
+
+
+def size_text(num_bytes: int) -> str:
+    """Formats a size: "512 bytes", "3.4 MB"."""
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    size = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 999.95 or unit == "TB":
+            break
+    return f"{size:,.1f} {unit}"

@@ -1,0 +1,274 @@
+"""Where training batches come from: lists, stateful loaders, and loaders made of others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from eventloop.data.combine import (
+    Cycled,
+    Zipped,
+    is_endless,
+    known_length,
+    nothing_to_repeat,
+    shortest,
+    tell_epoch,
+)
+from eventloop.rng import kept_generators
+
+Saved = Mapping[str, Any]
+
+
+class Source:
+    """The batches of an epoch, from any batch on; the defaults are those of a source without state.
+
+    Args:
+        dataloader: what is iterated over.
+
+    Attributes:
+        kind: of the data loader; a run is resumed with the same kind.
+        suits_any_ranks: whether its position is the same on all ranks, however many there are.
+        has_first: whether `first` returns the first batch of an epoch that was resumed.
+        resume_risks: why a resumed run may get other batches, one reason per data loader.
+        limit: the most batches that an epoch may have; None for all.
+    """
+
+    kind = "none"
+    suits_any_ranks = has_first = True
+    resume_risks: tuple[str, ...] = ()
+    limit: int | None = None
+
+    def __init__(self, dataloader: Any) -> None:
+        self._dataloader = dataloader
+
+    @property
+    def even_sizes(self) -> Any:
+        """What the number of samples of each batch follows from; None if equal ranks may differ."""
+        return None
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has; None if that can't be relied on."""
+        length = self._length()
+        return length if length is None or self.limit is None else min(length, self.limit)
+
+    def batches(self, epoch: int, num_taken: int | None = None) -> Iterator[Any]:
+        """Returns an iterator over an epoch.
+
+        Args:
+            epoch: its number.
+            num_taken: None for a new epoch; else how many batches of the loaded epoch were taken.
+        """
+        batches = self._batches(epoch, num_taken)
+        if self.limit is None:
+            return batches
+        return itertools.islice(batches, max(0, self.limit - (num_taken or 0)))
+
+    def before_peek(self, num_taken: int) -> None:
+        """Called before the next batch is fetched without being taken."""
+
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
+        """Returns the position.
+
+        Args:
+            num_taken: how many batches of the epoch were taken; None between epochs.
+        """
+        return {}
+
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        """Restores the position; takes the epoch and the number that `state_dict` was given."""
+
+    def first(self) -> Any:
+        """Returns the first batch of the epoch that was resumed; called after `batches`."""
+        return {}
+
+    def _length(self) -> int | None:
+        return known_length(self._dataloader)
+
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        return iter(self._dataloader)
+
+
+class ListSource(Source):
+    """A sequence of batches, taken by index."""
+
+    kind = "list"
+
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        if num_taken is None:
+            return iter(self._dataloader)
+        return map(self._dataloader.__getitem__, range(num_taken, len(self._dataloader)))
+
+    def first(self) -> Any:
+        return self._dataloader[0]
+
+
+class StatefulSource(Source):
+    """A data loader with `state_dict` and `load_state_dict`, such as torchdata's."""
+
+    kind = "stateful"
+    suits_any_ranks = has_first = False
+
+    def __init__(self, dataloader: Any) -> None:
+        super().__init__(dataloader)
+        self._has_begun = self._is_exhausted = False
+        self._loaded: Saved | None = None  # until it is iterated over
+        self._num_yielded = 0
+        self._before_peek: dict[str, Any] | None = None
+
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        if num_taken is not None:
+            if self._is_exhausted:  # while other ranks weren't
+                return iter(())
+            with kept_generators():
+                iterator = iter(self._dataloader)
+        else:
+            self._has_begun, self._num_yielded = True, 0
+            iterator = iter(self._dataloader)
+            if self._loaded is not None:
+                # Loaded at the end of an epoch, some yield the next epoch now, others nothing.
+                ahead = list(itertools.islice(iterator, 1)) if self._is_exhausted else []
+                iterator = itertools.chain(ahead, iterator) if ahead else iter(self._dataloader)
+        self._loaded = None
+        return self._counted(iterator)
+
+    def before_peek(self, num_taken: int) -> None:
+        self._before_peek = self.state_dict(num_taken)
+
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
+        # Asked now, torchdata's would start workers, and draw, to return what was loaded.
+        if self._loaded is not None:
+            return dict(self._loaded)
+        # The loader counts a batch that was peeked at as taken.
+        has_peeked = num_taken is not None and self._num_yielded > num_taken
+        if has_peeked and self._before_peek is not None:
+            return self._before_peek
+        return {
+            "dataloader": self._dataloader.state_dict() if self._has_begun else None,
+            "is_exhausted": self._is_exhausted,
+        }
+
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        if state["dataloader"] is not None:
+            self._dataloader.load_state_dict(state["dataloader"])
+            self._has_begun, self._loaded = True, state
+        self._is_exhausted, self._num_yielded = state["is_exhausted"], num_taken or 0
+
+    def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        self._is_exhausted = False
+        for batch in iterator:
+            self._num_yielded += 1
+            yield batch
+        self._is_exhausted = True
+
+
+class ZippedSource(Source):
+    """Several sources, of which each batch has one batch."""
+
+    def __init__(self, dataloader: Zipped, sources: Mapping[str, Source]) -> None:
+        super().__init__(dataloader)
+        self._sources = sources
+        self.kind = " and ".join(one.kind for one in sources.values())
+        self.suits_any_ranks = all(one.suits_any_ranks for one in sources.values())
+        self.has_first = all(one.has_first for one in sources.values())
+        self.resume_risks = tuple(risk for one in sources.values() for risk in one.resume_risks)
+
+    def _length(self) -> int | None:
+        parts = self._dataloader.parts
+        named = self._sources.items()
+        return shortest(one.num_batches for name, one in named if not is_endless(parts[name]))
+
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        iterators = {name: one.batches(epoch, num_taken) for name, one in self._sources.items()}
+        batches: Iterator[Any] = self._dataloader.side_by_side(iterators)
+        return batches
+
+    def before_peek(self, num_taken: int) -> None:
+        for one in self._sources.values():
+            one.before_peek(num_taken)
+
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
+        return {"parts": {name: one.state_dict(num_taken) for name, one in self._sources.items()}}
+
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        for name, one in self._sources.items():
+            one.load_state_dict(state["parts"][name], epoch, num_taken)
+
+    def first(self) -> Any:
+        batches = {name: iter([one.first()]) for name, one in self._sources.items()}
+        return next(self._dataloader.side_by_side(batches))
+
+
+class CycledSource(Source):
+    """Restarts another source when it is exhausted; its passes are counted apart from the run's epochs."""
+
+    has_first = False
+
+    def __init__(self, dataloader: Cycled, source: Source) -> None:
+        super().__init__(dataloader)
+        self._source = source
+        self.kind = f"cycled {source.kind}"
+        self.suits_any_ranks = source.suits_any_ranks
+        self.resume_risks = source.resume_risks
+        self._pass = -1
+        self._num_in_pass = 0  # of its batches, how many were yielded
+        self._num_in_epoch = 0
+        self._iterator: Iterator[Any] | None = None
+        self._is_loaded = False
+
+    def _batches(self, epoch: int, num_taken: int | None) -> Iterator[Any]:
+        self._num_in_epoch = num_taken or 0
+        return self._endless()
+
+    def before_peek(self, num_taken: int) -> None:
+        self._source.before_peek(self._num_in_pass)
+
+    def state_dict(self, num_taken: int | None) -> dict[str, Any]:
+        # A batch that was peeked at, perhaps the first of a pass, is yielded again.
+        num_peeked = 0 if num_taken is None else max(0, self._num_in_epoch - num_taken)
+        num_in_pass = self._num_in_pass - num_peeked if self._pass >= 0 else None
+        return {
+            "turn": self._pass,
+            "num_in_turn": num_in_pass,
+            "turned": self._source.state_dict(num_in_pass),
+        }
+
+    def load_state_dict(self, state: Saved, epoch: int, num_taken: int | None) -> None:
+        self._pass, num_in_pass = state["turn"], state["num_in_turn"]
+        self._num_in_pass, self._num_in_epoch = num_in_pass or 0, num_taken or 0
+        self._iterator, self._is_loaded = None, num_in_pass is not None
+        tell_epoch(self._dataloader.dataloader, max(0, self._pass))
+        self._source.load_state_dict(state["turned"], max(0, self._pass), num_in_pass)
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            if self._iterator is None:
+                self._iterator = self._rest_of_pass() if self._is_loaded else self._next_pass()
+            for batch in self._iterator:
+                self._num_in_pass += 1
+                self._num_in_epoch += 1
+                yield batch
+            if not self._num_in_pass:
+                raise nothing_to_repeat(self._dataloader.dataloader)
+            self._iterator = None
+
+    def _rest_of_pass(self) -> Iterator[Any]:
+        self._is_loaded = False
+        rest = self._source.batches(self._pass, self._num_in_pass)
+        if self._num_in_pass:
+            return rest
+        # Some sources are at the end of the pass before. The draws and `set_epoch` that begin this
+        # pass were made before the checkpoint.
+        with kept_generators():
+            ahead = list(itertools.islice(rest, 1))
+            if not ahead:
+                rest = self._source.batches(self._pass)
+                ahead = list(itertools.islice(rest, 1))
+        return itertools.chain(ahead, rest)
+
+    def _next_pass(self) -> Iterator[Any]:
+        self._pass += 1
+        self._num_in_pass = 0
+        tell_epoch(self._dataloader.dataloader, self._pass)
+        return self._source.batches(self._pass)

@@ -1,1 +1,0 @@
-"""Diagnostics: what a run is looked at with; there only when asked for."""

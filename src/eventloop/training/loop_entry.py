@@ -1,0 +1,59 @@
+"""Where the loop enters a run: at the start of an epoch, or where a checkpoint was saved.
+
+A checkpoint is saved before the loop asks whether to stop, so the question is asked on loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eventloop.plugin.plans import Plans
+    from eventloop.state import State
+
+
+class Entry:
+    """Where the loop enters a run.
+
+    An epoch that was under way is entered even if no batch is left: the end of an epoch and of a fit
+    come after the checkpoint of their last batch.
+
+    Args:
+        hooks: the plans of the run.
+        loaded: where the checkpoint was saved from which the run was loaded, "in epoch" or "between
+            epochs"; "" if it wasn't loaded.
+        draw_on: lets the random generators draw on: what events drew while loading no other run draws.
+
+    Attributes:
+        loaded: as above; "" as soon as training continues.
+    """
+
+    def __init__(
+        self,
+        hooks: Plans,
+        loaded: str = "",
+        draw_on: Callable[[State], None] | None = None,
+    ) -> None:
+        self._hooks, self._draw_on = hooks, draw_on
+        self.loaded = loaded
+
+    def between_epochs(self, state: State) -> bool:
+        """Whether the fit is over before an epoch is entered: `until` may have been moved."""
+        if self._leaves("between epochs", state):
+            return bool(self._hooks.should_stop(state))
+        return not self.loaded and state.clock.reached(state.until)
+
+    def in_epoch(self, state: State) -> tuple[bool, bool]:
+        """Whether the epoch under way is over before its next batch, and whether the fit is."""
+        if self._leaves("in epoch", state):
+            return bool(self._hooks.should_end_epoch(state)), bool(self._hooks.should_stop(state))
+        return False, False
+
+    def _leaves(self, where: str, state: State) -> bool:
+        if self.loaded != where:
+            return False
+        self.loaded = ""
+        assert self._draw_on is not None
+        self._draw_on(state)
+        return True

@@ -1,0 +1,413 @@
+"""The position in the data of loaders of every kind, and what can't be gone on with."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from eventloop.data.combine import FirstBatches
+from eventloop.data.feed import Feed
+from eventloop.distributed.processes import Processes
+from eventloop.errors import TaskError
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
+NUM_BATCHES, NUM_EPOCHS = 6, 3
+
+
+class Counting(Dataset):
+    """Notes in shared memory what was read, by whomever."""
+
+    def __init__(self, num=24):
+        self.read = torch.zeros(num, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return len(self.read)
+
+    def __getitem__(self, idx):
+        self.read[idx] += 1
+        return idx
+
+
+class Stream(IterableDataset):
+    """Six batches of four, in another order each epoch, drawn from Python."""
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        worker, num = (0, 1) if info is None else (info.id, info.num_workers)
+        start = random.randrange(100)
+        for idx in range(worker, 24, num):
+            yield (start + idx, worker)
+
+
+class StatefulStream(IterableDataset):
+    """A stream that says where it is, and notes what was read."""
+
+    def __init__(self):
+        self.at = 0
+        self.turn = 0
+        self.read = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        num_workers = 1 if info is None else info.num_workers
+        while self.at < 24 // num_workers:
+            self.at += 1
+            self.read += 1
+            yield self.turn * 100 + self.at
+        self.at, self.turn = 0, self.turn + 1
+
+    def state_dict(self):
+        return {"at": self.at, "turn": self.turn}
+
+    def load_state_dict(self, state):
+        self.at, self.turn = state["at"], state["turn"]
+
+
+class Plain:
+    """An iterable that is not a loader."""
+
+    def __iter__(self):
+        return iter([[random.random()] for _ in range(NUM_BATCHES)])
+
+
+class PlainStateful:
+    """A loader of its own that says where it is; at the end of an epoch, at its end."""
+
+    def __init__(self):
+        self.load_state_dict({"at": 0})
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        for self.at in range(start + 1, NUM_BATCHES + 1):
+            yield [self.at]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = self.start = state["at"]
+
+
+class Translating(DataLoader):
+    """A data loader of a user's own, whose batches are made in `__iter__`."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch * 2
+
+
+def streaming(num_workers):
+    return lambda: DataLoader(Stream(), 4, num_workers=num_workers)
+
+
+def stateful(dataset, **given):
+    return lambda: StatefulDataLoader(dataset(), 4, **given)
+
+
+LOADERS = {
+    "list": lambda: [[idx] for idx in range(NUM_BATCHES)],
+    "stream": streaming(0),
+    "stream, workers": streaming(2),
+    "iterable": Plain,
+    "own class": lambda: Translating(Counting(), 4, shuffle=True),
+    "own generator": lambda: DataLoader(
+        Counting(), 4, shuffle=True, generator=torch.Generator().manual_seed(5)
+    ),
+    "limited": lambda: FirstBatches(DataLoader(Counting(40), 4, shuffle=True), 6),
+    "limited stream": lambda: FirstBatches(DataLoader(Stream(), 3), 6),
+    "stateful": stateful(Counting, shuffle=True),
+    "stateful, workers": stateful(Counting, shuffle=True, num_workers=2),
+    "stateful stream": stateful(StatefulStream),
+    "stateful stream, worker": stateful(StatefulStream, num_workers=1),
+    "stateful stream, workers": stateful(StatefulStream, num_workers=2, persistent_workers=True),
+    "stateful iterable": PlainStateful,
+}
+# These can't begin at a later batch.
+AGAIN = ("stream", "stream, workers", "iterable", "limited stream")
+
+
+def feed_of(dataloader):
+    return Feed(dataloader, Processes(), sample_seed=0)
+
+
+def epochs(feed, epoch=0, stop=None, leave_at=None):
+    """Trains until the end, or until `stop` batches; gives them by epoch, and the epoch."""
+    seen = []
+    while epoch < NUM_EPOCHS and len(seen) != stop:
+        if not feed.under_way:
+            feed.start_epoch(epoch)
+        has_left = False
+        while not has_left and len(seen) != stop and feed.has_next():
+            seen.append((epoch, str(feed.next())))
+            has_left = len(seen) == leave_at
+        if has_left or len(seen) != stop:
+            feed.end_epoch()
+            epoch += 1
+    return seen, epoch
+
+
+def stopped(make, stop, leave_at=None, shift=0, peeks=False):
+    """Trains with a stop after so many batches; gives what was seen by both runs.
+
+    Args:
+        peeks: whether somebody has looked if the epoch was over before the position is kept.
+    """
+    torch.manual_seed(0), random.seed(0)
+    feed = feed_of(make())
+    seen, epoch = epochs(feed, stop=stop, leave_at=leave_at)
+    if peeks and feed.under_way:
+        feed.has_ended()
+    state, standing = feed.state_dict(), (torch.get_rng_state(), random.getstate())
+    torch.manual_seed(9), random.seed(9)
+    resumed = feed_of(make())
+    resumed.load_state_dict({**state, "num_taken": state["num_taken"] + shift})
+    torch.set_rng_state(standing[0]), random.setstate(standing[1])
+    return seen + epochs(resumed, epoch)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.* batches were read once more")
+@pytest.mark.parametrize(
+    ("stop", "peeks"),
+    [(0, False), (1, False), (4, True), (6, False), (6, True), (7, True), (18, False)],
+)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_every_kind_goes_on_with_what_comes_next(kind, stop, peeks):
+    """At the start, in the middle, at the last batch of an epoch, past the end."""
+    torch.manual_seed(0), random.seed(0)
+    expected, _ = epochs(feed_of(LOADERS[kind]()))
+
+    seen = stopped(LOADERS[kind], stop, peeks=peeks)
+
+    assert seen == expected
+    assert len(seen) == NUM_EPOCHS * NUM_BATCHES
+
+
+@pytest.mark.parametrize("kind", sorted(LOADERS.keys() - {"stateful iterable"}))
+def test_an_epoch_that_was_left_is_not_gone_on_with(kind):
+    """Whoever answered should_end_epoch wants the next one; in a run that goes on, too.
+
+    One loader here is told from nobody that the epoch was left: it begins with its first batch.
+    """
+    torch.manual_seed(0), random.seed(0)
+    expected, _ = epochs(feed_of(LOADERS[kind]()), leave_at=4)
+
+    assert stopped(LOADERS[kind], stop=4, leave_at=4) == expected
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(LOADERS.keys() - set(AGAIN) - {"list", "stateful iterable"})
+)
+def test_nothing_is_read_again(kind):
+    """Reading may be what takes the time: what was trained on isn't touched."""
+    read = []
+
+    def make():
+        loader = LOADERS[kind]()
+        inner = loader.dataloader if isinstance(loader, FirstBatches) else loader
+        read.append(inner.dataset.read)
+        return loader
+
+    torch.manual_seed(0), random.seed(0)
+    seen = stopped(make, stop=4)
+    resumed = seen[4:NUM_BATCHES] + seen[NUM_BATCHES:]
+
+    # A worker of a stream reads on from what it has given; torchdata's reads at most a batch more.
+    slack = 4 if "stream" in kind else 0
+    assert read[-1].sum() <= 4 * len(resumed) + slack
+    assert read[-1].sum() >= 4 * len(resumed)
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_what_is_read_again_is_said(kind):
+    """It may take long, and nobody should wonder why."""
+    with pytest.warns(UserWarning, match=r"^4 batches were read once more to go on in mid-epoch"):
+        stopped(LOADERS[kind], stop=4)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_position_that_was_loaded_is_saved_again_without_a_draw(kind):
+    """A run that was killed at its very end goes on to save, before it asks for a batch."""
+    feed = feed_of(LOADERS[kind]())
+    epochs(feed, stop=4)
+    if feed.under_way:
+        feed.has_ended()
+    resumed = feed_of(LOADERS[kind]())
+    resumed.load_state_dict(feed.state_dict())
+    before = torch.get_rng_state()
+
+    resumed.state_dict()
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class CountsItsEpochs:
+    """A plain iterable whose order comes from how often it was gone through."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([torch.tensor([10 * self.epoch + idx]) for idx in range(NUM_BATCHES)])
+
+
+@pytest.mark.parametrize(("stop", "epoch"), [(4, 1), (10, 2)])
+def test_an_iterable_that_counts_its_epochs_starts_anew_and_it_is_said(stop, epoch):
+    """It goes on with its own first epoch, and the run can't know."""
+    anew = (
+        rf"read once more .* what it counts itself \(epoch={epoch}\) starts anew; it is kept where"
+    )
+    with pytest.warns(UserWarning, match=anew):
+        seen = stopped(CountsItsEpochs, stop=stop)
+
+    assert seen[stop] == (epoch - 1, "tensor([14])")
+
+
+def test_between_epochs_an_iterable_that_counts_them_starts_anew_and_it_is_said():
+    """Nothing is read again there, so that no other warning comes."""
+    feed = feed_of(CountsItsEpochs())
+    epochs(feed, epoch=NUM_EPOCHS - 1)
+    resumed = feed_of(CountsItsEpochs())
+
+    with pytest.warns(UserWarning, match=r"^a CountsItsEpochs doesn't go on: .* \(epoch=1\)"):
+        resumed.load_state_dict(feed.state_dict())
+
+
+def test_an_iterable_that_counts_nothing_goes_on_between_epochs_in_silence():
+    """A warning at each start would soon be read by none."""
+    feed = feed_of(Plain())
+    epochs(feed, epoch=NUM_EPOCHS - 1)
+
+    feed_of(Plain()).load_state_dict(feed.state_dict())
+
+
+def test_a_position_shifted_by_one_is_found_out():
+    """Control: the comparisons above see a batch that is left out."""
+    torch.manual_seed(0), random.seed(0)
+    expected, _ = epochs(feed_of(LOADERS["own class"]()))
+
+    assert stopped(LOADERS["own class"], stop=4, shift=1) != expected
+
+
+class Interleaving(Sampler):
+    """Draws each index from the generator that the training draws from in between."""
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        for _ in range(24):
+            yield int(torch.randint(24, ()))
+
+
+def test_an_order_that_cannot_be_drawn_again_is_refused():
+    """The training's draws are part of it; to go on with another order would go unnoticed."""
+    feed = feed_of(DataLoader(Counting(), 4, sampler=Interleaving()))
+    feed.start_epoch(0)
+    for _ in range(3):
+        feed.next()
+        torch.rand(2)
+
+    resumed = feed_of(DataLoader(Counting(), 4, sampler=Interleaving()))
+    with pytest.raises(
+        TaskError, match=r"Interleaving\) isn't the one .* 3 batches were trained on"
+    ):
+        resumed.load_state_dict(feed.state_dict())
+
+
+CHANGES = {
+    "batch size": (
+        lambda: DataLoader(Counting(), 8),
+        r"with 4 samples a step, and a step has 8 samples now[\s\S]*batch_size to 4",
+    ),
+    "samples": (lambda: DataLoader(Counting(28), 4), "over 24 samples, .* has 28 now"),
+    "batches": (
+        lambda: DataLoader(Counting(), batch_sampler=[[idx] for idx in range(24)]),
+        "with 4 samples a step, and a step has a batch sampler's batch now",
+    ),
+    "kind": (lambda: [[1]] * 6, "another kind of train data loader: map, now list"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), CHANGES.values(), ids=CHANGES)
+def test_other_data_in_mid_epoch_is_refused(make, words):
+    """What was trained on can't be told from what wasn't."""
+    feed = feed_of(DataLoader(Counting(), 4))
+    epochs(feed, stop=3)
+
+    with pytest.raises(TaskError, match=words):
+        feed_of(make()).load_state_dict(feed.state_dict())
+
+
+def test_a_list_of_another_length_is_refused():
+    """Its batches have no size that could be compared."""
+    feed = feed_of([[1]] * 6)
+    epochs(feed, stop=3)
+
+    with pytest.raises(TaskError, match="an epoch of 6 batches with 1 ranks; now it has 5"):
+        feed_of([[1]] * 5).load_state_dict(feed.state_dict())
+
+
+def test_between_epochs_data_may_change():
+    """Nothing of it was trained on in the epoch to come."""
+    feed = feed_of(DataLoader(Counting(), 4))
+    feed.start_epoch(0)
+    feed.end_epoch()
+
+    resumed = feed_of(DataLoader(Counting(28), 7))
+    resumed.load_state_dict(feed.state_dict())
+
+    assert resumed.used
+    assert not resumed.under_way
+
+
+def test_other_workers_of_a_stream_are_refused_in_mid_epoch():
+    """They give other batches."""
+    feed = feed_of(streaming(0)())
+    epochs(feed, stop=3)
+
+    with pytest.raises(TaskError, match=r"num_workers=0, and .* batches with 2"):
+        feed_of(streaming(2)()).load_state_dict(feed.state_dict())
+
+
+def test_batches_that_come_out_of_order_are_warned_of():
+    """Which ones were trained on depends on who was faster."""
+
+    def make():
+        return DataLoader(Counting(), 4, num_workers=2, in_order=False)
+
+    feed = feed_of(make())
+    epochs(feed, stop=3)
+
+    with pytest.warns(UserWarning, match="in_order=False: which batches were trained on depends"):
+        feed_of(make()).load_state_dict(feed.state_dict())
+
+
+def test_the_users_loader_stays_as_it_is():
+    """Its attributes are the user's; what is gone through is a copy."""
+    loader = DataLoader(Counting(), 4, shuffle=True)
+    parts = loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn
+
+    epochs(feed_of(loader), stop=3)
+
+    now = loader.dataset, loader.sampler, loader.batch_sampler, loader.collate_fn
+    assert all(one is other for one, other in zip(parts, now, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loading_draws_nothing_from_the_global_generators(num_workers):
+    """They are put where they stood by whoever loads, before or after."""
+    feed = feed_of(DataLoader(Counting(), 4, shuffle=True, num_workers=num_workers))
+    epochs(feed, stop=3)
+    resumed = feed_of(DataLoader(Counting(), 4, shuffle=True, num_workers=num_workers))
+    before = torch.get_rng_state(), random.getstate()
+
+    resumed.load_state_dict(feed.state_dict())
+    epochs(resumed, stop=2)
+
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

@@ -1,0 +1,154 @@
+"""What a run says at its start of data that may not go on exactly when it is resumed."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from eventloop.data import cycled, zipped
+from eventloop_testing import isolated_trainer, run_ranks, tiny_batches, tiny_task
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(batch[0], target[0]) for batch, target in tiny_batches(3)])
+
+
+class Wrapper:
+    """A stranger's."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Living(Wrapper):
+    """Holds an iterator, which lives across epochs."""
+
+    def __init__(self, batches):
+        super().__init__(batches)
+        self.parts = {"a": iter(batches)}
+
+
+class Stateful(Wrapper):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def said(folder, make, **given):
+    """Builds a trainer; returns what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        settings = {"checkpoint_interval": "1ba"} | given
+        with isolated_trainer(folder, tiny_task(train_dataloader=make()), **settings):
+            pass
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Wrapper(tiny_batches()), "the train data loader is a Wrapper: a resumed run"),
+        (lambda: DataLoader(Stream(), 2), "the train data loader is a Stream: a resumed run"),
+        (
+            lambda: Living(tiny_batches()),
+            "is a Living that holds `parts['a']`, whose position isn't saved: a resumed",
+        ),
+        (lambda: zipped(Wrapper([1]), [1]), "the train data loader is a Wrapper: a resumed run"),
+    ],
+)
+def test_a_run_says_once_that_it_may_not_resume_exactly(tmp_path, make, words):
+    """With the two methods that make it exact, before hours are trained."""
+    (message,) = said(tmp_path, make)
+
+    assert words in message
+    assert message.endswith(
+        "whether it gets the same batches isn't known; it does where the loader has state_dict and "
+        "load_state_dict, or is made of others by eventloop.data.zipped and cycled"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_batches,
+        lambda: DataLoader(torch.utils.data.TensorDataset(*tiny_batches(1)[0]), 2, shuffle=True),
+        lambda: zipped(tiny_batches(), cycled(tiny_batches(2))),
+        lambda: Stateful(tiny_batches()),
+    ],
+)
+def test_what_resumes_exactly_is_not_worth_a_word(tmp_path, make):
+    """A warning at each start would soon not be read."""
+    assert said(tmp_path, make) == []
+
+
+def test_a_run_that_keeps_nothing_has_nothing_to_resume(tmp_path):
+    """It says nothing of it."""
+    assert said(tmp_path, lambda: Wrapper(tiny_batches()), checkpoint_interval=None) == []
+
+
+def test_one_rank_speaks_for_all(tmp_path):
+    """Two ranks would say it twice."""
+    found = run_ranks(said, tmp_path, lambda: Wrapper(tiny_batches()))
+
+    assert [sum("isn't known" in one for one in messages) for messages in found] == [1, 0]
+
+
+class Counts(Wrapper):
+    """Knows where it is."""
+
+    done = 0
+
+    def __iter__(self):
+        while self.done < len(self.batches):
+            self.done += 1
+            yield self.batches[self.done - 1]
+        self.done = 0
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+def own_generator():
+    data = torch.utils.data.TensorDataset(*map(torch.cat, zip(*tiny_batches(), strict=True)))
+    return DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Counts(tiny_batches()),
+        own_generator,
+        lambda: zipped(own_generator(), cycled(own_generator())),
+    ],
+)
+def test_a_plugin_that_looks_at_the_first_batch_moves_nothing(tmp_path, make_plugin, make):
+    """Whether one is installed, mixup for instance, must not change what is trained on."""
+
+    def trained_on(name, plugins):
+        seen = []
+        watch = make_plugin("watch", batch_start=lambda state: seen.append(str(state.batch)))
+        task = tiny_task(
+            train_dataloader=make(), forward=lambda model, batch: {"loss": model.weight.sum()},
+            model=lambda: torch.nn.Linear(3, 3), loss=None, eval_dataloaders=None,
+        )  # fmt: skip
+        folder = tmp_path / name
+        with isolated_trainer(folder, task, algorithms=plugins, callbacks=[watch]) as trainer:
+            trainer.fit()
+        return seen
+
+    looks = make_plugin("looks")
+    looks.unsuitable = lambda state: None
+
+    assert trained_on("with", [looks]) == trained_on("without", [])

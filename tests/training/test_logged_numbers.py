@@ -1,0 +1,139 @@
+"""Logged numbers: kept where they are, delivered in order with their moment."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from eventloop.clock import Clock, Time
+from eventloop.training.logged_numbers import Numbers
+
+
+def run(numbers: Numbers, num_batches: int, value=float) -> list:
+    """Logs a number a batch; gives what was delivered at each batch."""
+    clock, delivered = Clock(), []
+    for idx in range(num_batches):
+        clock.end_batch(samples=4, tokens=0, seconds=0.1)
+        numbers.record("n", value(idx))
+        delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock)])
+    delivered.append([(at.batch, row["n"]) for at, row in numbers.everything(clock)])
+    return delivered
+
+
+@pytest.mark.parametrize("value", [float, lambda idx: torch.tensor(float(idx))])
+def test_numbers_are_delivered_at_the_interval_and_at_the_end(value):
+    """Each once, in order, with the batch that it belongs to."""
+    assert run(Numbers(Time("2ba")), 5, value) == [
+        [],
+        [(1, 0.0), (2, 1.0)],
+        [],
+        [(3, 2.0), (4, 3.0)],
+        [],
+        [(5, 4.0)],
+    ]
+
+
+def test_a_row_holds_numbers_of_any_kind_by_name():
+    """Host and device, integers, halves, one-entry tensors: a copy for each dtype."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    row = {
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "int": torch.tensor(7),
+        "row": torch.tensor([1.5]),
+        "double": torch.tensor(0.1, dtype=torch.float64),
+        "host": 3,
+        "bool": torch.tensor(True),
+    }
+    for name, value in row.items():
+        numbers.record(name, value)
+
+    ((at, delivered),) = numbers.everything(clock)
+
+    assert at == clock.moment()
+    assert delivered == {"half": 0.5, "int": 7, "row": 1.5, "double": 0.1, "host": 3, "bool": True}
+    assert list(delivered) == list(row)
+
+
+KINDS = [1.0, 2, torch.tensor(3.0), torch.tensor(4)]
+
+
+@pytest.mark.parametrize("earlier", KINDS)
+@pytest.mark.parametrize("later", KINDS)
+def test_a_later_number_of_one_moment_replaces_the_earlier(earlier, later):
+    """A name has one value a moment, wherever the one before was."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    for value in (earlier, torch.tensor(5.0), later):
+        numbers.record("other", torch.tensor(6.0))
+        numbers.record("n", value)
+
+    expected = {"other": 6.0, "n": float(later)}
+    assert [row for _, row in numbers.everything(clock)] == [expected]
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+@pytest.mark.parametrize("name", ["lr/main", "train/loss"])
+def test_what_every_batch_has_replaces_what_a_plugin_logged(rate, name):
+    """Whoever takes such a name mustn't end the run."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    params = [torch.zeros(1, requires_grad=True)]
+
+    numbers.record(name, torch.tensor(9.0))
+    numbers.record_batch(torch.tensor(2.0), {"main": torch.optim.SGD(params, lr=rate)})
+
+    assert [row for _, row in numbers.everything(clock)] == [{"train/loss": 2.0, "lr/main": 0.1}]
+
+
+def test_a_moment_that_will_not_come_leaves_nothing():
+    """Half a batch's numbers would stand at the one before."""
+    numbers, clock = Numbers(Time("3ba")), Clock()
+    clock.end_batch(samples=4, tokens=0, seconds=0.1)
+    numbers.record("n", torch.tensor(1.0))
+    assert list(numbers.arrived(clock)) == []
+
+    numbers.record("n", torch.tensor(2.0))
+    numbers.forget()
+
+    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.0}]
+
+
+def test_parts_of_a_batch_that_failed_do_not_join_the_next():
+    """Its mean would be that of two batches."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+    numbers.weights = (1.0, 1.0, 1.0)
+    for values in ([100.0, 200.0, 300.0], [1.0, 2.0]):
+        numbers.forget()
+        for idx, value in enumerate(values):
+            numbers.record_part("n", value, idx)
+
+    numbers.record_batch(None, {})
+
+    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.5}]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_value_is_lost(value):
+    """A loss that isn't finite is what people look for."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    numbers.record("n", torch.tensor(value))
+
+    ((_, row),) = numbers.everything(clock)
+    assert repr(row["n"]) == repr(value)
+
+
+def test_without_numbers_there_is_no_row():
+    """Loggers aren't told of nothing."""
+    numbers, clock = Numbers(Time("1ba")), Clock()
+
+    assert numbers.everything(clock) == []
+
+
+def test_where_nobody_listens_nothing_is_kept():
+    """A run without loggers must not hold every loss for ever."""
+    numbers = Numbers(Time("2ba"))
+    numbers.is_heard = False
+
+    assert run(numbers, 5) == [[], [], [], [], [], []]
