@@ -10,7 +10,7 @@ import pytest
 import eventloop.commands
 import eventloop_runs
 from eventloop.cli import main
-from eventloop.cli.registry import COMMANDS, PACKAGES
+from eventloop.cli.registry import ADDED_SUBCOMMANDS, COMMANDS, PACKAGES
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +47,20 @@ def test_a_command_without_its_package_says_which_to_install(name, clean, monkey
         f"UsageError: eventloop {name} is a command of {PACKAGES[name]}, which isn't installed\n"
         f"  fix  install it, `pip install {PACKAGES[name]}`, or from a clone "
         f"`pip install ./plugins/{PACKAGES[name]}`\n"
+    )
+
+
+@pytest.mark.parametrize("name", ADDED_SUBCOMMANDS)
+def test_a_subcommand_without_its_package_says_which_to_install(name, clean, monkeypatch, capsys):
+    """Messages of the core name it: `eventloop plugins hooks` lists the hooks."""
+    monkeypatch.setattr("eventloop.plugin.metadata.installed_entry_points", lambda: ([], []))
+
+    assert main(["plugins", name, "some"]) == 2
+
+    assert capsys.readouterr().err == (
+        f"UsageError: eventloop plugins {name} is a command of eventloop-plugins, which isn't "
+        "installed\n  fix  install it, `pip install eventloop-plugins`, or from a clone "
+        "`pip install ./plugins/eventloop-plugins`\n"
     )
 
 

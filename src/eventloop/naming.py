@@ -101,19 +101,6 @@ def is_in_range(version: str, specifier: str) -> bool:
         return False
 
 
-def admits_older(specifier: str, version: str) -> bool:
-    """Returns whether a range contains versions older than one."""
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
-
-    lowest = [
-        Version(one.version.removesuffix(".*"))
-        for one in SpecifierSet(specifier)
-        if one.operator in (">=", ">", "==", "~=")
-    ]
-    return not lowest or max(lowest) < Version(version)
-
-
 def split_requirement(text: str) -> tuple[str, str] | None:
     """Returns a plugin's name and version range, "" for any; None if it is invalid."""
     match = _REQUIREMENT.fullmatch(text)

@@ -9,10 +9,8 @@ import pytest
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.configuration import Configuration
 from eventloop.plugin import static_check
-from eventloop.plugin.assembly import OrderPreferences, arrange
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.declared import HOOKS
-from eventloop.plugin.records import Plugin
 
 GOING = DeprecationWarning("ema_moved is ema_updated since 0.3, and goes in 0.4")
 NO_SHARE = DeprecationWarning("ema_updated passes no share from 0.4 on; it is 1 - decay")
@@ -146,18 +144,6 @@ def test_versions_that_do_not_fit_are_told_by_name(make_trainer, ema, listener, 
         make_trainer(algorithms=[ema()], callbacks=[listener()])
 
     assert f"plugin  {listener().name} (Trainer(callbacks=...))" in str(caught.value)
-
-
-def test_deprecations_are_remarks_of_check_and_order():
-    """Python hides a DeprecationWarning from people who run a command."""
-    plugins = [Plugin("ema", "algorithm", Ema03()), Plugin("old", "callback", Old())]
-
-    assembly, problems = arrange(plugins, [], OrderPreferences())
-
-    assert problems == []
-    assert [*assembly.remarks(assembly.implementations["ema_moved"])] == [
-        f"old, ema_moved: {GOING}"
-    ]
 
 
 IMPLEMENTS = """

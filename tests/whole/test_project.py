@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import eventloop
+from eventloop.cli.registry import ADDED_SUBCOMMANDS
 from eventloop.plugin.records import EXTENSIONS, GROUPS
+from eventloop.text import published
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(one.parent for one in (ROOT / "plugins").glob("*/pyproject.toml"))
@@ -28,8 +30,8 @@ IMPORTED = {
     "eventloop-surgery",
     "eventloop-testing",
 }
-# Makes trainers and checkpoints for tests, so that they needn't; it is released with the core.
-DEEP = {"eventloop-testing"}
+# Released with the core: one shows what it does with plugins, one makes trainers and checkpoints for tests.
+DEEP = {"eventloop-plugins", "eventloop-testing"}
 
 every_plugin = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 every_extension = pytest.mark.parametrize(
@@ -53,18 +55,24 @@ def test_every_folder_of_plugins_is_a_package():
     assert sorted(folders) == FOLDERS
 
 
+def test_the_packages_of_the_repository_are_known():
+    """A new one is published under its name, too."""
+    assert published() == {one.name.removeprefix("eventloop-") for one in FOLDERS}
+
+
 @every_extension
 def test_folder_distribution_package_and_entry_point_agree(folder):
     """Who knows one name knows all of them."""
     project = read_toml(folder / "pyproject.toml")["project"]
     (group,) = project["entry-points"]
-    ((name, value),) = project["entry-points"][group].items()
-    package = folder.name.replace("-", "_")
+    points = project["entry-points"][group]
+    package, short = folder.name.replace("-", "_"), folder.name.removeprefix("eventloop-")
+    subcommands = {f"{short}-{one}" for one in ADDED_SUBCOMMANDS}
 
     assert group in GROUPS | EXTENSIONS
     assert project["name"] == folder.name
-    assert name == folder.name.removeprefix("eventloop-") or EXTENSIONS.get(group) == "storage"
-    assert value.partition(":")[0].partition(".")[0] == package
+    assert points.keys() in ({short}, subcommands) or EXTENSIONS.get(group) == "storage"
+    assert {re.split("[:.]", value)[0] for value in points.values()} == {package}
     assert [one.parent.name for one in (folder / "src").glob("*/__init__.py")] == [package]
 
 
@@ -124,7 +132,7 @@ def test_a_plugin_is_typed_and_tested(folder):
     tools = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]
 
     assert (folder / "src" / package / "py.typed").is_file()
-    assert tools["package-data"] == {package: ["py.typed"]}
+    assert tools["package-data"][package][0] == "py.typed"
     assert list((folder / "tests").glob("test_*.py"))
 
 
@@ -181,7 +189,8 @@ def test_an_extension_imports_public_modules_alone(folder):
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "eventloop"
     }
 
-    assert group in GROUPS or all(re.fullmatch(PUBLIC, str(one)) for one in imported)
+    is_public = all(re.fullmatch(PUBLIC, str(one)) for one in imported)
+    assert group in GROUPS or folder.name in DEEP or is_public
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

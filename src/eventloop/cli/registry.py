@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import command_help, read_arguments, refuse_flags
+from eventloop.cli.arguments import (
+    Arguments,
+    Command,
+    command_help,
+    read_arguments,
+    refuse_flags,
+)
 from eventloop.cli.output import write_text
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.signals import Interrupted, Terminated
@@ -42,6 +48,9 @@ PACKAGES = {
     name: f"eventloop-{name}"
     for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
 }
+# Those of `SUBCOMMANDS` that a package adds, as commands named `plugins-show` and so on.
+ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "new")
+_PREFIX = "plugins-"
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
@@ -63,22 +72,28 @@ def run_core(command: str, argv: Sequence[str]) -> int:
                 f"`eventloop plugins` has no subcommand {rest[0]!r}{closest(rest[0], SUBCOMMANDS)}",
                 fix=f"one of {', '.join(SUBCOMMANDS)}",
             )
+        if name in ADDED_SUBCOMMANDS:
+            return run_added(f"{_PREFIX}{name}", rest)
         module = f"{module}.{name}"
     subject = importlib.import_module(module)
-    if not subject.COMMAND.takes_task:
+    return run_command(subject.COMMAND, subject.run, rest)
+
+
+def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequence[str]) -> int:
+    """Reads a command line, and runs its command or writes its help; returns the exit status."""
+    if not command.takes_task:
         gc.enable()
-    arguments = read_arguments(rest, subject.COMMAND)
+    arguments = read_arguments(argv, command)
     if "help" not in arguments.given:
-        if not (subject.COMMAND.takes_plugins and subject.COMMAND.takes_options):
-            refuse_flags(arguments, subject.COMMAND)
-        status: int = subject.run(arguments)
-        return status
-    if subject.COMMAND.takes_task:
+        if not (command.takes_plugins and command.takes_options):
+            refuse_flags(arguments, command)
+        return run(arguments)
+    if command.takes_task:
         from eventloop.cli.job import job_help  # which needs torch
 
-        write_text(job_help(arguments, subject.COMMAND))
+        write_text(job_help(arguments, command))
     else:
-        write_text(command_help(subject.COMMAND))
+        write_text(command_help(command))
     return 0
 
 
@@ -104,8 +119,8 @@ def run_added(name: str, argv: Sequence[str]) -> int:
         Its exit status; it may also raise SystemExit, as argparse does.
 
     Raises:
-    UsageError: no package has such a command.
-    PluginError: two packages have it, it can't be imported, or returns no exit status.
+        UsageError: no package has such a command.
+        PluginError: two packages have it, it can't be imported, or returns no exit status.
     """
     from eventloop.plugin.extensions import imported_callable
 
@@ -140,6 +155,8 @@ def help_lines() -> Iterator[str]:
     described = dict(COMMANDS)
     found, problems = _added()
     for one in found:
+        if one.name.startswith(_PREFIX):
+            continue
         about = summary_of(one.entry_point.dist) if one.entry_point.dist is not None else ""
         about = problems[one].what if one in problems else f"{about} ({one.distribution})".strip()
         described.setdefault(one.name, about)
@@ -169,16 +186,20 @@ def _find(name: str) -> Found:
             if one in problems:
                 raise problems[one]
             return one
-    if distribution := PACKAGES.get(name.replace("_", "-")):
+    is_subcommand = name.removeprefix(_PREFIX) in ADDED_SUBCOMMANDS
+    package = "plugins" if is_subcommand else name.replace("_", "-")
+    if is_subcommand or package in PACKAGES:
         raise UsageError(
-            f"eventloop {name} is a command of {distribution}, which isn't installed",
-            fix=install(name),
+            f"eventloop {name.replace(_PREFIX, 'plugins ')} is a command of eventloop-{package}, "
+            "which isn't installed",
+            fix=install(package),
         )
     if name.endswith(".py"):
         raise UsageError(
             f"{name!r} isn't a command", fix=f"write {shell('eventloop', 'fit', name)}"
         )
     names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
+    names = [one for one in names if not one.startswith(_PREFIX)]
     raise UsageError(
         f"there is no command {name!r}{closest(name, names)}",
         fix=f"one of {', '.join(dict.fromkeys(names))}, as in `eventloop fit examples/digits.py`",

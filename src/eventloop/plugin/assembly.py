@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pluggy
 
 from eventloop.errors import EventloopError, PluginError, closest
-from eventloop.hooks import PROJECT, Edge, warnings_of
-from eventloop.naming import admits_older, fold
+from eventloop.hooks import PROJECT, Edge
+from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable, hooks_of
 from eventloop.plugin.mistakes import clashing_names, relation_problems
 from eventloop.plugin.order import (
@@ -21,7 +21,7 @@ from eventloop.plugin.order import (
     order_of_owners,
 )
 from eventloop.plugin.records import Candidate, Plugin
-from eventloop.plugin.validate import equal_plugins, implementations, unknown_edges, unknown_names
+from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
 
 
 @dataclass(frozen=True)
@@ -136,22 +136,6 @@ class Assembly:
         called = [hook, *(one.name for one in self.hooks.values() if one.closes == hook)]
         busy = {fold(one.plugin.name) for name in called for one in self.implementations[name]}
         return {fold(one.name) for one in self.plugins} - busy
-
-    def remarks(self, ordered: Ordered) -> Iterator[str]:
-        """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
-        known = [*self.wishes.installed, *(one.name for one in self.plugins)]
-        for one, name in unknown_edges(ordered, known):
-            yield f"{one.origin}: an edge to {name}, which isn't installed"
-        for one in ordered:
-            for warning in warnings_of(one.hook, one.argnames):
-                yield f"{one.origin}: {warning}"
-            needs = one.plugin.found.needs if one.plugin.found else ""
-            since = "" if one.hook.declared_by else one.hook.since
-            if since and needs and admits_older(needs, since):
-                yield (
-                    f"{one.origin}: the hook came in torch-eventloop {since}, and the plugin says that "
-                    f"{needs} will do: ask for >={since}"
-                )
 
     def decisions(self) -> Iterator[Decision]:
         """Yields the actions in which a plugin replaces the task, or the user chose the owner."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError, PluginError, text_of
-from eventloop.hooks import Hook, hookimpl
+from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
@@ -273,10 +273,3 @@ def _stand_in(owners: Mapping[str, str]) -> object:
 
     actions = [action for action, owner in owners.items() if owner == "task"]
     return SimpleNamespace(**{action: hookimpl(answer) for action in actions})
-
-
-def implemented(assembly: Assembly) -> Iterator[tuple[str, Hook]]:
-    """Yields the hooks implemented by a plugin or the task's stand-in."""
-    for name, hook in assembly.hooks.items():
-        if assembly.implementations[name].implementations:
-            yield name, hook

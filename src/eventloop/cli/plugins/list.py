@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command, configuration_of
+from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.plugins.reading import JSON, seen_extensions
+from eventloop.cli.registry import COMMANDS
 from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.configure import until_named
-from eventloop.plugin.metadata import installed_entry_points
+from eventloop.plugin.extensions import extension_problems
+from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
 from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import static_check
 
@@ -39,7 +40,7 @@ def run(arguments: Arguments) -> int:
     wrong_usage = [one for one in problems if isinstance(one, UsageError)]
     others = [one for one in problems if one not in wrong_usage]
     rows = list(_rows(configuration, selected, others))
-    rows += [_row(one.found, one.status, one.reason) for one in seen_extensions(installed)]
+    rows += _extension_rows(installed)
     if "json" in arguments.given:
         write_json(rows)
     elif rows:
@@ -71,6 +72,15 @@ def _rows(
         columns = dict.fromkeys(_COLUMNS, "")
         name = ", ".join(one.name for one in problem.subjects)
         yield {**columns, "name": name, "status": "problem", "reason": problem.what, "marks": []}
+
+
+def _extension_rows(installed: Installed) -> Iterator[dict[str, Any]]:
+    """Yields what packages add beside plugins, with problems that metadata and files show."""
+    found = extensions(installed=installed)
+    problems = extension_problems(found, {"command": COMMANDS})
+    for one in found:
+        reason = problems[one].what if one in problems else static_check(one).problem
+        yield _row(one, "problem" if reason else "available", reason)
 
 
 def seen_status(

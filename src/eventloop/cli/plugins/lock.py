@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import Arguments, Command, CommandOption
-from eventloop.cli.output import write_json, write_lines
-from eventloop.cli.plugins.reading import JSON, dry_assembled
+from eventloop.cli.arguments import (
+    JSON,
+    Arguments,
+    Command,
+    CommandOption,
+    configuration_of,
+    refuse_flags,
+)
+from eventloop.cli.output import stdout_to_stderr, write_json, write_lines
+from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import PluginError
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
@@ -29,7 +36,9 @@ COMMAND = Command(
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    _, found = dry_assembled(arguments, COMMAND)
+    refuse_flags(arguments, COMMAND, SETTING_NAMES)
+    with stdout_to_stderr():
+        found = dry_assemble(configuration_of(arguments))
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")

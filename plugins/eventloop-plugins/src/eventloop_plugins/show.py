@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command, configuration_of
+from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.plugins.check import measure_imports
-from eventloop.cli.plugins.hooks import declared_by, implemented_by
-from eventloop.cli.plugins.reading import (
-    JSON,
-    Extension,
-    dry_assembled,
-    imported_extensions,
-    refuse_choice,
-)
+from eventloop.cli.registry import run_command
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError, closest, text_of
 from eventloop.naming import fold
@@ -23,6 +16,14 @@ from eventloop.plugin.candidates import select_all
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.records import Found
+from eventloop_plugins.check import measure_imports
+from eventloop_plugins.hooks import declared_by, implemented_by
+from eventloop_plugins.reading import (
+    Extension,
+    dry_assembled,
+    imported_extensions,
+    refuse_choice,
+)
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -193,3 +194,6 @@ def _text(key: str, value: object) -> str:
         if value in (True, False, None)
         else str(value)
     )
+
+
+main = functools.partial(run_command, COMMAND, run)

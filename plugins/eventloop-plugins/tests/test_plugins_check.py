@@ -323,6 +323,18 @@ def test_check_is_content_with_what_would_run(run, two, only, monkeypatch):
     assert content["problems"] == []
 
 
+def test_check_compares_with_the_lock(run, two, only, tmp_path):
+    """The version says nothing of a file that was edited where it is installed."""
+    run("plugins", "lock", *only)
+    with (tmp_path / "site" / "eventloop_bb_test_module.py").open("a") as module:
+        module.write("#")
+
+    ran = run("plugins", "check", *only)
+
+    assert ran.status == 1
+    assert "changed  eventloop_bb_test_module.py of bb-test" in ran.out
+
+
 def test_check_tells_who_imports_torch(run, install, clean, only):
     """`eventloop plugins` should stay quick in an editor's completion."""
     install("aa-test", f"import torch\n{HEAD}class Plugin:\n    {HOOK}\n")
@@ -453,14 +465,38 @@ def test_an_edge_to_what_is_not_installed_is_a_remark(run, install, clean, only)
     """It is not a mistake, but whoever wonders about the order should see it."""
     install(
         "aa-test",
-        f"{HEAD}class Plugin:\n    @hookimpl(after='cutmix')\n    def batch_end(self, state): 0\n",
+        f"{HEAD}class Plugin:\n    @hookimpl(after='zzyzx')\n    def batch_end(self, state): 0\n",
     )
     install("bb-test")
 
     checked, ordered = run("plugins", "check", *only), run("plugins", "order", *only)
 
-    said = "remark: aa-test (eventloop-aa-test 1.0), batch_end: an edge to cutmix"
+    said = "remark: aa-test (eventloop-aa-test 1.0), batch_end: an edge to zzyzx"
     assert (checked.status, ordered.status) == (0, 0)
+    assert said in checked.out
+    assert said in ordered.out
+
+
+DECLARES = """
+from eventloop import hookimpl, hookspec
+
+class Hooks:
+    @hookspec(per="any", warn_on_impl=DeprecationWarning("aa_moved goes in 0.4"))
+    def aa_moved(self, state): ...
+
+class Plugin:
+    hookspecs = Hooks
+"""
+
+
+def test_deprecations_are_remarks_of_check_and_order(run, install, clean, only):
+    """Python hides a DeprecationWarning from people who run a command."""
+    install("aa-test", DECLARES)
+    install("bb-test", f"{HEAD}class Plugin:\n    @hookimpl\n    def aa_moved(self, state): 0\n")
+
+    checked, ordered = run("plugins", "check", *only), run("plugins", "order", *only)
+
+    said = "remark: bb-test (eventloop-bb-test 1.0), aa_moved: aa_moved goes in 0.4"
     assert said in checked.out
     assert said in ordered.out
 

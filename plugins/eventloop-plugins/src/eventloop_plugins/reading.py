@@ -1,34 +1,29 @@
-"""Shared by the subcommands: from a command line to a configuration, and extensions."""
+"""What several subcommands read: a configuration with its plugins in order, and extensions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import (
-    Arguments,
-    Command,
-    CommandOption,
-    configuration_of,
-    refuse_flags,
-)
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from eventloop.cli.arguments import Arguments, Command, configuration_of, refuse_flags
 from eventloop.cli.output import stdout_to_stderr
 from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import EventloopError, UsageError, raise_all
+from eventloop.hooks import warnings_of
 from eventloop.naming import fold
+from eventloop.plugin.assembly import Assembly
+from eventloop.plugin.candidates import DryAssembly, dry_assemble
 from eventloop.plugin.extensions import extension_problems, imported_callable
 from eventloop.plugin.metadata import extensions
+from eventloop.plugin.order import Ordered
 from eventloop.plugin.records import Found
-from eventloop.plugin.static_check import static_check
+from eventloop.plugin.validate import unknown_edges
 
-if TYPE_CHECKING:
-    from eventloop.plugin.candidates import DryAssembly
-    from eventloop.plugin.metadata import Installed
-
-JSON = CommandOption("json", "", "write JSON instead of a table")
 # The names that the core's own have.
 _OWN = {"command": COMMANDS}
 
@@ -39,10 +34,6 @@ def dry_assembled(arguments: Arguments, command: Command) -> tuple[Configuration
     Raises:
         UsageError: a flag is neither a setting nor an option of a plugin.
     """
-    from eventloop.plugin.candidates import (
-        dry_assemble,  # kept out of subcommands that import no plugin
-    )
-
     refuse_flags(arguments, command, SETTING_NAMES)
     configuration = configuration_of(arguments)
     with stdout_to_stderr():
@@ -60,13 +51,40 @@ def refuse_choice(found: DryAssembly) -> None:
     raise_all([one for one in others if isinstance(one, UsageError)])
 
 
+def remarks(assembly: Assembly, ordered: Ordered) -> Iterator[str]:
+    """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
+    known = [*assembly.wishes.installed, *(one.name for one in assembly.plugins)]
+    for one, name in unknown_edges(ordered, known):
+        yield f"{one.origin}: an edge to {name}, which isn't installed"
+    for one in ordered:
+        for warning in warnings_of(one.hook, one.argnames):
+            yield f"{one.origin}: {warning}"
+        needs = one.plugin.found.needs if one.plugin.found else ""
+        since = "" if one.hook.declared_by else one.hook.since
+        if since and needs and _admits_older(needs, since):
+            yield (
+                f"{one.origin}: the hook came in torch-eventloop {since}, and the plugin says that "
+                f"{needs} will do: ask for >={since}"
+            )
+
+
+def _admits_older(specifier: str, version: str) -> bool:
+    """Returns whether a range contains versions older than one."""
+    lowest = [
+        Version(one.version.removesuffix(".*"))
+        for one in SpecifierSet(specifier)
+        if one.operator in (">=", ">", "==", "~=")
+    ]
+    return not lowest or max(lowest) < Version(version)
+
+
 @dataclass(frozen=True)
 class Extension:
     """A discovered extension.
 
     Args:
         reason: why it can't be used, in one line, or "".
-        problem: the same in full; None if it was only checked statically.
+        problem: the same in full, or None.
     """
 
     found: Found
@@ -77,17 +95,6 @@ class Extension:
     def status(self) -> str:
         """The text of the status column."""
         return "problem" if self.reason else "available"
-
-
-def seen_extensions(installed: Installed) -> Iterator[Extension]:
-    """Yields installed extensions, with problems found in metadata and files."""
-    found = extensions(installed=installed)
-    problems = extension_problems(found, _OWN)
-    for one in found:
-        if one in problems:
-            yield Extension(one, problems[one].what, problems[one])
-        else:
-            yield Extension(one, static_check(one).problem)
 
 
 def imported_extensions(name: str | None = None) -> Iterator[Extension]:
@@ -113,8 +120,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 
 def _import(found: Found) -> None:
     if found.role == "storage":
-        # A list, which imports no extension, does without all that checkpoints need.
-        from eventloop.checkpoint.storage_packages import imported_storage
+        from eventloop.checkpoint.storage_packages import imported_storage  # with torch
 
         imported_storage(found)
     else:

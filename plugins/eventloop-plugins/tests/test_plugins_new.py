@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 import eventloop
-from eventloop.text import published
 
 SOURCE = str(Path(eventloop.__file__).parents[1])
-ROOT = Path(__file__).parents[2]
 HEADINGS = ["What it does", "Install", "Use", "Hooks", "Options", "Cost", "Evidence", "Source"]
 
 
@@ -146,15 +144,6 @@ def test_what_is_installed_keeps_its_name(run, install, clean):
         "taken-test (eventloop-taken-test 1.0) has this name"
         in run("plugins", "new", "taken-test").err
     )
-
-
-def test_the_packages_of_the_repository_are_known():
-    """A new one is published under its name, too."""
-    folders = {
-        one.name.removeprefix("eventloop-") for one in (ROOT / "plugins").glob("eventloop-*")
-    }
-
-    assert published() == folders
 
 
 def test_its_help_lists_only_what_has_an_effect(run, clean):

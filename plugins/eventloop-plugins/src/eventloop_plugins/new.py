@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import keyword
 import sys
@@ -9,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import eventloop
-from eventloop.cli.arguments import Arguments, Command, CommandOption
+from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
 from eventloop.cli.output import write_json, write_lines
-from eventloop.cli.plugins.reading import JSON
-from eventloop.cli.registry import COMMANDS
+from eventloop.cli.registry import COMMANDS, run_command
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
@@ -133,3 +133,6 @@ def _range(version: str) -> str:
     major, minor, *_ = map(int, version.split(".")[:2])
     following = f"0.{minor + 1}" if major == 0 else str(major + 1)
     return f">={major}.{minor},<{following}"
+
+
+main = functools.partial(run_command, COMMAND, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import json
 import os
@@ -16,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command, configuration_of
+from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
-from eventloop.cli.plugins.reading import JSON, Extension, dry_assembled, imported_extensions
+from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, in_shell, text_of
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.load import imported
 from eventloop.plugin.lock import check_lock, lock_path
 from eventloop.plugin.metadata import extensions
 from eventloop.text import plain
+from eventloop_plugins.reading import Extension, dry_assembled, imported_extensions, remarks
 
 if TYPE_CHECKING:
     from eventloop.plugin.assembly import Assembly
@@ -54,17 +56,19 @@ def run(arguments: Arguments) -> int:
     of_extensions = (one.problem for one in added if one.problem is not None)
     assembly = found.assembly
     problems = [*found.problems, *dict.fromkeys(of_extensions), *_lock_problems(assembly)]
-    remarks = [
-        one for ordered in assembly.implementations.values() for one in assembly.remarks(ordered)
+    found_remarks = [
+        one for ordered in assembly.implementations.values() for one in remarks(assembly, ordered)
     ]
     if "json" in arguments.given:
         written = [*map(text_of, problems)]
-        write_json({"plugins": rows, "problems": written, "remarks": remarks})
+        write_json({"plugins": rows, "problems": written, "remarks": found_remarks})
     else:
         write_table(_COLUMNS, [_cells(row) for row in rows])
         for idx, problem in enumerate(problems, 1):
             write_text(plain(f"\n{idx}. {in_shell(text_of(problem))}"))
-        write_lines(["", *(f"remark: {remark}" for remark in remarks)] if remarks else [])
+        write_lines(
+            ["", *(f"remark: {remark}" for remark in found_remarks)] if found_remarks else []
+        )
         count = len(problems)
         write_lines(["", f"{count or 'no'} {'problem' if count == 1 else 'problems'}"])
     return 1 if problems else 0
@@ -168,3 +172,6 @@ def _cost(found: Found) -> tuple[float, bool]:
     start = time.perf_counter()
     imported(found)
     return time.perf_counter() - start, "torch" in asked
+
+
+main = functools.partial(run_command, COMMAND, run)

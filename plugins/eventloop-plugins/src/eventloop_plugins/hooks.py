@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import JSON, Arguments, Command
 from eventloop.cli.output import write_json, write_table, write_text
-from eventloop.cli.plugins.reading import JSON, dry_assembled, refuse_choice
+from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
 from eventloop.hooks import warnings_of
+from eventloop_plugins.reading import dry_assembled, refuse_choice
 
 if TYPE_CHECKING:
     from eventloop.hooks import Hook
@@ -92,3 +94,6 @@ def _contract(hook: Hook, content: dict[str, Any]) -> str:
         lines.append(f"    implemented by {', '.join(content['implemented_by'])}")
     lines += [f"    deprecated: {warning}" for warning in warnings_of(hook)]
     return "\n".join([*lines, "", hook.doc])
+
+
+main = functools.partial(run_command, COMMAND, run)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.arguments import Arguments, Command
+from eventloop.cli.arguments import JSON, Arguments, Command
 from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.plugins.reading import JSON, dry_assembled, refuse_choice
+from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
-from eventloop.plugin.candidates import implemented
 from eventloop.plugin.order import Implementation, Ordered, order_of_owners
+from eventloop_plugins.reading import dry_assembled, refuse_choice, remarks
 
 if TYPE_CHECKING:
     from eventloop.hooks import Hook
@@ -38,7 +39,7 @@ def run(arguments: Arguments) -> int:
             f"no hook is named {name!r}{assembly.hooks.hint(name)}",
             fix="list them with `eventloop plugins hooks`",
         )
-    hooks = [assembly.hooks[name]] if name else [hook for _, hook in implemented(assembly)]
+    hooks = [assembly.hooks[name]] if name else list(_implemented(assembly))
     plans = [_plan(assembly, hook) for hook in hooks]
     if "json" in arguments.given:
         write_json(plans)
@@ -57,6 +58,13 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
+def _implemented(assembly: Assembly) -> Iterator[Hook]:
+    """Yields the hooks that a plugin, or the task by `owners`, implements."""
+    for name, hook in assembly.hooks.items():
+        if assembly.implementations[name].implementations:
+            yield hook
+
+
 def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     ordered = assembly.implementations[hook.name]
     wrappers = [one for one in ordered.implementations if one.wrapper]
@@ -70,7 +78,7 @@ def _plan(assembly: Assembly, hook: Hook) -> dict[str, Any]:
     ]
     calls += [_loser(assembly, one, len(wrappers)) for one in assembly.losers.get(hook.name, ())]
     plan: dict[str, Any] = {"hook": hook.name, "kind": hook.kind, "calls": calls}
-    plan["remarks"] = list(assembly.remarks(ordered))
+    plan["remarks"] = list(remarks(assembly, ordered))
     if hook.kind == "action":
         is_owned = bool(asked) and not asked[-1].conditional
         without_order = _NOBODY_AT_ALL if hook.declared_by else _NOBODY
@@ -134,3 +142,6 @@ def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         depth = sum(call["how"].startswith("wrapper") for call in plan["calls"])
         name = plan["hook"] if not plan["calls"] else ""
         yield name, "  " * depth + f"({plan['owner']})", "", "owner", ""
+
+
+main = functools.partial(run_command, COMMAND, run)
