@@ -213,14 +213,14 @@ def test_slices_of_other_ranks_are_missing_where_one_writes_alone(store):
 def test_what_fails_on_one_rank_fails_on_all_and_leaves_nothing(store, monkeypatch):
     """The checkpoint before stays, and its folder has no others."""
     before = save(store, batch=2)
-    write_share = Draft.write_share
+    write_files = Draft.write_files
 
     def failing(self, folder):
         if "00002" in " ".join(self._files):
             raise OSError(28, "No space left on device")
-        return write_share(self, folder)
+        return write_files(self, folder)
 
-    monkeypatch.setattr(Draft, "write_share", failing)
+    monkeypatch.setattr(Draft, "write_files", failing)
     with pytest.raises(CheckpointError, match=r"rank 2: .*No space left"):
         save(store)
 

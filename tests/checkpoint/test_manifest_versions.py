@@ -90,8 +90,8 @@ def write_shards(folder):
         nests = {"model": {"w": part, "n": torch.tensor(7)}, f"rank{rank}": {"idx": rank}}
         drafts.append(Draft(nests, FACTS, 12, rank, 2))
     folder.mkdir(parents=True)
-    files = [draft.write_files(folder, []) for draft in drafts]
-    drafts[0].write_manifest(folder, files[0] | files[1], [])
+    files = [draft.write_files(folder) for draft in drafts]
+    drafts[0].write_manifest(folder, files[0] | files[1])
 
 
 def test_shards_of_version_2_are_still_read(tmp_path, same):

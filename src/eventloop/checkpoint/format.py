@@ -9,7 +9,7 @@ pickled or evaluated.
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,16 +79,10 @@ def write_checkpoint(
             disk is full or fails, and the message says how much was needed and is free.
     """
     draft = Draft(parts, facts, batch)
-    made: list[Path] = []
+    draft.require_space(folder)
     with draft.failing(folder):
-        try:
-            disk.make_folders(folder)
-            draft.write(folder, made)
-        except BaseException:
-            for path in made:
-                with suppress(OSError):  # the first failure is the one to tell of
-                    disk.remove_file(path)
-            raise
+        disk.make_folders(folder)
+        draft.write_manifest(folder, draft.write_files(folder))
 
 
 def read_checkpoint(
@@ -175,6 +169,7 @@ class Draft:
         self._batch, self._rank, self._world_size = batch, rank, world_size
         self._files: dict[str, bytes | tensor_file.NewTensors] = {}
         self._sharded: list[str] = []
+        self._made: list[Path] = []
         for name, nest in parts.items():
             if not is_part_name(name):
                 raise CheckpointError(
@@ -192,72 +187,60 @@ class Draft:
         unknown = dict.fromkeys(self._files, FileFacts(2**40, "0" * 64))
         contents = self._files.values()
         sizes = [len(one) if isinstance(one, bytes) else one.num_bytes for one in contents]
-        sizes.append(len(self._manifest(unknown)))
+        sizes.append(len(_fitting("facts", manifest_bytes, self._of(unknown))))
         self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
 
-    def write(self, folder: Path, made: list[Path]) -> Manifest:
-        """Writes all files into an existing folder, the manifest last; raises OSError.
+    def write_files(self, folder: Path) -> dict[str, FileFacts]:
+        """Writes this rank's files into an existing folder; raises OSError.
 
-        Args:
-            made: called with each file's path once the file exists.
+        Raises:
+            CheckpointError: several ranks write, and what is read back differs.
         """
-        return self.write_manifest(folder, self.write_files(folder, made), made)
-
-    def write_files(self, folder: Path, made: list[Path]) -> dict[str, FileFacts]:
-        """Writes all files but the manifest; raises OSError."""
         files = {}
         for name, content in self._files.items():
             with disk.NewFile(folder / name) as file:
-                made.append(folder / name)
+                self._made.append(folder / name)
                 if isinstance(content, bytes):
                     file.write(content)
                 else:
                     content.write(file)
             files[name] = FileFacts(file.num_bytes, file.digest())
+        if self._world_size > 1:
+            disk.sync_folder(folder)
+            with refusing(folder):
+                for name in files:
+                    with opened(folder, name, self._of(files)) as written:
+                        written.skip()
         return files
 
-    def write_share(self, folder: Path) -> dict[str, FileFacts]:
-        """Writes this rank's files, and reads them back; raises OSError.
-
-        Raises:
-            CheckpointError: the files on disk differ from what was written.
-        """
-        files = self.write_files(folder, [])
-        disk.sync_folder(folder)
-        with refusing(folder):
-            for name in files:
-                with opened(folder, name, self._of(files)) as file:
-                    file.skip()
-        return files
-
-    def write_manifest(
-        self, folder: Path, files: Mapping[str, FileFacts], made: list[Path]
-    ) -> Manifest:
-        """Writes the manifest for files already on disk; raises OSError.
-
-        Args:
-            files: the files of all ranks.
-        """
+    def write_manifest(self, folder: Path, files: Mapping[str, FileFacts]) -> Manifest:
+        """Writes the manifest for the files of all ranks, already on disk; raises OSError."""
         manifest = self._of(files)
         with disk.NewFile(folder / FILE) as file:
-            made.append(folder / FILE)
-            file.write(self._manifest(files))
+            self._made.append(folder / FILE)
+            file.write(_fitting("facts", manifest_bytes, manifest))
         disk.sync_folder(folder)
         return manifest
 
-    @contextmanager
-    def failing(self, folder: Path) -> Iterator[None]:
-        """Checks for enough disk space; adds the size needed to an error of the disk."""
-        there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
-        free = disk.num_free_bytes(there)
+    def require_space(self, folder: Path) -> None:
+        """Raises CheckpointError if the disk of a folder has too little space for all files."""
+        free = _num_free_bytes(folder)
         if free < self.num_bytes:
             raise self._error(folder, "there isn't enough space", free)
+
+    @contextmanager
+    def failing(self, folder: Path) -> Iterator[None]:
+        """Removes what was made if writing fails; names the size needed if the disk has failed."""
         try:
             yield
-        except OSError as error:
-            free = disk.num_free_bytes(there)
+        except BaseException as error:
+            for path in self._made:
+                with suppress(OSError):  # the first failure is the one to tell of
+                    disk.remove_file(path)
+            if not isinstance(error, OSError):
+                raise
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = error.strerror or str(error)
+            reason, free = error.strerror or str(error), _num_free_bytes(folder)
             raise self._error(folder, reason, free, is_full=is_full) from error
 
     def _add(self, name: str, tensors: Tensors, skeleton: Json) -> None:
@@ -275,8 +258,7 @@ class Draft:
             self._files[path] = tensor_file.NewTensors(whole, path)
         # Two files of tensors don't keep the order of the keys.
         if not is_plain(skeleton, tensors) or (slices and whole):
-            with _too_large(name):
-                self._files[f"{name}.json"] = bounded_json.to_bytes(skeleton)
+            self._files[f"{name}.json"] = _fitting(name, bounded_json.to_bytes, skeleton)
 
     def _require_together(self, part: str, name: str) -> None:
         if self._world_size == 1:
@@ -290,10 +272,6 @@ class Draft:
         shards = dict.fromkeys(self._sharded, self._world_size)
         return Manifest(self._batch, files, self._facts, shards=shards)
 
-    def _manifest(self, files: Mapping[str, FileFacts]) -> bytes:
-        with _too_large("facts"):
-            return manifest_bytes(self._of(files))
-
     def _error(
         self, folder: Path, reason: str, free: int, *, is_full: bool = True
     ) -> CheckpointError:
@@ -306,13 +284,14 @@ class Draft:
         )
 
 
-# Writing
+def _num_free_bytes(folder: Path) -> int:
+    there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+    return disk.num_free_bytes(there)
 
 
-@contextmanager
-def _too_large(name: str) -> Iterator[None]:
+def _fitting(name: str, encode: Callable[[Any], bytes], value: Any) -> bytes:
     try:
-        yield
+        return encode(value)
     except CorruptFileError as damage:
         raise CheckpointError(
             f"{name!r} can't be saved: {damage}",

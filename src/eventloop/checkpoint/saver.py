@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
+import time
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import Best
-from eventloop.checkpoint.shares import require_shared
+from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
-from eventloop.errors import CheckpointError, ResumeError, as_first, failures_of, text_of
+from eventloop.errors import (
+    CheckpointError,
+    EventloopError,
+    ResumeError,
+    as_first,
+    failures_of,
+    text_of,
+)
+from eventloop.files import disk
+from eventloop.files.run_folder import check_folder
 from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
+from eventloop.text import as_set
 from eventloop.training.bookkeeping import resolved
 from eventloop.training.tensor_slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
@@ -31,6 +45,8 @@ if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
     from eventloop.urls import Place
+
+_PATIENCE_S = 5.0  # some network file systems show a new name seconds later
 
 
 class Written(NamedTuple):
@@ -327,3 +343,51 @@ def interval_of(settings: Settings) -> Time | None:
     if settings.checkpoint_interval == "auto":
         return Time("1ep") if settings.run_dir is not None else None
     return settings.checkpoint_interval
+
+
+def require_shared(folder: Path, state: State) -> None:
+    """Checks that all ranks see what rank 0 creates in a folder; collective.
+
+    Raises:
+        CheckpointError: a rank doesn't see it, or it can't be created.
+    """
+    with new_id() as one:
+        # The name of what is under way: if this process is killed now, the next one removes it.
+        name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
+        if state.rank == 0:
+            problem = _failure(lambda: _make(folder, name))
+        name, problem = state.all_gather((name, problem))[0]
+        if problem is not None:
+            raise CheckpointError(problem, fix="give another folder, " + as_set(run_dir="FOLDER"))
+        seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
+        if state.rank == 0:
+            _failure(lambda: disk.remove_empty(folder / name))
+    blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
+    if blind:
+        raise CheckpointError(
+            f"rank {blind[0]} on {seen[blind[0]][1]!r} doesn't see what rank 0 on {seen[0][1]!r} has made "
+            f"in {str(folder)!r}, but each rank writes its share of a checkpoint there",
+            fix="give a folder on a file system that all machines share, or the URL of a storage, "
+            + as_set(run_dir="FOLDER"),
+        )
+
+
+def _make(folder: Path, name: str) -> None:
+    check_folder(folder)
+    disk.make_folders(folder)
+    disk.make_folder(folder / name)
+
+
+def _is_there(path: Path) -> bool:
+    end = time.monotonic() + _PATIENCE_S
+    while not (is_there := os.path.lexists(path)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_there
+
+
+def _failure(step: Callable[[], None]) -> str | None:
+    try:
+        step()
+    except (OSError, EventloopError) as error:
+        return "the checkpoints' folder can't be used: " + text_of(error)
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -25,7 +25,6 @@ from eventloop.checkpoint.leftovers import (
     surplus,
 )
 from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.shares import telling, write_first, write_share, written_apart
 from eventloop.checkpoint.verifying import batch_of, examine, name_of, why_passed_over
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError
@@ -37,7 +36,7 @@ from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
-    from eventloop.checkpoint.manifest import Manifest
+    from eventloop.checkpoint.manifest import FileFacts, Manifest
     from eventloop.distributed.crew import Crew
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
@@ -165,22 +164,18 @@ class Store:
         facts: Mapping[str, Any],
         crew: Crew = ALONE,
     ) -> Path:
-        from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
+        with self._written(batch, parts, facts, crew, apart=False) as target:
+            return target
 
-        target, drafts = self.folder / name_of(batch), []
+    def shared_out(
+        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
+    ) -> AbstractContextManager[Path]:
+        """Writes each rank's files into a temporary folder of its own, which others needn't see.
 
-        def prepare() -> None:
-            drafts.append(Draft(parts, facts, batch, crew.rank, crew.world_size))
-            if crew.rank == 0:
-                self.clear()
-
-        crew.run(prepare)
-        (draft,) = drafts
-        if crew.rank == 0:
-            with telling(crew) as tell, draft.failing(target):  # which may refuse to begin
-                return self.take_in(batch, lambda folder: write_first(draft, folder, crew, tell))
-        write_share(draft, self.folder, crew)
-        return target
+        Yields:
+            This rank's folder; that of rank 0 has the manifest of all.
+        """
+        return self._written(batch, parts, facts, crew, apart=True)
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
         """Adds a checkpoint that `write` fills; returns its path; raises like `save`, or OSError.
@@ -188,28 +183,9 @@ class Store:
         Args:
             write: writes it into an empty folder and returns its manifest.
         """
-        target = self.folder / name_of(batch)
-        with self._under_way(target.name) as folder:
-            manifest = write(folder)
-            if not holds(target, manifest):
-                try:
-                    self._put_in_place(folder, target)
-                except OSError:
-                    if not holds(target, manifest):  # another machine may have put the same there
-                        raise
-        return target
-
-    def shared_out(
-        self, batch: int, parts: Mapping[str, Nest], facts: Mapping[str, Any], crew: Crew
-    ) -> AbstractContextManager[Path]:
-        """Writes the files of each rank of a crew; see `written_apart`."""
-        from eventloop.checkpoint.format import Draft
-
-        def prepare() -> Draft:
-            self.clear()
-            return Draft(parts, facts, batch, crew.rank, crew.world_size)
-
-        return written_apart(prepare, lambda: self._under_way(name_of(batch)), crew)
+        with self._under_way(name_of(batch)) as folder:
+            self._settle_in(folder, write(folder))
+        return self.folder / name_of(batch)
 
     def found(self, *, digests: bool = False) -> list[FoundCheckpoint[Path]]:
         return [look_at(path, digests=digests) for path in self.paths()]
@@ -270,6 +246,60 @@ class Store:
     # How
 
     @contextmanager
+    def _written(
+        self,
+        batch: int,
+        parts: Mapping[str, Nest],
+        facts: Mapping[str, Any],
+        crew: Crew,
+        *,
+        apart: bool,
+    ) -> Iterator[Path]:
+        """Writes a checkpoint, each rank its own files; a step that fails on one fails on all.
+
+        Args:
+            apart: whether each rank has its own folder; otherwise all write into that of rank 0,
+                which is put in place.
+        """
+        from eventloop.checkpoint.format import Draft  # imports torch, which finding does without
+
+        target = self.folder / name_of(batch)
+        mine: list[tuple[Draft, Path]] = []
+        with ExitStack() as folders:
+
+            def begin() -> None:
+                draft, folder = Draft(parts, facts, batch, crew.rank, crew.world_size), target
+                makes_folder = apart or crew.rank == 0
+                if makes_folder:
+                    self.clear()
+                draft.require_space(target)
+                if makes_folder:
+                    with draft.failing(target):
+                        folder = folders.enter_context(self._under_way(target.name))
+                mine.append((draft, folder))
+
+            crew.run(begin)
+            ((draft, folder),) = mine
+            if not apart:
+                folder = self.folder / crew.first(folder.name)
+
+            def write() -> dict[str, FileFacts]:
+                with draft.failing(target):
+                    return draft.write_files(folder)
+
+            files = {name: one for share in crew.run(write) for name, one in share.items()}
+
+            def finish() -> None:
+                if crew.rank == 0:
+                    with draft.failing(target):
+                        manifest = draft.write_manifest(folder, files)
+                        if not apart:
+                            self._settle_in(folder, manifest)
+
+            crew.run(finish)
+            yield folder if apart else target
+
+    @contextmanager
     def _under_way(self, name: str) -> Iterator[Path]:
         """Yields an empty temporary folder; it is removed afterwards, unless it was renamed."""
         check_folder(self.folder)
@@ -283,8 +313,21 @@ class Store:
                 with suppress(OSError):  # a failure before is the one to tell of
                     disk.remove_tree(folder)
 
+    def _settle_in(self, temporary: Path, manifest: Manifest) -> None:
+        """Renames a complete checkpoint, unless an equal one is in its place.
+
+        It or its predecessor always exists.
+        """
+        target = self.folder / name_inside(temporary)
+        if holds(target, manifest):
+            return
+        try:
+            self._put_in_place(temporary, target)
+        except OSError:
+            if not holds(target, manifest):  # another machine may have put the same there
+                raise
+
     def _put_in_place(self, temporary: Path, target: Path) -> None:
-        """Renames a complete checkpoint into place; it or its predecessor always exists."""
         replaced = self.folder / temporary.name.replace(UNDER_WAY, REPLACED, 1)
         if is_there := os.path.lexists(target):
             disk.rename(target, replaced)
