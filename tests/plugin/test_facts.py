@@ -93,3 +93,18 @@ def test_no_other_file_reads_them_by_their_names():
     ]
 
     assert found == []
+
+
+def test_a_note_is_read_when_it_is_shown(make_trainer):
+    """A plugin knows what to say when it has acted."""
+
+    class Counts:
+        name, note = "counts", ""
+
+        @hookimpl
+        def after_load(self, state):
+            self.note = f"from batch {state.clock.batch}"
+
+    trainer = make_trainer(algorithms=[Counts()])
+
+    assert "counts: from batch 0" in trainer.notes

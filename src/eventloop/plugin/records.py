@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,9 +137,9 @@ class Plugin:
             return f"{self.name} ({self.distribution} {self.version})"
         return f"{self.name} ({self.source})" if self.source else self.name
 
-    @functools.cached_property
+    @property
     def facts(self) -> PluginFacts:
-        """Its facts."""
+        """Its facts, as they are now: a plugin sets its note when it acts."""
         return facts_of(self.target)
 
     @property
