@@ -89,6 +89,8 @@ QUERIES = {
     "command line options": "reference/command-line/",
     "list of events": "reference/events/",
     "multiple dataloaders": "how-to/several-data-loaders/",
+    "group by length": "how-to/sequences-of-different-lengths/",
+    "variable length sequences": "how-to/sequences-of-different-lengths/",
     "validation loss metric names": "how-to/train-your-own-model/",
     "nan loss": "how-to/mixed-precision/",
     "out of memory": "how-to/train-your-own-model/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import os
@@ -30,6 +31,8 @@ from eventloop.errors import Wording
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
 Batches = list[tuple[Tensor, Tensor]]
+# Ranks that hang for so long are killed, a minute after they have written where they are.
+_HANGS_S = 300
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -203,12 +206,13 @@ def end_ranks(tmp_path: Path) -> Callable[..., Ended]:
                 os.environ |= rank_variables(rank, world_size, port)
                 sys.stderr = os.fdopen(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "w")
                 os.dup2(sys.stderr.fileno(), 2)
+                faulthandler.dump_traceback_later(_HANGS_S - 60, file=sys.stderr)
                 _call_and_exit(function, args)
         gc.unfreeze()
         if store_until is not None:
             assert wait_until(store_until, 60)
             del store
-        late = threading.Timer(300, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+        late = threading.Timer(_HANGS_S, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
         late.start()  # ranks that hang fail their test alone
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         late.cancel()

@@ -24,6 +24,7 @@ SOURCE = ROOT / "src"
 # What is named on the command line or imported, and takes part in no run by being installed.
 IMPORTED = {
     "eventloop-blending",
+    "eventloop-bucketing",
     "eventloop-finetune",
     "eventloop-lightning",
     "eventloop-runs",

@@ -2,6 +2,8 @@
 
 # B = batch, T = position, V = token or class, C = channel
 
+from functools import partial
+
 import pytest
 import torch
 from loss_cases import (
@@ -20,6 +22,7 @@ from loss_cases import (
 from torch.nn import functional as F
 
 from eventloop import hookimpl
+from eventloop.data import Microbatches
 from eventloop_check_loss.sequences import Sequences
 
 
@@ -46,6 +49,24 @@ def test_a_mean_over_samples_keeps_all_laws(checked):
         "padding"
     }
     assert report.found.succeeds
+
+
+@pytest.mark.parametrize(("reduction", "differs"), [("mean", False), ("sum", True)])
+def test_of_a_batch_in_parts_the_first_part_is_checked(checked, reduction, differs):
+    """Nothing splits such a batch, but its parts are microbatches like any other."""
+
+    def task():
+        made = samples_task(linear(), partial(F.cross_entropy, reduction=reduction))
+        (inputs, targets), *_ = made.train_dataloader
+        parts = [(inputs[:4], targets[:4]), (inputs[4:], targets[4:])]
+        made.train_dataloader = [Microbatches(parts)]
+        return made
+
+    report = checked(task)
+
+    assert ("microbatch-1" in report.differing) == differs
+    assert report.results["reversed"] == "holds"
+    assert report.found.succeeds == (not differs)
 
 
 def test_a_sample_without_labels_weighs_nothing(checked):

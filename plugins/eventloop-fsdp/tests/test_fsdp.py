@@ -12,10 +12,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 from torchmetrics import SumMetric
 
 from eventloop import PluginError, Task, hookimpl
+from eventloop.data import collated
 from eventloop.toolbox.state_dicts import gathered
 from eventloop_check import HostReads
 from eventloop_fsdp import Fsdp
@@ -521,14 +528,93 @@ def test_different_models_are_found_and_different_weights_are_rank_zeros(tmp_pat
         run_ranks(run, 1)
 
 
-def test_ranks_with_other_numbers_of_microbatches_are_told(tmp_path):
-    """Rather than waiting for each other for ever."""
+class LeavesTraces(Net):
+    """Counts its passes in training, and draws in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("num_passes", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.num_passes += self.training
+        torch.rand(1)
+        return super().forward(inputs)
+
+
+def in_parts(first, last, rank=0, world_size=1):
+    """Makes a batch of these samples, rank 1's in parts twice as large."""
+    return collated(default_collate, microbatch_size=1 + rank)(
+        [(X[idx], Y[idx]) for idx in range(first + rank, last, world_size)]
+    )
+
+
+def of_parts(folder, *plugins):
+    """Trains and evaluates batches of parts; returns weights, eval metrics and what passes left."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    batches = [in_parts(at, at + 6, rank, world_size) for at in range(0, 48, 6)]
+    task = {
+        "model": LeavesTraces,
+        "train_dataloader": DataLoader(Batches(batches), batch_size=None),
+    }
+    # A list of batches is shared out by batches: rank 0 makes five passes more.
+    task["eval_dataloaders"] = {"test": [in_parts(0, 7), in_parts(7, 9)]}
+    with trainer_of(folder / f"{world_size}{rank}", *plugins, task=task) as trainer:
+        trainer.fit()
+        path = trainer.export(folder / f"{rank}.safetensors")
+        weights = load_file(path) if path.exists() else {}
+        weights.pop("num_passes", None)
+        traces = [trainer.state.model.num_passes.clone(), torch.get_rng_state()]
+        return weights, trainer.state.eval_metrics["test"], traces
+
+
+def test_ranks_may_have_other_numbers_of_microbatches(tmp_path):
+    """Ranks with fewer compute a pass that counts for nothing, and leaves nothing behind."""
+    expected, metrics, _ = of_parts(tmp_path)
+    of_ddp = run_ranks(of_parts, tmp_path)
+
+    of_fsdp = run_ranks(of_parts, tmp_path, Fsdp(), timeout_s=60)
+
+    assert_near(of_fsdp[0][0], expected)
+    for (_, ours, traces), (_, _, of_theirs) in zip(of_fsdp, of_ddp, strict=True):
+        assert_near(ours, metrics)
+        assert all(map(torch.equal, traces, of_theirs))
+
+
+@pytest.mark.parametrize("rank_of_more", [0, 1])
+def test_batches_of_other_sizes_make_other_numbers_of_microbatches(tmp_path, rank_of_more):
+    """Whichever rank has more, none waits for the other for ever."""
+    parts = {rank_of_more: slice(0, 9), 1 - rank_of_more: slice(9, 12), None: slice(0, 12)}
+
+    def run(*plugins):
+        rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
+        batches = Batches([(X[parts[rank]], Y[parts[rank]])])
+        task = {"train_dataloader": DataLoader(batches, batch_size=None)}
+        with trainer_of(tmp_path / f"{rank}", *plugins, task=task, microbatch_size=3) as trainer:
+            trainer.fit()
+            path = trainer.export(tmp_path / f"{rank}.safetensors")
+        return load_file(path) if path.exists() else {}
+
+    expected = run()
+
+    assert_near(run_ranks(run, Fsdp(), timeout_s=60)[0], expected)
+
+
+class Updates:
+    """Makes an update with passes of its own."""
+
+    @hookimpl
+    def train_batch(self, state):
+        return state.update(lambda state: next(state.model.parameters()).to_local().sum())
+
+
+def test_updates_of_other_numbers_of_microbatches_are_told(tmp_path):
+    """Their passes are the plugin's own: rather than waiting for each other for ever."""
 
     def run():
         rank = int(os.environ["RANK"])
-        batches = [(X[: 4 + 4 * rank], Y[: 4 + 4 * rank])]
-        task = {"train_dataloader": DataLoader(Batches(batches), batch_size=None)}
-        with trainer_of(tmp_path, Fsdp(), task=task, microbatch_size=4) as trainer:
+        batches = Batches([(X[: 4 + 4 * rank], Y[: 4 + 4 * rank])])
+        task = {"train_dataloader": DataLoader(batches, batch_size=None)}
+        with trainer_of(tmp_path, Fsdp(), Updates(), task=task, microbatch_size=4) as trainer:
             trainer.fit()
 
     expected = (
@@ -536,42 +622,6 @@ def test_ranks_with_other_numbers_of_microbatches_are_told(tmp_path):
     )
     with pytest.raises(RankError, match=expected):
         run_ranks(run, timeout_s=60)
-
-
-def test_hosts_exchange_no_more_with_more_microbatches(tmp_path, monkeypatch):
-    """What each microbatch waits for would be a tree of hosts, hundreds of times a step."""
-    # However slow the machine is: a slow batch has an exchange of its own.
-    monkeypatch.setattr("eventloop.distributed.data_parallel._NOTICED_S", 1e9)
-
-    def run(microbatch_size):
-        counts = []
-        all_reduce = torch.distributed.all_reduce
-
-        class Counts:
-            name = "counts"
-
-            @hookimpl(wrapper=True)
-            def train_batch(self, state):
-                counts.append(0)
-                return (yield)
-
-        def counted(tensor, *args, group=None, **kwargs):
-            if counts and torch.distributed.get_backend(group) == "gloo":
-                counts[-1] += 1
-            return all_reduce(tensor, *args, group=group, **kwargs)
-
-        torch.distributed.all_reduce = counted
-        folder = tmp_path / str(microbatch_size)
-        plugins = (Fsdp(), Counts())
-        with trainer_of(folder, *plugins, microbatch_size=microbatch_size) as trainer:
-            trainer.fit()
-        return counts[1:-1]
-
-    def both():
-        return run(8), run(2)
-
-    for whole, in_four in run_ranks(both):
-        assert whole == in_four
 
 
 class Batches(IterableDataset):

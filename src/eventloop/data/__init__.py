@@ -3,5 +3,6 @@
 from eventloop.data.batches import to_host
 from eventloop.data.combine import cycled, zipped
 from eventloop.data.in_memory import tensors
+from eventloop.data.microbatches import Microbatches, collated
 
-__all__ = ["cycled", "tensors", "to_host", "zipped"]
+__all__ = ["Microbatches", "collated", "cycled", "tensors", "to_host", "zipped"]

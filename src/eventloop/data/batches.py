@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eventloop.data.microbatches import Microbatches
 from eventloop.errors import TaskError, counted
 
 Move = Callable[[Any], Any]
@@ -28,7 +29,8 @@ class Count(NamedTuple):
 def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     """Applies `function` to every tensor, and every object with a method `to`, of a nest.
 
-    Tuples, lists, named tuples and mappings are rebuilt (mappings as dicts); anything else stays.
+    Tuples, lists, named tuples, `Microbatches` and mappings are rebuilt (mappings as dicts);
+    anything else stays.
     """
     if isinstance(batch, Tensor):
         return function(batch)
@@ -36,6 +38,8 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
         return _rebuild(batch, [map_tensors(function, value) for value in batch])
     if isinstance(batch, Mapping):
         return {key: map_tensors(function, value) for key, value in batch.items()}
+    if isinstance(batch, Microbatches):
+        return Microbatches(map_tensors(function, part) for part in batch)
     if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
@@ -119,6 +123,8 @@ def num_samples(batch: Any) -> int:
                 samples = shape[0]
                 if samples and not of_targets[0] % samples:
                     return samples
+    if isinstance(batch, Microbatches):
+        return sum(map(num_samples, batch))
     return len(batch[0]) if _is_listed(batch) else _leading_that_fits(batch)
 
 
@@ -213,8 +219,8 @@ def describe(batch: Any) -> str:
         return "nothing: the run has no train data loader"
     if isinstance(batch, Mapping):
         return f"{type(batch).__name__} with {', '.join(map(repr, batch))}"
-    if isinstance(batch, (tuple, list)):
-        kinds = ", ".join(type(value).__name__ for value in batch[:6])
+    if isinstance(batch, (tuple, list, Microbatches)):
+        kinds = ", ".join(type(value).__name__ for value in [*batch][:6])
         return f"{type(batch).__name__} of {len(batch)} ({kinds})"
     if isinstance(batch, Tensor):
         return f"one tensor of shape {tuple(batch.shape)}"

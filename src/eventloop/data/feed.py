@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop.data.batches import Count
 from eventloop.data.combine import USED_UP, tell_epoch, too_few
 from eventloop.data.loaders import source_of
+from eventloop.data.microbatches import microbatches_of
 from eventloop.data.token_weights import may_weigh_tokens
 from eventloop.errors import TaskError
 from eventloop.rng import kept_generators
@@ -133,7 +134,7 @@ class Feed:
             raise
         self.num_taken += 1
         if self._keeps_first and self._first is None:
-            self._first = batch
+            self._first = microbatches_of(batch)[0]  # it counts for nothing: one part will do
         return batch
 
     def counted(self, count: Count) -> Count:
@@ -215,7 +216,7 @@ class Feed:
         rest = self._source.batches(self._epoch, self.num_taken)
         if self._keeps_first and self._first is None and self._source.has_first:
             with kept_generators():
-                self._first = self._source.first()
+                self._first = microbatches_of(self._source.first())[0]
         return rest
 
     def _has_own(self) -> bool:

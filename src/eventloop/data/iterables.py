@@ -19,7 +19,7 @@ from eventloop.data.batch_sources import Saved, Source
 from eventloop.data.combine import is_map_style
 from eventloop.data.map_style import Passes, copy_with, with_gathers
 from eventloop.data.sample_order import Order
-from eventloop.data.sample_seeds import collated
+from eventloop.data.sample_seeds import collate
 from eventloop.data.sampler_state import SamplerState, Stateful
 from eventloop.errors import TaskError
 from eventloop.rng import get_rng_state, is_generator, kept_generators, set_rng_state
@@ -136,7 +136,7 @@ def to_evaluate(dataloader: Any) -> Any:
         return with_gathers(dataloader)
     if (collate_fn := dataloader.collate_fn) in (default_collate, default_convert):
         return dataloader
-    return copy_with(dataloader, collate_fn=functools.partial(collated, collate_fn))
+    return copy_with(dataloader, collate_fn=functools.partial(collate, collate_fn))
 
 
 class IterableSource(Source):

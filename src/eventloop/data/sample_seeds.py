@@ -46,8 +46,8 @@ def seeded(
     if not draws and collate_fn in _KNOWN_COLLATES:
         return dataset, collate_fn
     seeds.collates = collate_fn not in _KNOWN_COLLATES
-    collate = SeededCollate(collate_fn, seeds) if seeds.collates else partial(collated, collate_fn)
-    return SeededDataset(dataset, seeds, draws), collate
+    function = SeededCollate(collate_fn, seeds) if seeds.collates else partial(collate, collate_fn)
+    return SeededDataset(dataset, seeds, draws), function
 
 
 def may_draw(dataset: Any) -> bool:
@@ -208,10 +208,10 @@ class SeededCollate:
     def _collate(self, samples: Any, seed: Seed | None) -> Any:
         if seed is not None:
             seed(self._seeds.of_collate())
-        return collated(self._collate_fn, samples)
+        return collate(self._collate_fn, samples)
 
 
-def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+def collate(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
     """Makes a batch of samples; adds the samples' shapes to an error.
 
     Raises:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data import batches
 from eventloop.data.batches import Count
+from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, a, closest
 from eventloop.hooks import hookimpl
 from eventloop.naming import brief, listed
@@ -286,14 +287,16 @@ def _count_hook(
     samples_of = _by_name(num_samples, "num_samples", _OF_BATCH) if num_samples else None
 
     def count_batch(state: State, batch: Any) -> Count:
-        if samples_of is None:
-            samples = batches.num_samples(batch)
-        else:
-            samples = _whole(samples_of(state, batch), "num_samples", at_least=1)
-        if state.batch is not None:  # on the device: reading its tokens could wait
-            return Count(samples, 0)
-        tokens = tokens_of(state, batch)
-        return Count(samples, tokens if type(tokens) is int else _whole(tokens, "num_tokens"))
+        samples = tokens = 0
+        for part in microbatches_of(batch):
+            if samples_of is None:
+                samples += batches.num_samples(part)
+            else:
+                samples += _whole(samples_of(state, part), "num_samples", at_least=1)
+            if state.batch is None:  # on the device, reading its tokens could wait
+                of_part = tokens_of(state, part)
+                tokens += of_part if type(of_part) is int else _whole(of_part, "num_tokens")
+        return Count(samples, tokens)
 
     return count_batch
 

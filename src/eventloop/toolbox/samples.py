@@ -15,8 +15,10 @@ from eventloop.data.batches import (
     with_targets,
 )
 from eventloop.data.combine import known_length
+from eventloop.data.microbatches import Microbatches
 
 __all__ = [
+    "Microbatches",
     "describe",
     "describe_pair",
     "inputs_of",

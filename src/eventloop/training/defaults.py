@@ -18,6 +18,7 @@ from torch.optim import LBFGS, Optimizer
 from eventloop.data import batches
 from eventloop.data.batches import Count
 from eventloop.data.combine import NoData, split_batch
+from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
@@ -157,6 +158,14 @@ class Defaults:
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
         size = state.microbatch_size
+        if isinstance(state.batch, Microbatches):
+            if (asked := state.settings.microbatch_size) is not None:
+                raise TaskError(
+                    f"microbatch_size is {asked}, but the batch is {batches.describe(state.batch)}, "
+                    "which are trained on as they are",
+                    fix="unset microbatch_size, and let the data loader make smaller microbatches",
+                )
+            return state.batch.parts
         if size is None:
             return [state.batch]
         return split_batch(state.train_dataloader, state.batch, size)

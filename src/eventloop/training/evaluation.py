@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from eventloop.data.combine import FirstBatches, known_length, too_few
 from eventloop.data.iterables import to_evaluate
 from eventloop.data.map_style import iterate
+from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators
 from eventloop.training.metrics import compute
@@ -52,7 +53,7 @@ def evaluation_mode(state: State, *, logs: bool = False) -> Iterator[None]:
 
 
 def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
-    """Yields a data loader's batches.
+    """Yields a data loader's batches, of `Microbatches` each part.
 
     Raises:
         TaskError: there is none, or fewer than its length.
@@ -70,7 +71,7 @@ def batches_of(dataloader: Any, what: str) -> Iterator[Any]:
             error.add_note(f"raised by the {what}, at its batch {num_batches + 1}")
             raise
         num_batches += 1
-        yield batch
+        yield from microbatches_of(batch)
     if not num_batches:
         raise TaskError(
             f"the {what} yielded no batch",

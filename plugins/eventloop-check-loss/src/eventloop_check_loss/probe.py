@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import hookimpl
-from eventloop.toolbox.samples import map_tensors, num_samples
+from eventloop.toolbox.samples import Microbatches, map_tensors, num_samples
 from eventloop_check_loss.compare import are_same_outputs, compare
 from eventloop_check_loss.documents import NotPackedError, Pack
 from eventloop_check_loss.draws import Draws, switch_off_recurrent_dropout
@@ -210,7 +210,12 @@ class CheckLoss:
         self._updates.append(Update(idx, loss, parts, compared, same))
 
     def _limited(self, batch: Any) -> Any:
-        """Returns the first samples of a batch; all of one whose samples can't be picked."""
+        """Returns the first samples of a batch; all of one whose samples can't be picked.
+
+        Of `Microbatches`, which nothing splits, they are those of the first part.
+        """
+        if isinstance(batch, Microbatches):
+            batch = batch.parts[0]
         if not has_samples(batch) or num_samples(batch) <= self.samples:
             return batch
         try:

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
-from eventloop.toolbox.samples import known_length
+from eventloop.toolbox.passes import kept_generators
+from eventloop.toolbox.samples import Microbatches, known_length, map_tensors
 from eventloop.toolbox.shards import slice_of
 from eventloop.toolbox.state_dicts import take_from_first
 
@@ -87,6 +88,7 @@ class Fsdp:
         self._root: FSDPModule | None = None
         self._sharded: list[FSDPModule] = []
         self._exchanges = True
+        self._has_agreed = False  # whether ranks make as many passes, whatever they have
         self._is_last = False
         self._num_more: int | None = None  # passes of an evaluation beyond this rank's batches
 
@@ -174,16 +176,32 @@ class Fsdp:
             deferred.fill(state.model)
 
     @hookimpl(wrapper=True)
+    def forward(self, state: State) -> Generator[None, Any, Any]:
+        """Makes passes that count for nothing first, where other ranks have more microbatches."""
+        is_first = state.microbatch is not None and state.microbatch_idx == 0
+        if self._root is None or not is_first or state.even_batches:
+            return (yield)
+        numbers = state.all_gather(state.num_microbatches)  # a sum; sent where they differ
+        if num_more := max(numbers) - state.num_microbatches:
+            self._exchange(False)
+            _pass_for_nothing(state, num_more)
+        self._has_agreed = True
+        return (yield)
+
+    @hookimpl(wrapper=True)
     def backward(self, state: State) -> Generator[None, bool, bool]:
         """Has the last backward of a batch alone exchange gradients; that of a closure, too."""
-        if state.microbatch_idx == 0 and not state.even_batches:
-            # The device computes the forward pass meanwhile.
-            _require_same_number(state)
-        is_last = state.microbatch_idx == state.num_microbatches - 1
-        if self._root is not None and is_last != self._exchanges:
-            self._root.set_requires_gradient_sync(is_last)
-            self._exchanges = is_last
+        if state.microbatch_idx == 0 and not state.even_batches and not self._has_agreed:
+            _require_same_number(state)  # of passes without the action `forward`
+        self._has_agreed = False
+        self._exchange(state.microbatch_idx == state.num_microbatches - 1)
         return (yield)
+
+    def _exchange(self, exchanges: bool) -> None:
+        """Sets whether a backward exchanges gradients."""
+        if self._root is not None and exchanges != self._exchanges:
+            self._root.set_requires_gradient_sync(exchanges)
+            self._exchanges = exchanges
 
     @hookimpl(wrapper=True)
     def clip_gradients(self, state: State) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
@@ -306,15 +324,21 @@ class Fsdp:
         nothing = object()
         pairs = itertools.pairwise(itertools.chain(batches, [nothing]))
         for num, (batch, following) in enumerate(pairs, 1):
-            self._is_last = following is nothing
-            if length is not None and self._is_last != (num == length):
+            is_last = following is nothing
+            if length is not None and is_last != (num == length):
                 raise PluginError(
-                    f"an eval data loader of {length} batches gave {'only ' * self._is_last}{num}"
-                    f"{' and more' * (not self._is_last)}, but every pass over a sharded model takes "
+                    f"an eval data loader of {length} batches gave {'only ' * is_last}{num}"
+                    f"{' and more' * (not is_last)}, but every pass over a sharded model takes "
                     "all ranks",
                     fix="let len() of its sampler say how many it yields",
                 )
-            yield batch
+            parts = [batch]
+            if isinstance(batch, Microbatches):
+                self._num_more = None  # of how many parts batches are isn't known
+                parts = [*batch]
+            for idx, part in enumerate(parts, 1):
+                self._is_last = is_last and idx == len(parts)
+                yield part
 
     def _together(self, state: State) -> Generator[None, Any, Any]:
         """Runs a pass when every rank runs one, and passes for nothing while others have batches.
@@ -337,7 +361,7 @@ class Fsdp:
 
 def _require_same_number(state: State) -> None:
     """Makes sure, once a step, that no rank would wait for a microbatch that others don't have."""
-    numbers = state.all_gather(state.num_microbatches)  # compared by a sum; sent where they differ
+    numbers = state.all_gather(state.num_microbatches)
     other = next((rank for rank, one in enumerate(numbers) if one != numbers[0]), None)
     if other is not None:
         raise PluginError(
@@ -345,3 +369,22 @@ def _require_same_number(state: State) -> None:
             "pass over a sharded model takes all ranks",
             fix="give all ranks batches of one size, or unset microbatch_size",
         )
+
+
+def _pass_for_nothing(state: State, num: int) -> None:
+    """Runs forward and backward passes whose gradients are 0; call it in a wrapper of `forward`.
+
+    Buffers and random generators are left as they were.
+    """
+    buffers = [(one, one.clone()) for one in state.model.buffers()]
+    with kept_generators():
+        for _ in range(num):
+            outputs = state.again()
+            is_nest = isinstance(outputs, (Tensor, tuple, list, Mapping))
+            found: list[Tensor] = []
+            map_tensors(found.append, outputs if is_nest else vars(outputs))
+            sums = [one.sum() for one in found if one.requires_grad]
+            torch.autograd.backward(torch.stack(sums).sum() * 0)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)

@@ -1,0 +1,187 @@
+"""Batch samplers over buckets of similar lengths."""
+
+# N = sample, B = bucket
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import Sampler
+
+# The longest sample of a bucket is at most so much longer than its shortest.
+_GROWTH = 1.1
+
+
+class LengthBatchSampler(Sampler[list[int]]):
+    """Batches of `batch_size` samples of similar lengths.
+
+    Samples are sorted into buckets, whose lengths differ by a tenth at most. Each epoch draws an
+    order within the buckets, cuts it into batches, and draws an order of the batches; the samples that
+    a bucket leaves over begin a batch with those of the next longer ones. An epoch always has as many
+    batches, with each sample once. Where ranks train together, batches that are as long are computed
+    at the same step.
+
+    Args:
+        lengths: the length of each sample of the data set, ints of 0 or more.
+        batch_size: samples in a batch.
+        shuffle: whether orders are drawn; if not, batches come from short to long.
+        drop_last: whether a last batch with fewer samples is left out. It would hold the longest ones.
+        generator: what orders are drawn from; by default PyTorch's global one. With several ranks
+            leave it out: eventloop then seeds all ranks alike.
+
+    Raises:
+        ValueError: the lengths or the size aren't such.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _require_int(batch_size, "batch_size")
+        self.batch_size = batch_size
+        self._buckets = _Buckets(lengths)
+        ends_B = self._buckets.ends_B
+        self._spans = [*_spans(ends_B, [batch_size] * len(ends_B))]
+        if drop_last and self._spans[-1][1] - self._spans[-1][0] < batch_size:
+            self._spans.pop()
+        self._shuffle = shuffle
+        self._generator = generator
+
+    def __len__(self) -> int:
+        """Returns the number of batches of an epoch."""
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Draws an epoch, and yields the indices of each batch."""
+        return self._buckets.batches(self._spans, self._generator, shuffle=self._shuffle)
+
+
+class TokenBatchSampler(Sampler[list[int]]):
+    """Batches of as many samples of similar lengths as `max_tokens` has room for, once padded.
+
+    As `LengthBatchSampler`, but a batch has more short samples than long ones: its size is the number
+    of samples times the longest length, and that is `max_tokens` at most.
+
+    Args:
+        lengths: the length of each sample of the data set, ints of 0 or more.
+        max_tokens: the padded size of a batch at most, in tokens or whatever lengths count.
+        shuffle, generator: see `LengthBatchSampler`.
+
+    Raises:
+        ValueError: the lengths or the number aren't such, or a sample is longer.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Tensor,
+        max_tokens: int,
+        *,
+        shuffle: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        _require_int(max_tokens, "max_tokens")
+        self.max_tokens = max_tokens
+        self._buckets = _Buckets(lengths)
+        longest_B = self._buckets.longest_B
+        if longest_B[-1] > max_tokens:
+            idx = int(self._buckets.lengths_N.argmax())
+            raise ValueError(
+                f"sample {idx} has {longest_B[-1]} tokens, more than max_tokens={max_tokens}: "
+                "leave such samples out, or cut them"
+            )
+        sizes_B = [max_tokens // max(longest, 1) for longest in longest_B]
+        self._spans = [*_spans(self._buckets.ends_B, sizes_B)]
+        self._shuffle = shuffle
+        self._generator = generator
+
+    def __len__(self) -> int:
+        """Returns the number of batches of an epoch."""
+        return len(self._spans)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Draws an epoch, and yields the indices of each batch."""
+        return self._buckets.batches(self._spans, self._generator, shuffle=self._shuffle)
+
+
+class _Buckets:
+    """Samples by length.
+
+    Args:
+        lengths: as of the samplers.
+
+    Attributes:
+        lengths_N: int64, shape (N,).
+        ends_B: how many samples are in a bucket and those before it; none is empty.
+        longest_B: the greatest length in each bucket.
+    """
+
+    def __init__(self, lengths: Sequence[int] | Tensor) -> None:
+        given = torch.as_tensor(lengths)
+        if given.ndim != 1 or not len(given) or given.is_floating_point() or given.min() < 0:
+            raise ValueError(
+                f"lengths are {given.dtype} of shape {tuple(given.shape)}: give one int of 0 or more "
+                "for each sample, and at least one"
+            )
+        self.lengths_N = given.to("cpu", torch.int64)
+        bounds = [1]
+        while bounds[-1] < self.lengths_N.max():
+            bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _GROWTH)))
+        found_N = torch.bucketize(self.lengths_N, torch.tensor(bounds))
+        counts = torch.bincount(found_N).tolist()
+        kinds = [kind for kind, count in enumerate(counts) if count]
+        self._bucket_N = found_N
+        self.ends_B = [*itertools.accumulate(counts[kind] for kind in kinds)]
+        self.longest_B = [int(self.lengths_N[found_N == kind].max()) for kind in kinds]
+
+    def batches(
+        self, spans: list[tuple[int, int]], generator: torch.Generator | None, *, shuffle: bool
+    ) -> Iterator[list[int]]:
+        """Draws an order within buckets and one of batches, and yields the indices of each batch.
+
+        Args:
+            spans: begin and end of each batch, in the order of buckets.
+        """
+        num = len(self.lengths_N)
+        order_N = torch.randperm(num, generator=generator) if shuffle else self.lengths_N.argsort()
+        order_N = order_N[self._bucket_N[order_N].argsort(stable=True)]
+        # Each rank takes every `step`-th batch: these are as long, and stay side by side.
+        step = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        steps = [spans[at : at + step] for at in range(0, len(spans), step)]
+        num_whole = len(spans) // step
+        if shuffle:
+            drawn = torch.randperm(num_whole, generator=generator).tolist()
+            steps = [steps[idx] for idx in drawn] + steps[num_whole:]
+        for begin, end in itertools.chain.from_iterable(steps):
+            yield order_N[begin:end].tolist()
+
+
+def _spans(ends_B: list[int], sizes_B: list[int]) -> Iterator[tuple[int, int]]:
+    """Yields begin and end of each batch among samples that are sorted by bucket.
+
+    Args:
+        sizes_B: how many samples a batch may have whose longest one is of this bucket.
+    """
+    begin = bucket = 0
+    while begin < ends_B[-1]:
+        while ends_B[bucket] <= begin:
+            bucket += 1
+        end, last = begin, bucket
+        while last < len(ends_B) and begin + sizes_B[last] > end:
+            end = min(ends_B[last], begin + sizes_B[last])
+            last += 1
+        yield begin, end
+        begin = end
+
+
+def _require_int(value: object, name: str) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}={value!r} is not an int of 1 or more")
