@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
@@ -278,3 +278,17 @@ class Edge:
         """Returns the edge with names as they are typed, where these are known by folded name."""
         first, then = names.get(self.first, self.first), names.get(self.then, self.then)
         return dataclasses.replace(self, typed=(first, then))
+
+
+def path_of(start: str, goal: str, edges: Sequence[Edge]) -> list[Edge] | None:
+    """Returns a shortest path of edges from one name to another; None if there is none."""
+    ways: dict[str, list[Edge]] = {start: []}
+    queue = [start]
+    for name in queue:
+        for edge in (one for one in edges if one.first == name):
+            if edge.then == goal:
+                return [*ways[name], edge]
+            if edge.then not in ways:
+                ways[edge.then] = [*ways[name], edge]
+                queue.append(edge.then)
+    return None

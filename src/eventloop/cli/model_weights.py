@@ -33,16 +33,13 @@ def weights_path(arguments: Arguments) -> Iterator[Path | None]:
     Raises:
         UsageError: it doesn't exist, or `--not-strict` or `--best` is used without weights.
     """
-    if BEST.name in arguments.given:
-        word = arguments.given.get("weights", "")
-        if not word:
-            raise UsageError(
-                "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
-            )
-        with one_checkpoint(word, best=True) as (copy, _):
-            yield copy
-    elif isinstance(place_of(arguments.given.get("weights", "")), Url):
-        with one_checkpoint(arguments.given["weights"]) as (copy, _):
+    word, is_best = arguments.given.get("weights", ""), BEST.name in arguments.given
+    if is_best and not word:
+        raise UsageError(
+            "--best, but no --weights that it could be said of", fix="add `--weights RUN`"
+        )
+    if is_best or isinstance(place_of(word), Url):
+        with one_checkpoint(word, best=is_best) as (copy, _):
             yield copy
     else:
         yield _local_weights(arguments)

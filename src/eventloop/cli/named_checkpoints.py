@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from rich import filesize
+
 from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at, unusable
 from eventloop.checkpoint.store import look_at
 from eventloop.cli.arguments import Arguments, Command, CommandOption
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.storage_packages import UrlCheckpoints
     from eventloop.checkpoint.store import FoundCheckpoint
 
+size_text = filesize.decimal
 BEST = CommandOption(
     "best", "", "of a run take the checkpoint of the best evaluation, not the newest"
 )
@@ -137,15 +140,3 @@ def _none(url: Url) -> UsageError:
     return UsageError(
         f"there are no checkpoints at {url}", fix="give the URL of a run that has saved"
     )
-
-
-def size_text(num_bytes: int) -> str:
-    """Formats a size: "512 bytes", "3.4 MB"."""
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    size = float(num_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
-        size /= 1000
-        if size < 999.95 or unit == "TB":
-            break
-    return f"{size:,.1f} {unit}"

@@ -161,20 +161,6 @@ class Configuration:
         raise_all(problems, "the configuration")
         return Settings(**converted)
 
-    def check(
-        self,
-        plugins: Mapping[str, Collection[str] | None],
-        task_options: Collection[str] | None = None,
-    ) -> None:
-        """Raises what `problems` yields.
-
-        Raises:
-            SettingError: each such key, where it is set, and the closest existing one; all at once.
-        """
-        raise_all(
-            [problem for _, problem in self.problems(plugins, task_options)], "the configuration"
-        )
-
     def problems(
         self,
         plugins: Mapping[str, Collection[str] | None],

@@ -11,7 +11,7 @@ from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
-from eventloop.hooks import Edge
+from eventloop.hooks import Edge, path_of
 from eventloop.naming import fold, is_in_range, split_requirement
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Rules:
                     edges += [
                         Edge(*pair, declared_by=by, by_user=True)
                         for pair in pairs
-                        if not _leads(pair[1], pair[0], edges)
+                        if path_of(pair[1], pair[0], edges) is None
                     ]
         return tuple(edges)
 
@@ -300,14 +300,3 @@ def _table(key: str, value: Value, example: str) -> Mapping[str, object]:
             fix=f"write [tool.eventloop.{key}] {example}",
         )
     return {str(name).replace("-", "_"): entry for name, entry in value.value.items()}
-
-
-def _leads(start: str, goal: str, edges: Sequence[Edge]) -> bool:
-    """Returns whether there is a path of edges from one name to another."""
-    reached, queue = {start}, [start]
-    while queue:
-        name = queue.pop()
-        following = {edge.then for edge in edges if edge.first == name} - reached
-        reached |= following
-        queue += following
-    return goal in reached

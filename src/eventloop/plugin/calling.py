@@ -54,37 +54,7 @@ def _sometimes(
     """Returns the function with its option `every` applied: runs once for each multiple crossed."""
     if one.every is None:
         return function
-    every, clock = one.every, state.clock
-    is_inside_batch = one.hook.per == "microbatch"
-    if one.hook.declared_by and one.hook.per == "any":
-        return _once_a_batch(one, function, state)
-
-    def now_and_then(*rest: Any) -> Any:
-        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
-            return function(*rest)
-        return None
-
-    def around(*rest: Any) -> Generator[None, Any, Any]:
-        if clock.crossed(every) and not (is_inside_batch and state.microbatch_idx):
-            return (yield from function(*rest))
-        return (yield)
-
-    return around if one.wrapper else now_and_then
-
-
-def _once_a_batch(
-    one: Implementation, function: Callable[..., Any], state: State
-) -> Callable[..., Any]:
-    """Does the same for a plugin's hook, which can be called several times in a batch."""
-    every, clock = one.every, state.clock
-    assert every is not None
-    last: list[int] = []
-
-    def is_due() -> bool:
-        due = clock.crossed(every) and last != [clock.batch]
-        if due:
-            last[:] = [clock.batch]
-        return due
+    is_due = _due(one, state)
 
     def now_and_then(*rest: Any) -> Any:
         return function(*rest) if is_due() else None
@@ -93,6 +63,28 @@ def _once_a_batch(
         return (yield from function(*rest)) if is_due() else (yield)
 
     return around if one.wrapper else now_and_then
+
+
+def _due(one: Implementation, state: State) -> Callable[[], bool]:
+    """Returns whether the current call of an implementation is due by its option `every`."""
+    every, clock = one.every, state.clock
+    assert every is not None
+    last_batch = -1
+
+    def is_due() -> bool:
+        nonlocal last_batch
+        due = clock.crossed(every) and clock.batch != last_batch
+        last_batch = clock.batch if due else last_batch
+        return due
+
+    def is_due_at_first() -> bool:
+        return clock.crossed(every) and not state.microbatch_idx
+
+    if one.hook.declared_by and one.hook.per == "any":
+        return is_due  # a plugin can call its hook several times in a batch
+    if one.hook.per == "microbatch":
+        return is_due_at_first
+    return functools.partial(clock.crossed, every)
 
 
 def enclose(inner: Plan, wrappers: Sequence[Implementation], state: State) -> Plan:

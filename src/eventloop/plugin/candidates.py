@@ -177,7 +177,7 @@ def _built(one: Candidate, configuration: Configuration) -> Candidate:
     plugin = configure(one.found, one.target, values)
     if not takes_part(plugin, HOOKS):
         raise without_hooks(plugin)
-    return dataclasses.replace(one, plugin=dataclasses.replace(plugin, found=one.found))
+    return dataclasses.replace(one, plugin=plugin)
 
 
 def _option_names(target: object) -> list[str] | None:

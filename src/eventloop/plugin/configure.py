@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,26 +110,32 @@ def dormant_reason(found: Found, target: object, values: Mapping[str, Value]) ->
     Returns:
         `waiting for --distill.teacher`; None if nothing is missing.
     """
-    lacking = [
-        flag(option.name, found.name)
-        for key, option in plugin_options(target).items()
-        if option.required and key not in values
-    ]
+    needs = [option.name for option in plugin_options(target).values() if option.required]
+    facts = facts_of(target) if inspect.isclass(target) else PluginFacts()
+    return awaited(found.name, values, needs, facts.wakes_with, facts.off_until_named)
+
+
+def awaited(
+    name: str,
+    values: Mapping[str, Value],
+    needs: Iterable[str],
+    wakes_with: Sequence[str],
+    off_until_named: bool,
+) -> str | None:
+    """Returns what `dormant_reason` does, from what is known of a plugin.
+
+    Args:
+        needs: its options without a default.
+    """
+    lacking = [flag(one, name) for one in needs if fold(one) not in values]
     if lacking:
         return f"waiting for {' and '.join(lacking)}"
-    facts = facts_of(target) if inspect.isclass(target) else PluginFacts()
-    if facts.off_until_named and not values:
-        return until_named(found.name)
-    if not facts.wakes_with or any(fold(name) in values for name in facts.wakes_with):
+    if off_until_named and not values:
+        by_command = shell("eventloop", "plugins", "enable", name)
+        return f"off until named: {shell('-p', name)}, or {by_command}"
+    if not wakes_with or any(fold(one) in values for one in wakes_with):
         return None
-    return f"waiting for {' or '.join(flag(name, found.name) for name in facts.wakes_with)}"
-
-
-def until_named(name: str) -> str:
-    """Returns why a plugin with `off_until_named = True` is off."""
-    return (
-        f"off until named: {shell('-p', name)}, or {shell('eventloop', 'plugins', 'enable', name)}"
-    )
+    return f"waiting for {' or '.join(flag(one, name) for one in wakes_with)}"
 
 
 def typed_options(found: Found, target: object, values: Mapping[str, Value]) -> dict[str, Any]:

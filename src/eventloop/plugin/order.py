@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
-from eventloop.hooks import Edge
+from eventloop.hooks import Edge, path_of
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
 
@@ -225,7 +225,7 @@ def _edges(impls: Sequence[Implementation], user_edges: Iterable[Edge]) -> list[
         ]
     }
     for edge in sorted(wishes, key=lambda edge: (edge.first, edge.then, edge.declared_by)):
-        if _path(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
+        if path_of(edge.then, edge.first, [one for one in edges if one.by_user]) is None:
             edges.append(edge)
     names = {_name(one): one.plugin.name for one in impls}
     return [edge.named(names) for edge in edges]
@@ -298,25 +298,10 @@ def _reverse_of(
     return _sorted(sorted(closers, key=lambda one: -position[_name(one)]), edges)
 
 
-def _path(start: str, goal: str, edges: Sequence[Edge]) -> list[Edge] | None:
-    """Finds a path of edges from one name to another."""
-    ways: dict[str, list[Edge]] = {start: []}
-    queue = [start]
-    while queue:
-        name = queue.pop(0)
-        for edge in edges:
-            if edge.first == name and edge.then not in ways:
-                ways[edge.then] = [*ways[name], edge]
-                queue.append(edge.then)
-            if edge.first == name and edge.then == goal:
-                return [*ways[name], edge]
-    return None
-
-
 def _cycle(waiting: Sequence[Implementation], edges: Sequence[Edge]) -> PluginError:
     names = sorted({_name(one) for one in waiting})
     inside = [edge for edge in edges if edge.first in names and edge.then in names]
-    cycle = next(path for name in names if (path := _path(name, name, inside)) is not None)
+    cycle = next(path for name in names if (path := path_of(name, name, inside)) is not None)
     around = " → ".join([cycle[0].typed[0], *(edge.typed[1] for edge in cycle)])
     return PluginError(
         f"the order of {waiting[0].hook.name} goes round in a circle: {around}",

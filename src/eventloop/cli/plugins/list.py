@@ -12,7 +12,7 @@ from eventloop.config.options import flag
 from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
-from eventloop.plugin.configure import until_named
+from eventloop.plugin.configure import awaited
 from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
 from eventloop.plugin.records import Candidate, Found
@@ -90,21 +90,16 @@ def seen_status(
     if one.status == "off":
         return one.status, one.reason
     seen = static_check(one.found, others)
-    section = configuration.section(one.found.name)
-    lacking = [flag(name, one.found.name) for name in seen.needs if fold(name) not in section]
+    name, section = one.found.name, configuration.section(one.found.name)
     if seen.problem:
         return "problem", seen.problem
-    if seen.off_until_named and not section and not configuration.insists_on(one.found):
-        return "off", until_named(one.found.name)
-    if not lacking:
-        waking = [] if configuration.insists_on(one.found) else list(seen.wakes_with)
-        if waking and not any(fold(name) in section for name in waking):
-            flags = " or ".join(flag(name, one.found.name) for name in waking)
-            return "off", f"waiting for {flags}"
-        return one.status, one.reason
     if configuration.insists_on(one.found):
-        return "problem", f"needs {' and '.join(lacking)}"
-    return "off", f"waiting for {' and '.join(lacking)}"
+        lacking = [flag(option, name) for option in seen.needs if fold(option) not in section]
+        return (
+            ("problem", f"needs {' and '.join(lacking)}") if lacking else (one.status, one.reason)
+        )
+    reason = awaited(name, section, seen.needs, seen.wakes_with, seen.off_until_named)
+    return ("off", reason) if reason else (one.status, one.reason)
 
 
 def _row(found: Found, status: str, reason: str) -> dict[str, Any]:
