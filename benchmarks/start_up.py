@@ -56,14 +56,14 @@ class Plugin:
 _START = """
 import time
 from eventloop.config.configuration import Configuration
-from eventloop.plugin.assembly import OrderPreferences, arrange
+from eventloop.plugin.assembly import arrange
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 start = time.process_time()
 configuration = Configuration.read()
 candidates = Candidates(configuration)
 selected, problems = select_all(configuration, candidates=candidates)
 rows, failures = load_all(configuration, selected, candidates)
-assembly, misfits = arrange([row.plugin for row in rows if row.plugin], (), OrderPreferences())
+assembly, misfits = arrange([row.plugin for row in rows if row.plugin])
 print(time.process_time() - start)
 assert not [*problems, *failures, *misfits]
 """

@@ -141,7 +141,7 @@ class Trainer:
             if one.role == "algorithm" and one.found and one.found.local is None
             if not self._run.configuration.insists_on(one.found)
         ]
-        return first_runs(unasked, self.assembly.wishes.installed, directory)
+        return first_runs(unasked, self.assembly.installed, directory)
 
     def owner(self, action: str) -> Plugin:
         """Returns the owner of an action: a plugin, else the task, else the core.

@@ -11,6 +11,7 @@ from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
 from eventloop.errors import PluginError, SettingError, UsageError, raise_all
 from eventloop.naming import fold
+from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.records import Found, Plugin
 from eventloop.plugin.select import problems_of, select
@@ -208,7 +209,7 @@ def test_an_order_of_what_does_not_exist_is_a_problem(read):
     """A misspelt hook or plugin would leave the order as it was."""
     rules = read('order = {before_foward = ["ema"], all = ["ema", "mixpu"]}').rules
 
-    first, second = rules.order_problems(HOOKS, ["ema", "mixup"], lambda _hook: set())
+    first, second = rules.order_problems(Assembly((), (), HOOKS, {}, rules, ("ema", "mixup")))
 
     assert "no hook has this name; the closest is 'before_forward'" in str(first)
     assert "order.all names 'mixpu'" in str(second)

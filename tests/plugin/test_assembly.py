@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from eventloop import PluginError, hookimpl, hookspec
-from eventloop.plugin.assembly import OrderPreferences, arrange
+from eventloop.config.options import Value
+from eventloop.config.plugin_rules import Rules
+from eventloop.plugin.assembly import arrange
 from eventloop.plugin.records import Plugin
 
 
@@ -16,12 +18,18 @@ def acts(state):
     return 1
 
 
+def choosing(owners):
+    """Returns the rules of a configuration that chooses owners of actions."""
+    return Rules(owners={action: Value(name, "a test") for action, name in owners.items()})
+
+
 @pytest.fixture
 def problems_of():
     """Arranges plugins; gives the first lines of the problems."""
 
-    def problems_of(*plugins, **wishes):
-        return [error.what for error in arrange(plugins, [], OrderPreferences(**wishes))[1]]
+    def problems_of(*plugins, owners=None, installed=()):
+        rules = choosing(owners or {})
+        return [error.what for error in arrange(plugins, [], rules, installed)[1]]
 
     return problems_of
 
@@ -30,9 +38,7 @@ def test_the_configuration_chooses_one_of_two_owners(plugin, problems_of):
     """The line that the error prints must make it run."""
     muon, lion = plugin("muon", build_optimizers=acts), plugin("lion", build_optimizers=acts)
 
-    assembly, problems = arrange(
-        [muon, lion], [], OrderPreferences(owners={"build_optimizers": "lion"})
-    )
+    assembly, problems = arrange([muon, lion], [], choosing({"build_optimizers": "lion"}))
 
     assert problems == []
     assert assembly.owner("build_optimizers") is lion
@@ -44,8 +50,8 @@ def test_the_task_may_be_chosen_over_a_plugin(plugin):
     task = plugin("task", "task", build_optimizers=acts)
     muon = plugin("muon", build_optimizers=acts)
 
-    replaced, _ = arrange([task, muon], [], OrderPreferences())
-    chosen, _ = arrange([task, muon], [], OrderPreferences(owners={"build_optimizers": "task"}))
+    replaced, _ = arrange([task, muon])
+    chosen, _ = arrange([task, muon], [], choosing({"build_optimizers": "task"}))
 
     assert [*map(str, replaced.decisions())] == ["build_optimizers: muon, instead of the task's"]
     assert chosen.owner("build_optimizers") is task
@@ -59,7 +65,7 @@ def test_a_choice_among_plugins_names_all_whom_it_passed_over(plugin):
     names = ("muon", "lion")
     plugins = [plugin(name, build_optimizers=acts) for name in names]
     task = plugin("task", "task", build_optimizers=acts)
-    chosen, _ = arrange([task, *plugins], [], OrderPreferences(owners={"build_optimizers": "muon"}))
+    chosen, _ = arrange([task, *plugins], [], choosing({"build_optimizers": "muon"}))
 
     assert [*map(str, chosen.decisions())] == [
         "build_optimizers: muon, by owners, instead of lion and the task's"

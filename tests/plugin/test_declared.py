@@ -13,9 +13,10 @@ import torch
 from eventloop import PluginError, hookimpl, hookspec
 from eventloop.config.choice import Choice
 from eventloop.config.configuration import Configuration
+from eventloop.config.options import Value
+from eventloop.config.plugin_rules import Rules
 from eventloop.errors import notes_of
-from eventloop.hooks import Edge
-from eventloop.plugin.assembly import OrderPreferences, arrange
+from eventloop.plugin.assembly import arrange
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.observe import Around
 from eventloop.plugin.records import Plugin
@@ -162,8 +163,8 @@ def test_other_arguments_are_an_error_that_shows_the_declaration(call, args, giv
 # Owners, order, every, trace, blame
 
 
-def owners_of(plugins, **wishes):
-    assembly, problems = arrange(plugins, [], OrderPreferences(**wishes))
+def owners_of(plugins, **rules):
+    assembly, problems = arrange(plugins, [], Rules(**rules), [one.name for one in plugins])
     return assembly, [str(one) for one in problems]
 
 
@@ -175,7 +176,7 @@ def test_the_line_that_the_error_proposes_chooses_the_owner(plugin):
     _, (problem,) = owners_of([ema, *two])
     assert '[tool.eventloop.owners]\nnext_decay = "a"' in problem
 
-    assembly, problems = owners_of([ema, *two], owners={"next_decay": "a"})
+    assembly, problems = owners_of([ema, *two], owners={"next_decay": Value("a", "a test")})
 
     assert problems == []
     assert assembly.owner("next_decay").name == "a"
@@ -185,10 +186,9 @@ def test_a_persons_order_counts_for_a_plugins_hook(plugin):
     """As for the core's."""
     ema = Plugin("ema", "algorithm", Ema())
     two = [plugin(name, ema_moved=lambda state: None) for name in ("a", "b")]
-    edges = [Edge("b", "a", "a test", by_user=True)]
-    wishes = {"edges": lambda hook, closes: edges if hook == "ema_moved" else ()}
+    orders = ({"ema_moved": Value(["b", "a"], "a test")},)
 
-    assembly, problems = owners_of([ema, *two], **wishes)
+    assembly, problems = owners_of([ema, *two], orders=orders)
 
     assert problems == []
     assert [one.plugin.name for one in assembly.implementations["ema_moved"]] == ["b", "a"]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
 from eventloop.hooks import hookimpl, hookspec
-from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange
+from eventloop.plugin.assembly import Assembly, arrange
 from eventloop.plugin.declared import checked
 from eventloop.plugin.order import order_of_owners
 from eventloop.plugin.plans import freeze
@@ -268,7 +268,7 @@ def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> A
             mark = hookimpl(wrapper=drawn.wrapper, conditional=conditional, **options)
             setattr(target, hook.name, mark(function))
         plugins.append(Plugin(f"p{idx}", role, target))
-    assembly, problems = arrange(plugins, [], OrderPreferences())
+    assembly, problems = arrange(plugins)
     if problems:
         assert all("plugins claim the action" in one.what for one in problems), problems
         return None

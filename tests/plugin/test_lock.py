@@ -10,9 +10,10 @@ import tomllib
 import pytest
 from importlib_metadata import EntryPoint, PathDistribution
 
+from eventloop.config.options import Value
+from eventloop.config.plugin_rules import Rules
 from eventloop.errors import PluginError
-from eventloop.hooks import Edge
-from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange
+from eventloop.plugin.assembly import Assembly, arrange
 from eventloop.plugin.lock import check_lock, lock_text, order_digest
 from eventloop.plugin.records import Found, Plugin
 
@@ -23,8 +24,9 @@ def three(plugin) -> list[Plugin]:
     return [plugin(name, batch_end=lambda state: None) for name in ("a", "b", "c")]
 
 
-def arranged(plugins, edges=()) -> Assembly:
-    assembly, problems = arrange(plugins, (), OrderPreferences(edges=lambda hook, closes: edges))
+def arranged(plugins, **orders) -> Assembly:
+    rules = Rules(orders=({hook: Value(names, "a test") for hook, names in orders.items()},))
+    assembly, problems = arrange(plugins, (), rules, [one.name for one in plugins])
     assert problems == []
     return assembly
 
@@ -57,7 +59,7 @@ def test_another_order_has_another_digest(three):
     digests = {
         order_digest(arranged(three).implementations),
         order_digest(arranged(three[:2]).implementations),
-        order_digest(arranged(three, [Edge("c", "a", "me", by_user=True)]).implementations),
+        order_digest(arranged(three, batch_end=["c", "a"]).implementations),
     }
 
     assert len(digests) == 3
@@ -66,9 +68,9 @@ def test_another_order_has_another_digest(three):
 def test_another_order_of_callbacks_has_another_digest(plugin):
     """They may watch each other's effects: a logger before the one that writes what it logs."""
     callbacks = [plugin(name, "callback", epoch_end=lambda state: None) for name in ("a", "b")]
-    edge = Edge("b", "a", "me", by_user=True)
 
-    plain, edged = (arranged(callbacks, edges).implementations for edges in ([], [edge]))
+    plain = arranged(callbacks).implementations
+    edged = arranged(callbacks, epoch_end=["b", "a"]).implementations
 
     assert [one.plugin.name for one in edged["epoch_end"]] == ["b", "a"]
     assert order_digest(plain) != order_digest(edged)

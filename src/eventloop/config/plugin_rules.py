@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
@@ -15,6 +15,7 @@ from eventloop.hooks import Edge, path_of
 from eventloop.naming import fold, is_in_range, split_requirement
 
 if TYPE_CHECKING:
+    from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.records import Plugin
 
 KEYS = ("plugins", "disable", "allow", "required", "order", "owners")
@@ -40,18 +41,6 @@ class Requirement:
     def accepts(self, version: str) -> bool:
         """Returns whether a version is accepted; pre-releases are, if they are in range."""
         return is_in_range(version, self.specifier)
-
-
-class KnownHooks(Protocol):
-    """The hooks of a run, and those of plugins that are off."""
-
-    def knows(self, name: str) -> bool:
-        """Returns whether a hook has this name."""
-        ...
-
-    def hint(self, name: str) -> str:
-        """Returns the hint for an unknown hook's name, "; ..." or ""."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -199,16 +188,9 @@ class Rules:
                     fix="leave it out; what the site says can't be overruled",
                 )
 
-    def order_problems(
-        self, hooks: KnownHooks, plugins: Collection[str], idle: Callable[[str], Collection[str]]
-    ) -> Iterator[PluginError]:
-        """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call.
-
-        Args:
-            hooks: all hooks, including those that plugins declare.
-            plugins: the names of all installed or passed plugins.
-            idle: returns the folded names of active plugins that don't implement a hook.
-        """
+    def order_problems(self, assembly: Assembly) -> Iterator[PluginError]:
+        """Finds hooks and plugins in `order` that don't exist, and plugins that a hook doesn't call."""
+        hooks, plugins, idle = assembly.hooks, assembly.installed, assembly.idle
         known = {fold(name) for name in plugins}
         for order in self.orders:
             for hook, value in order.items():

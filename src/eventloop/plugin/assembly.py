@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pluggy
 
+from eventloop.config.plugin_rules import Rules
 from eventloop.errors import EventloopError, PluginError, closest
-from eventloop.hooks import PROJECT, Edge
+from eventloop.hooks import PROJECT
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable, hooks_of
 from eventloop.plugin.mistakes import clashing_names, relation_problems
@@ -22,21 +23,6 @@ from eventloop.plugin.order import (
 )
 from eventloop.plugin.records import Candidate, Plugin
 from eventloop.plugin.validate import equal_plugins, implementations, unknown_names
-
-
-@dataclass(frozen=True)
-class OrderPreferences:
-    """The user's wishes on order and owners, in addition to what plugins declare.
-
-    Args:
-        edges: returns the user's edges on a hook, which may close another.
-        owners: for each action, a plugin's name, or "task".
-        installed: the names of all installed plugins, active or not.
-    """
-
-    edges: Callable[[str, str | None], Sequence[Edge]] = lambda hook, closes: ()
-    owners: Mapping[str, str] = field(default_factory=dict)
-    installed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,8 @@ class Assembly:
         off: the installed plugins that are inactive, each with the reason.
         hooks: all hooks by name, including those that plugins declare.
         implementations: for every hook.
-        wishes: of the user.
+        rules: of the configuration, on order and owners.
+        installed: the names of all installed and passed plugins, active or not.
         losers: for each action, the owner if the user hadn't chosen another.
     """
 
@@ -78,7 +65,8 @@ class Assembly:
     off: tuple[Candidate, ...]
     hooks: HookTable
     implementations: Mapping[str, Ordered]
-    wishes: OrderPreferences
+    rules: Rules = field(default_factory=Rules)
+    installed: tuple[str, ...] = ()
     losers: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def owner(self, action: str) -> Plugin:
@@ -157,13 +145,22 @@ class Assembly:
 
 
 def arrange(
-    plugins: Sequence[Plugin], off: Sequence[Candidate], wishes: OrderPreferences
+    plugins: Sequence[Plugin],
+    off: Sequence[Candidate] = (),
+    rules: Rules | None = None,
+    installed: Sequence[str] = (),
 ) -> tuple[Assembly, list[PluginError]]:
     """Validates plugins and orders their implementations.
+
+    Args:
+        off: the inactive ones.
+        rules: of the configuration.
+        installed: the names of all installed and passed plugins, active or not.
 
     Returns:
         The assembly of the valid ones, and every problem with every plugin.
     """
+    rules = rules or Rules()
     rank = {"task": 0, "algorithm": 1, "callback": 2, "core": 3}
     plugins = sorted(plugins, key=lambda one: (rank[one.role], fold(one.name)))
     problems = [*clashing_names(plugins), *equal_plugins(plugins), *relation_problems(plugins, off)]
@@ -171,10 +168,10 @@ def arrange(
     by_hook: dict[str, list[Implementation]] = {name: [] for name in hooks}
     for plugin in plugins:
         found, misfits = implementations(plugin, hooks)
-        problems += [*misfits, *unknown_names(found, wishes.installed)]
+        problems += [*misfits, *unknown_names(found, installed)]
         for one in found:
             by_hook[one.hook.name].append(one)
-    losers, misfits = _choose_owners(by_hook, wishes, hooks)
+    losers, misfits = _choose_owners(by_hook, rules, hooks)
     problems += [*clashes, *misfits, *_several_owners(by_hook)]
 
     active = {fold(one.name) for one in plugins if one.role in ("algorithm", "callback")}
@@ -189,14 +186,15 @@ def arrange(
             ordered[name] = order(own)
             continue
         opener = by_hook.get(hook.closes or "", [])
-        opener_edges = wishes.edges(hook.closes, None) if hook.closes else ()
-        edges = wishes.edges(name, hook.closes)
+        opener_edges = rules.edges(hook.closes, None) if hook.closes else ()
+        edges = rules.edges(name, hook.closes)
         try:
             ordered[name] = order(own, edges, opener, opener_edges)
         except PluginError as error:
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
-    return Assembly(tuple(plugins), tuple(off), hooks, ordered, wishes, losers), problems
+    assembly = Assembly(tuple(plugins), tuple(off), hooks, ordered, rules, tuple(installed), losers)
+    return assembly, [*problems, *rules.order_problems(assembly)]
 
 
 def refused_by_pluggy(
@@ -226,7 +224,7 @@ def refused_by_pluggy(
 
 
 def _choose_owners(
-    by_hook: Mapping[str, list[Implementation]], wishes: OrderPreferences, hooks: HookTable
+    by_hook: Mapping[str, list[Implementation]], rules: Rules, hooks: HookTable
 ) -> tuple[dict[str, tuple[Implementation, ...]], list[PluginError]]:
     """Removes the owners of actions for which the configuration chose another.
 
@@ -235,7 +233,8 @@ def _choose_owners(
     """
     taken_out: dict[str, tuple[Implementation, ...]] = {}
     problems = []
-    for action, name in wishes.owners.items():
+    for action, value in rules.owners.items():
+        name = value.value
         claims = [one for one in by_hook.get(action, ()) if _claims(one)]
         chosen = [one for one in claims if fold(one.plugin.name) == fold(name)]
         if action not in hooks and hooks.knows(action):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from eventloop.errors import EventloopError, PluginError, text_of
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
-from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
+from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.load import load
@@ -218,20 +218,14 @@ def dry_assemble(
 
     Takes the arguments of `select_all`.
     """
-    rules = configuration.rules
     candidates = candidates or Candidates(configuration)
     selected, problems = select_all(configuration, passed, candidates)
     rows, failures = load_all(configuration, selected, candidates, passed)
     plugins = [row.plugin for row in rows if row.plugin is not None]
     off = [row for row in rows if row.status == "off"]
-    owners = {action: str(value.value) for action, value in rules.owners.items()}
     installed = tuple(one.found.name for one in selected)
-    assembly, misfits = _arranged(plugins, off, OrderPreferences(rules.edges, owners, installed))
-    problems += [
-        *failures,
-        *misfits,
-        *rules.order_problems(assembly.hooks, installed, assembly.idle),
-    ]
+    assembly, misfits = _arranged(plugins, off, configuration.rules, installed)
+    problems += [*failures, *misfits]
     with warnings.catch_warnings(action="ignore"):  # the assembly's remarks have them
         problems += refused_by_pluggy(assembly, problems)
     by_subject: dict[Found, list[EventloopError]] = {}
@@ -248,28 +242,28 @@ def dry_assemble(
 
 
 def _arranged(
-    plugins: Sequence[Plugin], off: Sequence[Candidate], wishes: OrderPreferences
+    plugins: Sequence[Plugin], off: Sequence[Candidate], rules: Rules, installed: Sequence[str]
 ) -> tuple[Assembly, list[PluginError]]:
     """Orders plugins; a plugin that can't be inspected is left out and reported as a problem."""
     problems = []
     remaining = []
     for plugin in plugins:
         try:
-            arrange([plugin], (), OrderPreferences(installed=wishes.installed))
+            arrange([plugin], installed=installed)
         except BaseException as error:  # noqa: BLE001
             problems.append(unexpected(plugin, error))
         else:
             remaining.append(plugin)
-    stand_in = Plugin("task", "task", _stand_in(wishes.owners))
-    assembly, misfits = arrange([stand_in, *remaining], off, wishes)
+    stand_in = Plugin("task", "task", _stand_in(rules))
+    assembly, misfits = arrange([stand_in, *remaining], off, rules, installed)
     return assembly, [*problems, *misfits]
 
 
-def _stand_in(owners: Mapping[str, str]) -> object:
+def _stand_in(rules: Rules) -> object:
     """Creates a stand-in for the task with the actions that `owners` assigns to the task."""
 
     def answer(state: object) -> None:
         """Represents the task's implementation, which isn't known yet."""
 
-    actions = [action for action, owner in owners.items() if owner == "task"]
+    actions = [action for action, owner in rules.owners.items() if owner.value == "task"]
     return SimpleNamespace(**{action: hookimpl(answer) for action in actions})

@@ -13,7 +13,7 @@ from importlib_metadata import EntryPoint
 from eventloop.config.choice import Reason
 from eventloop.errors import PluginError, a, raise_all
 from eventloop.naming import fold, kebab
-from eventloop.plugin.assembly import Assembly, OrderPreferences, arrange, refused_by_pluggy
+from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.candidates import Candidates, load_all, select_all
 from eventloop.plugin.configure import stored_options
 from eventloop.plugin.declared import HOOKS
@@ -101,10 +101,8 @@ def assemble(
     is_shown = any(one.facts.shows_progress for one in participants)
     participants += [one for one in core if not (is_shown and one.facts.shows_progress)]
     known = (*(one.name for one in found), *names)
-    owners = {action: value.value for action, value in rules.owners.items()}
-    assembly, misfits = arrange(participants, off, OrderPreferences(rules.edges, owners, known))
-    problems += [*failures, *rules.object_problems(instances), *misfits]
-    raise_all([*problems, *rules.order_problems(assembly.hooks, known, assembly.idle)])
+    assembly, misfits = arrange(participants, off, rules, known)
+    raise_all([*problems, *failures, *rules.object_problems(instances), *misfits])
     raise_all(refused_by_pluggy(assembly))
     return assembly
 
@@ -125,7 +123,9 @@ def without(assembly: Assembly, reasons: Mapping[str, str]) -> Assembly:
         for one in dropped
         if one.found is not None
     ]
-    smaller, problems = arrange(remaining, [*assembly.off, *off], assembly.wishes)
+    smaller, problems = arrange(
+        remaining, [*assembly.off, *off], assembly.rules, assembly.installed
+    )
     raise_all(problems)
     return smaller
 

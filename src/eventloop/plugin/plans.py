@@ -18,7 +18,7 @@ from eventloop.errors import PluginError
 from eventloop.events import Events
 from eventloop.hooks import TELL_ALL, Hook
 from eventloop.naming import fold
-from eventloop.plugin.assembly import Assembly, OrderPreferences
+from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.blame import blame, enter, misfit, returned_nothing
 from eventloop.plugin.calling import STATE_ALONE, Plan, adapted, direct, enclose
 from eventloop.plugin.declared import HOOKS, checked
@@ -283,7 +283,7 @@ class ActivePlugins:
     __slots__ = ("_callable", "assembly", "by_name", "evaluates", "plans", "quiet")
 
     def __init__(self) -> None:
-        self.assembly = Assembly((), (), HOOKS, {}, OrderPreferences())
+        self.assembly = Assembly((), (), HOOKS, {})
         self.plans = new_plans()
         self.quiet = new_plans()
         self.by_name: Mapping[str, Any] = {}

@@ -102,7 +102,7 @@ def _call(
 
 def _loser(assembly: Assembly, one: Implementation, depth: int) -> dict[str, Any]:
     """Returns the row of the plugin that would own an action if the user hadn't chosen another."""
-    chosen = assembly.wishes.owners[one.hook.name]
+    chosen = assembly.rules.owners[one.hook.name].value
     return {
         "plugin": one.plugin.name,
         "role": one.plugin.role,

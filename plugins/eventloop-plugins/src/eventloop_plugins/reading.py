@@ -53,7 +53,7 @@ def refuse_choice(found: DryAssembly) -> None:
 
 def remarks(assembly: Assembly, ordered: Ordered) -> Iterator[str]:
     """Yields remarks on a hook: unknown edges, deprecations, too wide a version range."""
-    known = [*assembly.wishes.installed, *(one.name for one in assembly.plugins)]
+    known = [*assembly.installed, *(one.name for one in assembly.plugins)]
     for one, name in unknown_edges(ordered, known):
         yield f"{one.origin}: an edge to {name}, which isn't installed"
     for one in ordered:
