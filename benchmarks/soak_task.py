@@ -18,11 +18,14 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from eventloop import State, Task, hookimpl, schedules
-from eventloop.data import cycled, zipped
+from eventloop.data import collated, cycled, zipped
 from eventloop.data.combine import Zipped
+from eventloop.toolbox.samples import map_tensors
+from eventloop_bucketing import LengthBatchSampler, TokenBatchSampler
 from eventloop_jsonl import Jsonl
 from eventloop_mixup import Mixup
 
@@ -81,7 +84,27 @@ def side_by_side(workers: int) -> Zipped:
     return zipped(map_style(workers), cycled(small))
 
 
-LOADERS = {one.__name__: one for one in (map_style, weighted, in_batches, stream, side_by_side)}
+def by_length(workers: int) -> DataLoader[Any]:
+    """Takes batches of similar lengths, in parts."""
+    return _in_parts(LengthBatchSampler(LENGTHS, 16), workers)
+
+
+def by_tokens(workers: int) -> DataLoader[Any]:
+    """Takes batches of as many tokens, in parts."""
+    return _in_parts(TokenBatchSampler(LENGTHS, 600), workers)
+
+
+def _in_parts(sampler: Any, workers: int) -> DataLoader[Any]:
+    collate_fn = collated(default_collate, microbatch_size=5)
+    return DataLoader(Noisy(400), batch_sampler=sampler, num_workers=workers, collate_fn=collate_fn)
+
+
+LENGTHS = [1 + idx * 37 % 101 for idx in range(400)]
+IN_PARTS = ("by_length", "by_tokens")
+LOADERS = {
+    one.__name__: one
+    for one in (map_style, weighted, in_batches, stream, side_by_side, by_length, by_tokens)
+}
 # With options, for a model of two layers and a short run; imported where they are drawn.
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "agc.Agc": {},
@@ -94,7 +117,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 UNSUITABLE = {
     ("stream", "swa.Swa"),  # it estimates batch norms by another pass over the data
     ("side_by_side", "swa.Swa"),  # likewise, with the batches of the loader
-    ("side_by_side", "label_smoothing.LabelSmoothing"),  # it asks for one tensor of targets
+    # It asks for one tensor of targets.
+    *((name, "label_smoothing.LabelSmoothing") for name in ("side_by_side", *IN_PARTS)),
 }
 
 
@@ -138,7 +162,9 @@ class Walk:
     def before_train_batch(self, state: State) -> None:
         self.at = self.at + 0.01 * torch.randn(16, generator=state.generator("walk"))
         self.num_steps += 1
-        state.inputs = state.inputs * self.at
+        state.batch = map_tensors(
+            lambda one: one * self.at if one.is_floating_point() else one, state.batch
+        )
         state.log("walk/at", self.at.norm())
 
     def state_dict(self) -> dict[str, object]:
@@ -157,23 +183,28 @@ def task(lr: float = 3e-3) -> Task:
     # No option: it may be another one each time that the run goes on.
     workers = int(os.environ.get("SOAK_WORKERS", "0"))
     loader, algorithms = set_up(os.environ.get("SOAK_SET_UP", ""))
-    first = Joined() if loader == "side_by_side" else Mixup(alpha=0.4)
-    clipping = {} if "agc.Agc" in algorithms else {"clip_norm": 1.0}
+    if loader == "side_by_side":
+        first: list[object] = [Joined()]
+    else:
+        first = [] if loader in IN_PARTS else [Mixup(alpha=0.4)]
+    norm = nn.LayerNorm if loader in IN_PARTS else nn.BatchNorm1d  # of a part of one sample, too
+    settings: dict[str, Any] = {} if "agc.Agc" in algorithms else {"clip_norm": 1.0}
+    if loader not in IN_PARTS:
+        settings["microbatch_size"] = 8
     return Task(
         model=lambda: nn.Sequential(
-            nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
+            nn.Linear(16, 32), norm(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)
         ),
         loss=cross_entropy,
         train_dataloader=LOADERS[loader](workers),
         eval_dataloaders={"test": DataLoader(Noisy(64), 32)},
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
         scheduler=schedules.cosine(warmup="0.1dur"),
-        algorithms=[first, Walk(), *map(made, algorithms)],
+        algorithms=[*first, Walk(), *map(made, algorithms)],
         callbacks=[Jsonl()],
         settings={
             "max_duration": "500ba" if loader == "stream" else "20ep",
-            "microbatch_size": 8,
-            **clipping,
+            **settings,
             "device": "cpu",
             "checkpoint_interval": "7ba",
         },
