@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
-from eventloop.distributed.failure_store import wait_until
-from eventloop.distributed.join import rank_variables
+from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
 
 ROOT = Path(__file__).parents[1]

@@ -145,8 +145,8 @@ MUTANTS = {
     ),
     "a checkpoint more than asked for is kept": Mutant(
         "checkpoint/saver.py",
-        "[: retention.newest]",
-        "[: retention.newest + 1]",
+        "[: self._num_newest]",
+        "[: self._num_newest + 1]",
         "checkpoint/test_saver.py",
     ),
     "a time that is reached has passed": Mutant(

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 from torch.utils.data import DistributedSampler
 
 from eventloop.checkpoint.leftovers import UNDER_WAY
-from eventloop.distributed.failure_store import wait_until
+from eventloop.distributed.rank_store import wait_until
 
 TASK = """
 import json

@@ -12,7 +12,7 @@ import pytest
 
 from eventloop import hookimpl
 from eventloop.cli import main
-from eventloop.distributed.failure_store import bulletin, wait_until
+from eventloop.distributed.rank_store import bulletin, wait_until
 from eventloop.distributed.watchdog import watched
 from eventloop_testing import isolated_trainer
 

@@ -1,4 +1,4 @@
-"""The best evaluation so far: which checkpoint has its weights, and the evaluation of test sets with them."""
+"""The best evaluation so far: its checkpoint, and the evaluation of test sets with its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.weights import weights_and_states
-from eventloop.training.metrics import NamedMetric, followed, scalars_of
+from eventloop.training.metrics import NamedMetric, scalars_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.urls import Place
 
-_WHAT = "checkpoint_best"
+SETTING = "checkpoint_best"
 
 
 class Best:
@@ -33,35 +33,17 @@ class Best:
         metric: the metric to track, with a known direction.
 
     Attributes:
+        eval_set: the name of the eval set.
         batch: the batch count of the best evaluation; None before the first.
     """
 
     def __init__(self, metric: NamedMetric) -> None:
-        self._followed = metric
+        self._followed, self.eval_set = metric, metric.eval_set
         self._name = f"{'max' if metric.is_higher else 'min'} {metric.name}"
         self._sign = 1.0 if metric.is_higher else -1.0
         self._value = -math.inf
         self.batch: int | None = None
         self._before: tuple[float, int | None] = (-math.inf, None)
-
-    @classmethod
-    def named(cls, wanted: str, state: State) -> Best:
-        """Creates one from the user's text: "test/accuracy", "min test/error".
-
-        Raises:
-            SettingError: no metric has that name, or its direction isn't known.
-        """
-        return cls(followed(_WHAT, wanted, state))
-
-    @property
-    def eval_set(self) -> str:
-        """The name of the eval set."""
-        return self._followed.eval_set
-
-    @property
-    def name(self) -> str:
-        """The direction and the metric: max test/accuracy."""
-        return self._name
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
         """Records an evaluation; returns whether it is the best so far.
@@ -72,7 +54,7 @@ class Best:
         Raises:
             SettingError: the metric isn't among them.
         """
-        value = self._sign * self._followed.value(results, _WHAT)
+        value = self._sign * self._followed.value(results, SETTING)
         if not value > self._value:  # a NaN is never the best
             return False
         self._before = (self._value, self.batch)
@@ -102,9 +84,6 @@ class BestWeights:
     """Temporarily loads the weights of the best evaluation into the model.
 
     Args:
-        active: the plugins of the run, and their plans.
-        states: the states of the plugins.
-        saver: knows the checkpoint of the best evaluation.
         local: returns a checkpoint's folder on this machine.
 
     Attributes:

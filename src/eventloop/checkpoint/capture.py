@@ -36,12 +36,7 @@ _SLICED = ("model", "optimizers", "plugins")  # what a rank may hold slices of
 
 
 class Captured(NamedTuple):
-    """The content of a checkpoint.
-
-    Attributes:
-        parts: nests of tensors and plain values by name.
-        facts: a short description for lists of checkpoints; JSON values.
-    """
+    """The content of a checkpoint: nests by name, and a description in JSON values."""
 
     parts: Parts
     facts: dict[str, Any]
@@ -51,13 +46,9 @@ class Capture:
     """Collects the content of a run's checkpoint, and restores a run from it.
 
     Args:
-        hooks: the plans of the run.
-        feeds: the data feeds of the run.
         training: objects with training state besides clock and precision, by their key in the
             checkpoint.
         own: objects with state of this rank only, likewise.
-        plugins: the states of the plugins.
-        processes: the ranks.
 
     Attributes:
         generators: the random generators of this rank.
@@ -126,11 +117,7 @@ class Capture:
         return {"clock": state.clock, "precision": state.precision, **self._training}
 
     def put(self, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores the run from a checkpoint's parts, except the state of single ranks.
-
-        Raises:
-            CheckpointError: something doesn't fit this run.
-        """
+        """Restores the run but what ranks have of their own; raises CheckpointError."""
         hooks, training = self._hooks, parts["training"]
         try:
             restore_model(state, hooks, parts["model"], strict=True)
@@ -198,11 +185,7 @@ def _is_sharded(state: State, hooks: Plans) -> bool:
 
 
 def _require_own_memory(weights: Mapping[str, Any]) -> None:
-    """Refuses tensors that could be saved but not loaded in place.
-
-    Raises:
-        CheckpointError: entries of a tensor share memory, as those of an expanded one do.
-    """
+    """Raises CheckpointError if entries of a tensor share memory: it couldn't be loaded."""
     for name, one in weights.items():
         if not isinstance(one, Tensor) or one.layout is not torch.strided or not one.numel():
             continue
@@ -248,11 +231,7 @@ def _on_device(results: Any, device: torch.device) -> Any:
 
 
 def checkpoint_facts(state: State) -> dict[str, Any]:
-    """Returns a checkpoint's description: progress, ranks, metrics, plugins, settings.
-
-    Returns:
-        JSON values. The metrics are the latest known.
-    """
+    """Returns a checkpoint's description in JSON values; the metrics are the latest known."""
     return {
         "moment": state.clock.moment()._asdict(),
         "world_size": state.world_size,

@@ -25,8 +25,15 @@ from eventloop.checkpoint.manifest import (
     manifest_bytes,
     shard_name,
 )
-from eventloop.checkpoint.saved_tensors import read_left, read_part
-from eventloop.checkpoint.verifying import checked_manifest, examine, opened, refusing, require_part
+from eventloop.checkpoint.saved_tensors import read_part, saved_tensors
+from eventloop.checkpoint.verifying import (
+    checked_manifest,
+    examine,
+    opened,
+    put_together,
+    refusing,
+    require_part,
+)
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
@@ -113,7 +120,9 @@ def read_checkpoint(
                 f"it has no part {', '.join(map(repr, missing))}, only {', '.join(files)}"
             )
         parts = {
-            name: read_left(folder, name, manifest, nearest)
+            name: put_together(
+                folder, name, manifest, saved_tensors(folder, name, manifest, nearest)
+            )
             if name in leaving
             else read_part(folder, name, manifest)
             for name in wanted
@@ -123,33 +132,21 @@ def read_checkpoint(
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Verifies all of a checkpoint and returns its facts.
-
-    Raises:
-        CheckpointError: `read` would refuse it.
-    """
+    """Verifies all of a checkpoint, raising CheckpointError, and returns its facts."""
     with refusing(folder):
         return examine(folder).known
 
 
 def verify_part(folder: Path, part: str) -> None:
-    """Verifies a part of a checkpoint.
-
-    Raises:
-        CheckpointError: `read` would refuse it.
-    """
+    """Verifies a part of a checkpoint, raising CheckpointError."""
     with refusing(folder):
         require_part(folder, part, checked_manifest(folder))
 
 
 class Draft:
-    """A checkpoint to be written, already validated.
+    """A checkpoint to be written, already validated; tensors aren't copied.
 
-    Args:
-        parts, facts, batch: as `write` takes them; tensors aren't copied.
-        rank: the rank that writes. Rank 0 writes everything that isn't a slice, except parts like
-            `rank3`, which rank 3 writes.
-        world_size: how many ranks write it together.
+    Rank 0 writes everything that isn't a slice, except parts like `rank3`, which rank 3 writes.
 
     Attributes:
         num_bytes: its size on disk.
@@ -191,11 +188,7 @@ class Draft:
         self.num_bytes = sum(-(-one // _BLOCK_BYTES) * _BLOCK_BYTES for one in [*sizes, 1])
 
     def write_files(self, folder: Path) -> dict[str, FileFacts]:
-        """Writes this rank's files into an existing folder; raises OSError.
-
-        Raises:
-            CheckpointError: several ranks write, and what is read back differs.
-        """
+        """Writes this rank's files; reads them back if it is one of several; raises OSError."""
         files = {}
         for name, content in self._files.items():
             with disk.NewFile(folder / name) as file:

@@ -8,16 +8,15 @@ id, and eight random digits.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from eventloop.distributed.exit import is_alive, this_place
 
 if TYPE_CHECKING:
     from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint
@@ -75,17 +74,6 @@ def name_inside(folder: Path) -> str:
     return name["of"] if name else folder.name
 
 
-def is_alive(pid: int) -> bool:
-    """Returns whether a process with this id exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
 def _changed_at(folder: Path) -> float:
     """Returns the latest modification time in a folder, in seconds; now, if it is being removed."""
     try:
@@ -94,18 +82,6 @@ def _changed_at(folder: Path) -> float:
         return max(path.lstat().st_mtime for path in paths)
     except OSError:
         return time.time()
-
-
-@cache
-def this_place() -> str:
-    """Returns a digest that identifies this machine, its last boot and this container."""
-    texts = [socket.gethostname()]
-    for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
-        try:
-            texts.append(path.read_text() if path.name == "boot_id" else str(path.readlink()))
-        except OSError:
-            continue  # not Linux
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
 
 
 Item = TypeVar("Item")
@@ -127,11 +103,7 @@ def newest_after(
 def surplus(
     keep: Sequence[Item], others: Sequence[Item], is_usable: Callable[[Item], bool]
 ) -> list[Item]:
-    """Returns which of the others can be removed, the oldest first; a usable one is kept.
-
-    Args:
-        keep, others: the newest first.
-    """
+    """Returns which others, the newest first, can go, the oldest first; a usable one is kept."""
     if not others:
         return []
     safe = next((one for one in [*keep, *others] if is_usable(one)), None)

@@ -77,11 +77,7 @@ class Manifest:
 
     @functools.cached_property
     def known(self) -> dict[str, Any]:
-        """The facts, decoded.
-
-        Raises:
-            CorruptFileError: they aren't what eventloop writes.
-        """
+        """The facts, decoded; raises CorruptFileError if eventloop didn't write them."""
         try:
             facts = restore(self.facts, {})
         except CorruptFileError as damage:
@@ -110,11 +106,7 @@ def shard_name(part: str, rank: int) -> str:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Returns the bytes of a manifest.
-
-    Raises:
-        CorruptFileError: its facts are too large.
-    """
+    """Returns the bytes of a manifest; raises CorruptFileError if its facts are too large."""
     files = {
         name: {"bytes": one.num_bytes, "sha256": one.sha256}
         for name, one in sorted(manifest.files.items())

@@ -42,11 +42,7 @@ class Lock(Protocol):
 
 
 class RunLock:
-    """The lock of a run's folder. The operating system releases it when the process ends.
-
-    Args:
-        run_dir: the folder of the run, created if missing.
-    """
+    """The lock of a run's folder. The operating system releases it when the process ends."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -55,15 +51,9 @@ class RunLock:
         self._held: tuple[int, int] | None = None  # the file, whatever its name leads to by now
 
     def acquire(self) -> None:
-        """Acquires the lock; see `Lock.acquire`. The message has the other process's id and host.
-
-        Raises:
-            RunFolderError: a path that it uses isn't a regular file.
-            SettingError: the folder can't be created or locked.
-        """
+        """Acquires the lock, see `Lock`; raises SettingError if the folder can't be made or locked."""
         if self._lock.is_locked:
             return
-        who = {"process": os.getpid(), "host": platform.node()}
         try:
             self._run_dir.mkdir(parents=True, exist_ok=True)
             # `FileLock` opens it by itself: without following a link, and without emptying it.
@@ -71,7 +61,7 @@ class RunLock:
             self._files.check(_HOLDER)
             self._lock.acquire(timeout=0)
             self._held = _file_at(self._run_dir / _LOCK)
-            self._files.write(_HOLDER, json.dumps(who).encode("ascii"))
+            self._files.write(_HOLDER, _this_holder())
         except Timeout:
             raise self._taken() from None
         except OSError as error:
@@ -103,11 +93,12 @@ class RunLock:
             self._lock.release()
 
     def _taken(self) -> ResumeError:
-        """Returns the error that names the holder of the lock."""
-        who = self._who()
-        if who == lock_holder(
-            json.dumps({"process": os.getpid(), "host": platform.node()}).encode()
-        ):
+        """Returns the error that names the holder of the lock, as far as it can be read."""
+        try:
+            who = lock_holder(self._files.read(_HOLDER, MAX_BYTES))
+        except OSError:
+            who = lock_holder(b"")
+        if who == lock_holder(_this_holder()):
             return ResumeError(
                 f"another Trainer of this process trains in {one_line(str(self._run_dir))}",
                 fix="close it: `trainer.close()`, or `with Trainer(...) as trainer:`",
@@ -118,12 +109,9 @@ class RunLock:
             fix="wait for it or stop it, or give another run_dir",
         )
 
-    def _who(self) -> str:
-        """Describes the holder of the lock, as far as can be read."""
-        try:
-            return lock_holder(self._files.read(_HOLDER, MAX_BYTES))
-        except OSError:
-            return lock_holder(b"")
+
+def _this_holder() -> bytes:
+    return json.dumps({"process": os.getpid(), "host": platform.node()}).encode("ascii")
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import tensors as tensor_file
-from eventloop.checkpoint.tensors import TensorEntry, bytes_of, dtypes, read_header
+from eventloop.checkpoint.tensors import Box, TensorEntry, bytes_of, dtypes, read_header
 from eventloop.checkpoint.verifying import (
     Slices,
     about,
@@ -22,10 +22,8 @@ from eventloop.checkpoint.verifying import (
     put_together,
     refusing,
     refusing_file,
-    require_part,
 )
 from eventloop.files.disk import CorruptFileError, OldFile
-from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +36,14 @@ _CHUNK_BYTES = 16 * 2**20
 
 
 def read_part(folder: Path, part: str, manifest: Manifest) -> Nest:
-    """Reads a whole part and verifies it.
-
-    Raises:
-        CorruptFileError: it isn't what the manifest says.
-    """
-    files = manifest.parts[part]
+    """Reads a whole part; raises CorruptFileError if it isn't what the manifest says."""
     tensors: dict[str, Tensor] = {}
-    if name := files.get(".safetensors"):
+    if name := manifest.parts[part].get(".safetensors"):
         with opened(folder, name, manifest) as file:
             tensors = tensor_file.read(file)
     if part in manifest.shards:
         tensors |= _read_slices(folder, part, manifest)
-    return put_together(folder, files, manifest, tensors)
+    return put_together(folder, part, manifest, tensors)
 
 
 def _read_slices(folder: Path, part: str, manifest: Manifest) -> dict[str, Tensor]:
@@ -64,63 +57,17 @@ def _read_slices(folder: Path, part: str, manifest: Manifest) -> dict[str, Tenso
             for tensor, entry, held in tensor_file.read_tensors(file, header):
                 if tensor not in tensors:
                     tensors[tensor] = tensor_file.empty(tensor, entry.whole, entry.dtype)
-                TensorSlice(held, entry.whole, entry.offsets).put_into(tensors[tensor])
+                entry.box.of(tensors[tensor]).copy_(held)
     slices.require_whole()
     return tensors
 
 
-def read_left(folder: Path, part: str, manifest: Manifest, nearest: float) -> Nest:
-    """Reads a part without loading its tensors.
-
-    Args:
-        nearest: as `TensorFiles` takes it.
-
-    Raises:
-        CorruptFileError: it isn't what the manifest says.
-    """
-    files, shards = manifest.parts[part], manifest.shards_of(part)
-    whole = files.get(".safetensors")
-    saved = TensorFiles(folder, whole, shards, manifest.files, nearest).tensors()
-    return put_together(folder, files, manifest, saved)
-
-
-def saved_tensors(folder: Path, part: str, manifest: Manifest) -> dict[str, SavedTensor]:
-    """Verifies a part and returns its tensors by name, not loaded.
-
-    Raises:
-        CorruptFileError: it isn't what the manifest says.
-    """
-    require_part(folder, part, manifest)
+def saved_tensors(
+    folder: Path, part: str, manifest: Manifest, nearest: float = 0.0
+) -> dict[str, SavedTensor]:
+    """Returns the tensors of a verified part by name, not loaded; see `TensorFiles`."""
     whole, shards = manifest.parts[part].get(".safetensors"), manifest.shards_of(part)
-    return TensorFiles(folder, whole, shards, manifest.files).tensors()
-
-
-class Box(NamedTuple):
-    """A part of a tensor: where it starts, and its shape."""
-
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def meets(self, other: Box) -> Box | None:
-        """Returns the intersection of two boxes; None if it is empty."""
-        starts = tuple(map(max, self.offsets, other.offsets))
-        ends = map(min, self._ends(), other._ends())
-        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
-        return Box(starts, shape) if all(length > 0 for length in shape) else None
-
-    def inside(self, outer: Box) -> Box:
-        """Returns the box relative to the start of another."""
-        pairs = zip(self.offsets, outer.offsets, strict=True)
-        return Box(tuple(mine - theirs for mine, theirs in pairs), self.shape)
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """Returns this part of a tensor, as a view."""
-        for dim, (start, length) in enumerate(zip(*self, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
-        return tensor
-
-    def _ends(self) -> Iterator[int]:
-        return (start + length for start, length in zip(*self, strict=True))
+    return TensorFiles(folder, whole, shards, manifest.files, nearest).tensors()
 
 
 class SavedTensor:
@@ -200,11 +147,7 @@ class TensorFiles:
         self._known: dict[str, tuple[dict[str, TensorEntry], int]] = {}
 
     def tensors(self) -> dict[str, SavedTensor]:
-        """Returns all tensors by name; each file of slices lists every sliced tensor.
-
-        Raises:
-            CorruptFileError: a file isn't what the manifest says.
-        """
+        """Returns all tensors by name; each file of slices lists every sliced tensor."""
         found: dict[str, SavedTensor] = {}
         named = [name for name in self._names if name not in self._shards]
         for name in [*named, *self._names[len(named) : len(named) + 1]]:
@@ -213,12 +156,7 @@ class TensorFiles:
         return found
 
     def fill(self, tensor: SavedTensor, wanted: Box, into: Tensor) -> None:
-        """Reads a box into a tensor of the same shape.
-
-        Raises:
-            CheckpointError: the files don't contain all of it.
-            TaskError: likewise, for a file outside of a checkpoint.
-        """
+        """Reads a box into a tensor of the same shape; raises CheckpointError or TaskError."""
         num_left = math.prod(wanted.shape)
         pieces: list[Box] = []
         with self._refusing():
@@ -227,14 +165,13 @@ class TensorFiles:
                 if entry is None:
                     continue
                 self._require_same(tensor, entry, name)
-                held = Box(entry.offsets, entry.shape)
-                shared = held.meets(wanted)
+                shared = entry.box.meets(wanted)
                 if shared is None:
                     continue
                 if any(shared.meets(piece) for piece in pieces):
                     raise CorruptFileError(f"two slices of {tensor.name[:80]!r} overlap")
                 pieces.append(shared)
-                self._copy(name, entry, shared.inside(held), shared.inside(wanted).of(into))
+                self._copy(name, entry, shared.inside(entry.box), shared.inside(wanted).of(into))
                 num_left -= math.prod(shared.shape)
                 if num_left <= 0:
                     return
@@ -258,18 +195,18 @@ class TensorFiles:
         """Copies a part of an entry; one that isn't contiguous, some rows at a time."""
         import torch
 
-        num_bytes = entry.end - entry.start
-        row_bytes = num_bytes // entry.shape[0] if entry.shape else num_bytes
-        first, num_rows = (part.offsets[0], part.shape[0]) if entry.shape else (0, 1)
+        num_bytes, held = entry.end - entry.start, entry.box.shape
+        row_bytes = num_bytes // held[0] if held else num_bytes
+        first, num_rows = (part.offsets[0], part.shape[0]) if held else (0, 1)
         start = self._known[name][1] + entry.start + first * row_bytes
         with self._opened(name) as file:
-            if part.shape[1:] == entry.shape[1:] and into.is_contiguous():
+            if part.shape[1:] == held[1:] and into.is_contiguous():
                 file.fill_at(bytes_of(into), start)
                 return
             at_once = max(1, _CHUNK_BYTES // row_bytes)
             for row in range(0, num_rows, at_once):
                 num = min(at_once, num_rows - row)
-                rows = torch.empty((num, *entry.shape[1:]), dtype=into.dtype)
+                rows = torch.empty((num, *held[1:]), dtype=into.dtype)
                 file.fill_at(bytes_of(rows), start + row * row_bytes)
                 wanted = Box((0, *part.offsets[1:]), (num, *part.shape[1:]))
                 into.narrow(0, row, num).copy_(wanted.of(rows))
@@ -288,11 +225,7 @@ class TensorFiles:
 
 
 def read_all(nest: Any, *, but_slices: bool = False) -> Any:
-    """Returns a nest in which every `SavedTensor` has been replaced with a loaded tensor.
-
-    Args:
-        but_slices: whether to leave tensors that were saved in slices as they are.
-    """
+    """Returns a nest with every `SavedTensor` loaded, but those in slices if `but_slices`."""
     if isinstance(nest, SavedTensor):
         return nest if but_slices and nest.is_in_slices else nest.read()
     if isinstance(nest, Mapping):

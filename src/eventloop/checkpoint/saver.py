@@ -7,13 +7,14 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.best import Best
+from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.writer import Snapshot, Writer
@@ -33,6 +34,7 @@ from eventloop.hooks import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.text import as_set
 from eventloop.training.bookkeeping import resolved
+from eventloop.training.metrics import followed
 from eventloop.training.tensor_slices import held, holds_slices
 from eventloop.training.weight_watch import are_finite, trained_names
 from eventloop.urls import Url
@@ -50,42 +52,15 @@ _PATIENCE_S = 5.0  # some network file systems show a new name seconds later
 
 
 class Written(NamedTuple):
-    """A checkpoint written by the background thread.
-
-    Attributes:
-        place: its folder or URL.
-        batch: the run's batch count.
-        is_usable: whether a run can resume from it automatically.
-    """
+    """A checkpoint of the background thread; a run can resume from it by itself if `is_usable`."""
 
     place: Place
     batch: int
     is_usable: bool
 
 
-class Retention(NamedTuple):
-    """Which checkpoints to keep when another one has been written.
-
-    Attributes:
-        newest: how many of the newest usable ones; None: all.
-        best: the batch of the best evaluation; None before the first.
-        best_before: likewise, ignoring the evaluation of this batch.
-    """
-
-    newest: int | None
-    best: int | None
-    best_before: int | None
-
-
 class Saver:
-    """Saves checkpoints in the background when they are due; with sharding, every rank writes.
-
-    Args:
-        hooks: the plans of the run.
-        storage: the run's checkpoints.
-        settings: how often to save, and which checkpoints to keep.
-        processes: the ranks.
-    """
+    """Saves checkpoints in the background when they are due; with sharding, every rank writes."""
 
     __slots__ = (
         "_best",
@@ -93,6 +68,7 @@ class Saver:
         "_interval",
         "_last_best",
         "_lock",
+        "_num_newest",
         "_on_error",
         "_processes",
         "_snapshot",
@@ -109,6 +85,7 @@ class Saver:
         self._store = storage.store
         self._lock = storage.lock
         self._on_error = settings.on_save_error
+        self._num_newest = settings.checkpoint_keep
         self._interval = interval_of(settings)
         self._snapshot = Snapshot()
         self._writer = Writer()
@@ -120,7 +97,7 @@ class Saver:
     def after_load(self, state: State) -> None:
         wanted = state.settings.checkpoint_best
         if wanted is not None:
-            self._best = Best.named(wanted, state)
+            self._best = Best(followed(SETTING, wanted, state))
             self._best.load_state_dict(self._last_best)
         if self._interval is not None:
             self._interval = resolved("checkpoint_interval", self._interval, state)
@@ -150,8 +127,11 @@ class Saver:
 
     @hookimpl
     def batch_checkpoint(self, state: State) -> None:
-        if self._writer.failure is not None:
-            self._tell(state, self._writer.failure)
+        if self._writer.failure is not None and (failure := self._fatal_failure()) is not None:
+            if state.world_size == 1:
+                raise failure
+            self._writer.failure = failure  # which the end of the run raises on all ranks
+            state.request_stop("a checkpoint couldn't be written")
         if self._written is not None:
             self._tell_of_written(state)
 
@@ -175,8 +155,10 @@ class Saver:
         crew = self._processes.crew() if holds_slices(parts["model"]) else ALONE
         if state.rank == 0 or crew.world_size > 1:
             taken, names = self._snapshot.take(parts), trained_names(state.model)
-            retention = self._retention(state, batch)
-            write = functools.partial(self._write, crew, batch, taken, facts, names, retention)
+            best = (
+                (self._best.batch, self._best.batch_without(batch)) if self._best else (None, None)
+            )
+            write = functools.partial(self._write, crew, batch, taken, facts, names, best)
             self._writer.start(write)
         if not batch:
             self._settle(state)  # a run that can't save shows it before it trains
@@ -192,9 +174,7 @@ class Saver:
         self._writer.wait()
         if self._lock is not None:
             self._lock.release()
-        failure = self._writer.failure
-        if failure is not None and not self._goes_on(failure):
-            self._writer.forget()
+        if self._writer.failure is not None and (failure := self._fatal_failure()) is not None:
             raise failure
 
     def best_place(self, state: State) -> Place | None:
@@ -233,11 +213,7 @@ class Saver:
         self._last_best = dict(state)
 
     def _require_newest(self, state: State) -> None:
-        """Refuses to save if another process has continued this run.
-
-        Raises:
-            ResumeError: another process has.
-        """
+        """Raises ResumeError if another process has continued this run."""
         now = state.clock.batch
         # One that is damaged was passed over when the trainer was built.
         newest = self._store.newest_after(now)
@@ -247,12 +223,6 @@ class Saver:
                 fix="build the trainer again, or give another run_dir",
             )
 
-    def _retention(self, state: State, batch: int) -> Retention:
-        newest, best = state.settings.checkpoint_keep, self._best
-        if best is None:
-            return Retention(newest, None, None)
-        return Retention(newest, best.batch, best.batch_without(batch))
-
     def _write(
         self,
         crew: Crew,
@@ -260,13 +230,14 @@ class Saver:
         parts: Mapping[str, Any],
         facts: Mapping[str, Any],
         names: Collection[str],
-        retention: Retention,
+        best_batches: tuple[int | None, int | None],
     ) -> None:
         """Writes a checkpoint and deletes surplus ones, in the background thread.
 
         Args:
             names: of the trained parameters, which are checked for NaN and infinity here: on the
                 host, while training continues.
+            best_batches: of the best evaluation, and of the best but that of this batch.
         """
 
         def look() -> bool | None:
@@ -277,15 +248,15 @@ class Saver:
 
         found = set(crew.run(look))
         finite = False if False in found else True if True in found else None
-        best = retention.best if finite is not False else retention.best_before
+        is_usable = finite is not False
+        best = best_batches[0 if is_usable else 1]
         path: Any = self._store.save(batch, parts, {**facts, "finite": finite, "best": best}, crew)
         if crew.rank:
             return
-        is_usable = finite is not False
-        if retention.newest is not None:
+        if self._num_newest is not None:
             # One that isn't finite stays until the next, and takes the place of no other.
             usable = [one.batch for one in self._store.found() if not one.reason]
-            keep = {*usable[: retention.newest], batch, *([] if best is None else [best])}
+            keep = {*usable[: self._num_newest], batch, *([] if best is None else [best])}
             # What a crew has written, each rank has read back.
             self._store.prune(keep, path if is_usable and crew.world_size > 1 else None)
         self._written = Written(path, batch, is_usable)
@@ -298,12 +269,9 @@ class Saver:
         self._writer.wait()
         if self._lock is not None and state.rank == 0 and self._writer.failure is None:
             (self._writer.failure,) = failures_of(self._lock.require) or (None,)
-        failure = self._writer.failure
-        if failure is not None and self._goes_on(failure):
-            failure = None
+        failure = self._fatal_failure()
         (text, *_) = state.all_gather(None if failure is None else text_of(failure))
         if failure is not None:
-            self._writer.forget()
             raise failure
         if text is not None:
             raise CheckpointError("rank 0: " + text)
@@ -318,24 +286,15 @@ class Saver:
             self._best.withdraw(written.batch)
         self._hooks.checkpoint_saved(state, written.place)
 
-    def _tell(self, state: State, failure: BaseException) -> None:
-        """Handles a failed save: warns, raises, or stops all ranks, as `on_save_error` says."""
-        if self._goes_on(failure):
-            return
-        if state.world_size == 1:
-            self._writer.forget()
-            raise failure
-        state.request_stop("a checkpoint couldn't be written")  # which raises it on all of them
-
-    def _goes_on(self, failure: BaseException) -> bool:
-        """Returns whether the run continues after a checkpoint couldn't be written."""
+    def _fatal_failure(self) -> BaseException | None:
+        """Takes the failure of a save, and returns it; warns instead if the run continues."""
+        failure, self._writer.failure = self._writer.failure, None
         expected = isinstance(failure, CheckpointError | OSError)
-        if self._on_error == "raise" or not expected:
-            return False
-        self._writer.forget()
+        if failure is None or self._on_error == "raise" or not expected:
+            return failure
         what = "a checkpoint wasn't saved, and the run continues: " + text_of(failure)
         warnings.warn(what, stacklevel=2)
-        return True
+        return None
 
 
 def interval_of(settings: Settings) -> Time | None:
@@ -346,22 +305,29 @@ def interval_of(settings: Settings) -> Time | None:
 
 
 def require_shared(folder: Path, state: State) -> None:
-    """Checks that all ranks see what rank 0 creates in a folder; collective.
-
-    Raises:
-        CheckpointError: a rank doesn't see it, or it can't be created.
-    """
+    """Raises CheckpointError unless all ranks see what rank 0 makes in a folder; collective."""
     with new_id() as one:
-        # The name of what is under way: if this process is killed now, the next one removes it.
-        name, problem = f"{UNDER_WAY}{name_of(0)}-{one}", None
+
+        def make() -> Path:
+            # The name of what is under way: if this process is killed now, the next one removes it.
+            path = folder / f"{UNDER_WAY}{name_of(0)}-{one}"
+            try:
+                if state.rank == 0:
+                    check_folder(folder)
+                    disk.make_folders(folder)
+                    disk.make_folder(path)
+            except (OSError, EventloopError) as error:
+                raise CheckpointError(
+                    "the checkpoints' folder can't be used: " + text_of(error),
+                    fix="give another folder, " + as_set(run_dir="FOLDER"),
+                ) from error
+            return path
+
+        path = as_first(lambda made: state.all_gather(made)[0], make)
+        seen: list[tuple[bool, str]] = state.all_gather((_is_there(path), platform.node()))
         if state.rank == 0:
-            problem = _failure(lambda: _make(folder, name))
-        name, problem = state.all_gather((name, problem))[0]
-        if problem is not None:
-            raise CheckpointError(problem, fix="give another folder, " + as_set(run_dir="FOLDER"))
-        seen: list[tuple[bool, str]] = state.all_gather((_is_there(folder / name), platform.node()))
-        if state.rank == 0:
-            _failure(lambda: disk.remove_empty(folder / name))
+            with suppress(OSError):
+                disk.remove_empty(path)
     blind = [rank for rank, (is_there, _) in enumerate(seen) if not is_there]
     if blind:
         raise CheckpointError(
@@ -372,22 +338,8 @@ def require_shared(folder: Path, state: State) -> None:
         )
 
 
-def _make(folder: Path, name: str) -> None:
-    check_folder(folder)
-    disk.make_folders(folder)
-    disk.make_folder(folder / name)
-
-
 def _is_there(path: Path) -> bool:
     end = time.monotonic() + _PATIENCE_S
     while not (is_there := os.path.lexists(path)) and time.monotonic() < end:
         time.sleep(0.05)
     return is_there
-
-
-def _failure(step: Callable[[], None]) -> str | None:
-    try:
-        step()
-    except (OSError, EventloopError) as error:
-        return "the checkpoints' folder can't be used: " + text_of(error)
-    return None

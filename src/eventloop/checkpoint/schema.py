@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
@@ -33,96 +33,87 @@ class FormError(ValueError):
     """A value doesn't match the schema; the message begins with its path."""
 
 
+P = ParamSpec("P")
 # Checks a value, whose path it is given for the message; raises FormError.
 Form = Callable[[Any, str], None]
+
+
+def _form(check: Callable[Concatenate[Any, str, P], None]) -> Callable[P, Form]:
+    """Turns a check of a value, its path and more into a function that returns a `Form`."""
+
+    def form(*args: P.args, **options: P.kwargs) -> Form:
+        return lambda value, path: check(value, path, *args, **options)
+
+    return form
 
 
 def anything(value: Any, path: str) -> None:
     """Accepts every value."""
 
 
-def is_a(*kinds: type, but: type | None = None) -> Form:
-    """Returns the form of an instance of given types, excluding one type."""
-
-    def check(value: Any, path: str) -> None:
-        if not isinstance(value, kinds) or (but is not None and isinstance(value, but)):
-            raise _refused(value, path, a(kinds[0].__name__))
-
-    return check
+@_form
+def is_a(value: Any, path: str, /, *kinds: type, but: type | None = None) -> None:
+    """An instance of given types, excluding one type."""
+    if not isinstance(value, kinds) or (but is not None and isinstance(value, but)):
+        raise _refused(value, path, a(kinds[0].__name__))
 
 
-def between(low: float, high: float, number: Form | None = None) -> Form:
-    """Returns the form of a number within inclusive bounds; a NaN never matches."""
-
-    def check(value: Any, path: str) -> None:
-        (number or INT)(value, path)
-        if not low <= value <= high:
-            raise _refused(value, path, f"between {low:,} and {high:,}")
-
-    return check
+@_form
+def between(value: Any, path: str, low: float, high: float, number: Form | None = None, /) -> None:
+    """A number within inclusive bounds, by default an int; a NaN never matches."""
+    (number or INT)(value, path)
+    if not low <= value <= high:
+        raise _refused(value, path, f"between {low:,} and {high:,}")
 
 
-def meets(condition: Callable[[Any], bool], form: Form, expected: str) -> Form:
-    """Returns a form with an additional condition."""
+@_form
+def meets(
+    value: Any, path: str, condition: Callable[[Any], bool], form: Form, expected: str, /
+) -> None:
+    """Another form with an additional condition."""
+    form(value, path)
+    if not condition(value):
+        raise _refused(value, path, expected)
 
-    def check(value: Any, path: str) -> None:
+
+@_form
+def optional(value: Any, path: str, form: Form, without: object = None, /) -> None:
+    """An optional value; a missing one is `without`."""
+    if not (type(value) is type(without) and value == without):
         form(value, path)
-        if not condition(value):
-            raise _refused(value, path, expected)
-
-    return check
 
 
-def optional(form: Form, without: object = None) -> Form:
-    """Returns the form of an optional value; a missing one becomes `without`."""
-
-    def check(value: Any, path: str) -> None:
-        if not (type(value) is type(without) and value == without):
-            form(value, path)
-
-    return check
-
-
-def each(form: Form, *, length: int | None = None) -> Form:
-    """Returns the form of a list or tuple whose entries have a form."""
-
-    def check(value: Any, path: str) -> None:
-        if not isinstance(value, list | tuple):
-            raise _refused(value, path, "a list")
-        if length is not None and len(value) != length:
-            raise FormError(f"{path} has {len(value)} entries, not {length}")
-        for idx, one in enumerate(value):
-            form(one, f"{path}[{idx}]")
-
-    return check
+@_form
+def each(value: Any, path: str, form: Form, /, *, length: int | None = None) -> None:
+    """A list or tuple whose entries have a form."""
+    if not isinstance(value, list | tuple):
+        raise _refused(value, path, "a list")
+    if length is not None and len(value) != length:
+        raise FormError(f"{path} has {len(value)} entries, not {length}")
+    for idx, one in enumerate(value):
+        form(one, f"{path}[{idx}]")
 
 
-def by_name(form: Form) -> Form:
-    """Returns the form of a dict with str keys whose values have a form."""
-
-    def check(value: Any, path: str) -> None:
-        _mapping(value, path)
-        for key, one in value.items():
-            STR(key, f"a key of {path}")
-            form(one, f"{path}.{key}")
-
-    return check
+@_form
+def by_name(value: Any, path: str, form: Form, /) -> None:
+    """A dict with str keys whose values have a form."""
+    _mapping(value, path)
+    for key, one in value.items():
+        STR(key, f"a key of {path}")
+        form(one, f"{path}.{key}")
 
 
-def keys(may_have: Mapping[str, Form] | None = None, /, **has: Form) -> Form:
-    """Returns the form of a dict with required and optional keys; further keys are allowed."""
-
-    def check(value: Any, path: str) -> None:
-        _mapping(value, path)
-        for key, form in has.items():
-            if key not in value:
-                raise FormError(f"{path} has no {key!r}")
+@_form
+def keys(value: Any, path: str, may_have: Mapping[str, Form] | None = None, /, **has: Form) -> None:
+    """A dict with required and optional keys; further keys are allowed."""
+    _mapping(value, path)
+    for key, form in has.items():
+        if key not in value:
+            raise FormError(f"{path} has no {key!r}")
+        form(value[key], f"{path}.{key}")
+    for key, form in (may_have or {}).items():
+        if key in value:
             form(value[key], f"{path}.{key}")
-        for key, form in (may_have or {}).items():
-            if key in value:
-                form(value[key], f"{path}.{key}")
-
-    return check
 
 
 def tensor_or_list(value: Any, path: str) -> None:
@@ -276,16 +267,11 @@ _PARTS = {
 
 
 def require_valid(checkpoint: Checkpoint) -> None:
-    """Checks that a checkpoint has everything a resumed run needs, with valid values.
-
-    Raises:
-        CheckpointError: a part or a value is missing, of another type, or out of range.
-    """
+    """Raises CheckpointError unless a checkpoint has valid values of all that a run needs."""
     try:
         FACTS(checkpoint.facts, "facts")
         if (duration := checkpoint.facts["duration"]) is not None:
-            with _about("facts.duration"):
-                Time(duration)
+            _require_time(duration, "facts.duration")
         for name, form in _PARTS.items():
             _require_part(checkpoint.parts, name, form)
         _require_part(checkpoint.parts, "rank0", RANK)
@@ -352,9 +338,8 @@ def _require_consistent(checkpoint: Checkpoint) -> None:
             )
 
 
-@contextmanager
-def _about(path: str) -> Iterator[None]:
+def _require_time(value: Any, path: str) -> None:
     try:
-        yield
+        Time(value)
     except ValueError as error:
         raise FormError(f"{path}: {error}") from error

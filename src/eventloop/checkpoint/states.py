@@ -31,7 +31,7 @@ class PluginStates:
     """The states of the active plugins.
 
     Args:
-        plugins: returns the active plugins; called at each use, as a plugin can drop out.
+        plugins: called at each use, as a plugin can drop out.
 
     Attributes:
         carried: states of missing plugins, copied unchanged into the next checkpoint.
@@ -42,13 +42,10 @@ class PluginStates:
         self.carried: dict[str, Any] = {}
 
     def take(self, *, per_rank: bool) -> dict[str, Any]:
-        """Returns the plugins' states by folded name.
+        """Returns the plugins' states by folded name; an exception gets a note that names its plugin.
 
         Args:
             per_rank: whether to return those of plugins with a state per rank, or of the others.
-
-        Raises:
-            BaseException: what a plugin raises, with a note that names it.
         """
         found = {} if per_rank else dict(self.carried)
         for plugin in self._plugins():
@@ -64,12 +61,8 @@ class PluginStates:
     def put(self, states: Mapping[str, Any], path: str = "plugins") -> None:
         """Restores each plugin's state; a plugin without a saved state starts fresh.
 
-        Args:
-            path: of the states in the checkpoint.
-
         Raises:
-            CheckpointError: a plugin can't load its state.
-            BaseException: any other exception of a plugin, with a note that names it.
+            CheckpointError: a plugin can't load its state, `path` in the checkpoint.
         """
         for plugin in self._plugins():
             one = states.get(fold(plugin.name))
@@ -101,11 +94,7 @@ def counts_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None:
-    """Restores metrics from what `counts_of` returned; metrics without a state are left empty.
-
-    Raises:
-        ValueError, LookupError: the states don't fit these metrics.
-    """
+    """Restores what `counts_of` returned; raises ValueError or LookupError if it doesn't fit."""
     for name, one in _parts(metrics):
         if name not in counts:
             continue
@@ -119,13 +108,10 @@ def put_counts(metrics: Mapping[str, Metric], counts: Mapping[str, Any]) -> None
 def _placed(
     value: Any, fresh: Tensor | list[Tensor], name: str, device: torch.device
 ) -> Tensor | list[Tensor]:
-    """Returns a metric's saved state, on the device.
+    """Returns a metric's saved state, on the device; raises ValueError for another type or shape.
 
     Args:
         fresh: the state of the metric before any update.
-
-    Raises:
-        ValueError: it has another type or shape.
     """
     if isinstance(fresh, list):
         if not isinstance(value, list):
@@ -185,12 +171,9 @@ class Generators:
             self._loaded = {**own, "named": {**own["named"], **alike}}
 
     def go_on(self, state: State) -> None:
-        """Restores the RNG states of the loaded checkpoint, once.
+        """Restores the RNG states of the loaded checkpoint, once; raises CheckpointError.
 
         On a device of another type, its generators are left as seeded.
-
-        Raises:
-            CheckpointError: the states don't fit these generators.
         """
         if self._loaded is not None:
             with loading(f"rank{state.rank}.generators"):

@@ -1,4 +1,4 @@
-"""Where checkpoints are: a run's, in its folder or at a URL, and those that a path refers to."""
+"""Where checkpoints are: in a run's folder, at a URL of a storage, or where a path refers to."""
 
 from __future__ import annotations
 
@@ -9,34 +9,95 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from eventloop.checkpoint.manifest import BEGINNING, FILE
 from eventloop.checkpoint.run_lock import Lock, RunLock
-from eventloop.checkpoint.store import AnyPlace, FoundCheckpoint, Store, look_at
+from eventloop.checkpoint.store import AnyPlace, Checkpoints, FoundCheckpoint, Store, look_at
 from eventloop.checkpoint.verifying import batch_of
-from eventloop.errors import CheckpointError, EventloopError, UsageError, closest
+from eventloop.errors import (
+    CheckpointError,
+    EventloopError,
+    Note,
+    PluginError,
+    UsageError,
+    closest,
+)
 from eventloop.files.disk import CorruptFileError, OldFile
+from eventloop.plugin.extensions import extension_problems
+from eventloop.plugin.load import imported
+from eventloop.plugin.metadata import extensions
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.storage_packages import UrlCheckpoints
     from eventloop.distributed.processes import Processes
+    from eventloop.plugin.records import Found
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
 _ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 FOLDER = "checkpoints"  # of a run
 _MOST_NAMED = 3
+GROUP = "eventloop.storage"
+ANY = "*"  # the name of an entry point for all schemes that no other one names
+# What fsspec, which is behind eventloop-remote, has no support for by itself.
+_DRIVERS = {
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "gcs": "gcsfs",
+    "gs": "gcsfs",
+    "s3": "s3fs",
+    "sftp": "paramiko",
+}
+
+
+class UrlCheckpoints(Checkpoints[Url], Protocol):
+    """The checkpoints under a URL; `key_of` parses their names.
+
+    A failure raises `CheckpointError`: a storage that doesn't respond must not look like an empty
+    one.
+    """
+
+    def has(self, name: str) -> bool:
+        """Whether there is a checkpoint with this name, damaged or not."""
+
+    def download(self, url: Url) -> Path:
+        """Returns the verified local copy of a checkpoint, downloading it if needed.
+
+        Raises:
+            CheckpointError: it can't be used, or the storage fails.
+        """
+
+
+@runtime_checkable
+class UrlStorage(Protocol):
+    """The object that an entry point of `eventloop.storage` names: an instance, or a module."""
+
+    def checkpoints(self, folder: Url, copies: Path) -> UrlCheckpoints:
+        """Returns the checkpoints under a URL, which can be empty.
+
+        Args:
+            folder: `RUN/checkpoints`.
+            copies: the local folder for the last checkpoint saved or downloaded.
+
+        Raises:
+            UsageError: the URL can't be opened; a package may be missing.
+        """
+
+    def lock(self, run: Url, local: Lock) -> Lock:
+        """Returns a lock that keeps other processes from training the run at a URL.
+
+        Args:
+            run: the URL of the run.
+            local: the lock for this machine. A storage without locks returns it; other locks also
+                acquire and release it.
+        """
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the files of a run are.
+    """Where the files of a run are: a local folder for all but checkpoints, which can be elsewhere.
 
-    Args:
-        run_dir: the local folder for everything; the checkpoints can be elsewhere.
-        store: the checkpoints.
-        lock: keeps other processes out; None for a new folder.
+    There is no lock in a new folder.
     """
 
     run_dir: Path
@@ -48,20 +109,81 @@ def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
     """Returns where the files of a run are; creates nothing.
 
     Args:
-        wanted: the requested folder or URL.
-        new_run_dir: the folder to use if none was requested.
+        new_run_dir: the folder to use if no folder or URL is `wanted`.
 
     Raises:
         UsageError: no installed storage knows the URL.
     """
     if isinstance(wanted, Url):
-        from eventloop.checkpoint.storage_packages import storage_for
-
         run_dir, storage = local_folder(wanted), storage_for(wanted)
         store = storage.checkpoints(wanted / FOLDER, run_dir / FOLDER)
         return Storage(run_dir, store, storage.lock(wanted, RunLock(run_dir)))
     run_dir = wanted or new_run_dir
     return Storage(run_dir, Store(run_dir / FOLDER), RunLock(run_dir) if wanted else None)
+
+
+def storage_for(url: Url) -> UrlStorage:
+    """Imports the storage for a URL and returns it.
+
+    Raises:
+        UsageError: no installed storage knows the URL.
+        PluginError: two packages have a storage for its scheme, or it can't be used.
+    """
+    installed = extensions(GROUP)
+    named = [one for one in installed if one.name.lower() == url.protocol]
+    able = named or [one for one in installed if one.name == ANY]
+    if not able:
+        raise _none_for(url, installed)
+    problem = extension_problems(installed, {}).get(able[0])
+    if problem is not None:
+        raise problem
+    return imported_storage(able[0])
+
+
+def imported_storage(found: Found) -> UrlStorage:
+    """Imports the storage that an entry point names; raises PluginError if it isn't one."""
+    storage = imported(found)
+    if not isinstance(storage, UrlStorage):
+        raise PluginError(
+            f"{found.entry_point.value} isn't a storage: it lacks `checkpoints` or `lock`",
+            plugin=found.origin,
+            fix="name an object or a module with both functions of eventloop.storage.UrlStorage",
+        )
+    blamed: Any = _Blamed(storage, found.origin)
+    return cast("UrlStorage", blamed)
+
+
+class _Blamed:
+    """Wraps a storage, or the checkpoints in it, and adds a note to its unexpected exceptions."""
+
+    def __init__(self, blamed: UrlStorage | UrlCheckpoints, origin: str) -> None:
+        self._blamed, self._origin = blamed, origin
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._blamed, name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            try:
+                result = value(*args, **named)
+            except (EventloopError, OSError):  # as a storage may
+                raise
+            except Exception as error:
+                text = f"raised by the storage {self._origin} in {name}"
+                error.add_note(Note(text, "origin"))
+                raise
+            return _Blamed(result, self._origin) if name == "checkpoints" else result
+
+        return value if name == "folder" else called
+
+
+def _none_for(url: Url, installed: Sequence[Found]) -> UsageError:
+    others = ", ".join(one.origin for one in installed)
+    driver = _DRIVERS.get(url.protocol, "")
+    return UsageError(
+        f"{url.protocol}:// needs a storage package, and "
+        + (f"none that is installed knows it: {others}" if others else "none is installed"),
+        fix=f"python -m pip install eventloop-remote {driver}".rstrip(),
+    )
 
 
 def new_run_dir(task_name: str) -> Path:
@@ -85,8 +207,6 @@ def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:
     """
     if isinstance(place, Path):
         return place
-    from eventloop.checkpoint.storage_packages import storage_for
-
     mine: Path | EventloopError | None = None
     if processes.local_rank == 0:
         copies = storage.run_dir / (FOLDER if place.parent == storage.store.folder else DOWNLOADS)
@@ -122,11 +242,7 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 
 def best_among(found: Iterable[FoundCheckpoint[AnyPlace]]) -> FoundCheckpoint[AnyPlace] | None:
-    """Returns the checkpoint of the best evaluation, as the newest one records it; None without.
-
-    Args:
-        found: the checkpoints of a run, the newest first.
-    """
+    """Returns the checkpoint of the best evaluation, as the newest, which comes first, records it."""
     usable = [one for one in found if not one.reason]
     best = next((one.facts["best"] for one in usable if "best" in one.facts), None)
     return next((one for one in usable if one.batch == best), None)
@@ -171,12 +287,7 @@ def unusable(place: Place, refused: Sequence[tuple[Place, str]]) -> CheckpointEr
 
 
 def require_checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoints that a path refers to, at least one.
-
-    Raises:
-        UsageError: there is none.
-        CheckpointError: they can't be listed.
-    """
+    """Returns the checkpoints that a path refers to; raises UsageError if there is none."""
     paths = checkpoints_at(path)
     if not paths:
         raise UsageError(

@@ -24,8 +24,7 @@ from eventloop.checkpoint.leftovers import (
     newest_after,
     surplus,
 )
-from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.verifying import batch_of, examine, name_of, why_passed_over
+from eventloop.checkpoint.verifying import batch_of, examine, holds, name_of, why_passed_over
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
@@ -178,11 +177,7 @@ class Store:
         return self._written(batch, parts, facts, crew, apart=True)
 
     def take_in(self, batch: int, write: Callable[[Path], Manifest]) -> Path:
-        """Adds a checkpoint that `write` fills; returns its path; raises like `save`, or OSError.
-
-        Args:
-            write: writes it into an empty folder and returns its manifest.
-        """
+        """Adds a checkpoint that `write` fills; returns its path; raises as `save`, or OSError."""
         with self._under_way(name_of(batch)) as folder:
             self._settle_in(folder, write(folder))
         return self.folder / name_of(batch)
@@ -224,11 +219,7 @@ class Store:
         return removed
 
     def keep_only(self, batch: int) -> None:
-        """Removes all checkpoints except one without reading them; for a folder of copies.
-
-        Raises:
-            CheckpointError: one can't be removed.
-        """
+        """Removes all checkpoints except one without reading them; for a folder of copies."""
         for path in self.paths():
             if batch_of(path.name) != batch:
                 self._remove(path)
@@ -393,9 +384,7 @@ def look_at(path: Path, *, digests: bool, shards: bool = True) -> FoundCheckpoin
     """Returns what a folder holds and whether it can be used; another process may be changing it.
 
     Args:
-        digests: whether to read and verify all files; otherwise only the manifest and the sizes
-            are checked.
-        shards: whether to read the files of slices, too.
+        digests, shards: as `examine` takes them.
     """
     batch = batch_of(path.name) or 0
     try:
@@ -405,16 +394,3 @@ def look_at(path: Path, *, digests: bool, shards: bool = True) -> FoundCheckpoin
     except CorruptFileError as damage:
         return FoundCheckpoint(path, batch, {}, 0, str(damage))
     return FoundCheckpoint(path, manifest.batch or 0, manifest.known, manifest.num_bytes, "")
-
-
-def holds(folder: Path, manifest: Manifest) -> bool:
-    """Returns whether a folder has a complete checkpoint with the files and facts of a manifest."""
-    if folder.is_symlink():
-        return False
-    try:
-        there = read_manifest(folder)
-        # Only then is it worth to read all of it.
-        is_same = (there.files, there.facts) == (manifest.files, manifest.facts)
-        return is_same and examine(folder).files == manifest.files
-    except CorruptFileError:
-        return False

@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.errors import CheckpointError
 from eventloop.files import bounded_json
@@ -138,23 +138,15 @@ def read(file: OldFile) -> dict[str, Tensor]:
 def read_tensors(
     file: OldFile, header: Mapping[str, TensorEntry]
 ) -> Iterator[tuple[str, TensorEntry, Tensor]]:
-    """Yields each tensor after the header with its name, in the order of their bytes.
-
-    Raises:
-        CorruptFileError: there is no memory for one.
-    """
+    """Yields each tensor after the header with its name, in the order of their bytes."""
     for name, entry in by_offset(header):
-        tensor = empty(name, entry.shape, entry.dtype)
+        tensor = empty(name, entry.box.shape, entry.dtype)
         file.fill(bytes_of(tensor))
         yield name, entry, tensor
 
 
 def empty(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Returns an uninitialised tensor on the host.
-
-    Raises:
-        CorruptFileError: there is no memory for it.
-    """
+    """Returns an uninitialised tensor on the host; raises CorruptFileError without memory."""
     import torch
 
     try:
@@ -163,24 +155,50 @@ def empty(name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
         raise CorruptFileError(f"there is no memory for the tensor {name[:80]!r}") from error
 
 
+class Box(NamedTuple):
+    """A part of a tensor: where it starts, and its shape."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def meets(self, other: Box) -> Box | None:
+        """Returns the intersection of two boxes; None if it is empty."""
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = map(min, self._ends(), other._ends())
+        shape = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, shape) if all(length > 0 for length in shape) else None
+
+    def inside(self, outer: Box) -> Box:
+        """Returns the box relative to the start of another."""
+        pairs = zip(self.offsets, outer.offsets, strict=True)
+        return Box(tuple(mine - theirs for mine, theirs in pairs), self.shape)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Returns this part of a tensor, as a view."""
+        for dim, (start, length) in enumerate(zip(*self, strict=True)):
+            tensor = tensor.narrow(dim, start, length)
+        return tensor
+
+    def _ends(self) -> Iterator[int]:
+        return (start + length for start, length in zip(*self, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor in a file, or a slice of one.
 
     Attributes:
         dtype: safetensors' name for it.
-        shape: of the tensor or slice in the file.
+        box: the part of the whole tensor that is in the file.
         start, end: the range of its bytes after the header.
         whole: the shape of the whole tensor.
-        offsets: the indices of the slice's first entry in the whole tensor.
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    box: Box
     start: int
     end: int
     whole: tuple[int, ...]
-    offsets: tuple[int, ...]
 
 
 def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry]:
@@ -218,11 +236,7 @@ def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry
 
 
 def read_entries(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry]:
-    """Reads a whole file, and returns only the entries of its header.
-
-    Raises:
-        CorruptFileError: as `read_header` does.
-    """
+    """Reads a whole file, and returns only the entries of its header, see `read_header`."""
     header = read_header(file, slices=slices)
     file.skip()
     return header
@@ -242,9 +256,8 @@ def _entry(name: str, value: Any) -> TensorEntry:
             if fits and num_entries < 2**63 and 0 <= start <= end:
                 num_bytes = math.prod(sizes) * _DTYPES[dtype][1]
                 if num_bytes == end - start:
-                    return TensorEntry(
-                        dtype, tuple(sizes), start, end, tuple(sizes), (0,) * len(sizes)
-                    )
+                    box = Box((0,) * len(sizes), tuple(sizes))
+                    return TensorEntry(dtype, box, start, end, box.shape)
     raise CorruptFileError(f"its header says something impossible of the tensor {name[:80]!r}")
 
 
@@ -267,14 +280,14 @@ def _with_places(header: Mapping[str, TensorEntry], metadata: Any) -> dict[str, 
 
 def _placed(name: str, entry: TensorEntry, place: Any) -> TensorEntry:
     match place:
-        case [list(whole), list(offsets)] if len(whole) == len(offsets) == len(entry.shape):
+        case [list(whole), list(offsets)] if len(whole) == len(offsets) == len(entry.whole):
             sizes = [one for one in (*whole, *offsets) if type(one) is int and 0 <= one < 2**63]
-            ends = zip(offsets, entry.shape, whole, strict=True)
+            ends = zip(offsets, entry.box.shape, whole, strict=True)
             is_inside = len(sizes) == 2 * len(whole) and all(
                 at + num <= end for at, num, end in ends
             )
             if is_inside and math.prod(one or 1 for one in whole) < 2**63:
-                return replace(entry, whole=tuple(whole), offsets=tuple(offsets))
+                return replace(entry, whole=tuple(whole), box=Box(tuple(offsets), entry.box.shape))
     raise CorruptFileError(f"its header says something impossible of the slice {name[:80]!r}")
 
 

@@ -12,14 +12,13 @@ from typing import Any
 from eventloop.checkpoint import tensors as tensor_file
 from eventloop.checkpoint.encoding import Json, Nest, restore
 from eventloop.checkpoint.manifest import FILE, FileFacts, Manifest, read_manifest
-from eventloop.checkpoint.tensors import TensorEntry
+from eventloop.checkpoint.tensors import Box, TensorEntry
 from eventloop.errors import CheckpointError, TaskError
 from eventloop.files import bounded_json, disk
 from eventloop.files.disk import CorruptFileError
 
 _NAMED = re.compile(r"(ba[0-9]{8,20})|\.was-(ba[0-9]{8,20})-[0-9a-f-]+")
 _IN_STORAGE = re.compile(r"(?P<of>ba[0-9]{8,20})(?:\.(?P<number>[0-9]{1,6})-[0-9a-f]{8})?")
-_Place = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and shape
 
 
 def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manifest:
@@ -46,6 +45,19 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
     return manifest
 
 
+def holds(folder: Path, manifest: Manifest) -> bool:
+    """Returns whether a folder has a complete checkpoint with the files and facts of a manifest."""
+    if folder.is_symlink():
+        return False
+    try:
+        there = read_manifest(folder)
+        # Only then is it worth to read all of it.
+        is_same = (there.files, there.facts) == (manifest.files, manifest.facts)
+        return is_same and examine(folder).files == manifest.files
+    except CorruptFileError:
+        return False
+
+
 def damages(folder: Path) -> Iterator[CorruptFileError]:
     """Reads all files of a checkpoint and yields what is wrong with each."""
     try:
@@ -59,11 +71,7 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
 
 
 def require_part(folder: Path, part: str, manifest: Manifest) -> None:
-    """Reads and verifies the files of a part.
-
-    Raises:
-        CorruptFileError: one doesn't match the manifest.
-    """
+    """Reads the files of a part; raises CorruptFileError if one doesn't match the manifest."""
     if part not in manifest.parts:
         raise CorruptFileError(f"it has no part {part!r}, only {', '.join(manifest.parts)}")
     for damage in _damages_of_part(folder, part, manifest):
@@ -74,9 +82,6 @@ def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
     """Reads a rank's share of the files of slices; returns the damage of one, or "".
 
     Rank 0 also checks that the slices of all files cover each tensor.
-
-    Args:
-        world_size: how many ranks share the files.
     """
     try:
         manifest = checked_manifest(folder)
@@ -130,11 +135,7 @@ def batch_in(name: str) -> int | None:
 
 
 def checked_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a folder and compares it with the batch count in the folder's name.
-
-    Raises:
-        CorruptFileError: there is no usable manifest.
-    """
+    """Reads a manifest; raises CorruptFileError if it is unusable or the folder's name differs."""
     manifest = read_manifest(folder)
     named = batch_of(folder.name)
     if named is not None and named != manifest.batch:
@@ -189,11 +190,7 @@ def opened(folder: Path, name: str, manifest: Manifest) -> Iterator[disk.OldFile
 
 
 def check_size(num_bytes: int, wanted: FileFacts) -> None:
-    """Compares the size of a file with what the manifest says.
-
-    Raises:
-        CorruptFileError: they differ.
-    """
+    """Raises CorruptFileError if a file has another size than the manifest says."""
     if num_bytes != wanted.num_bytes:
         raise CorruptFileError(f"it has {num_bytes:,} bytes, {FILE} says {wanted.num_bytes:,}")
 
@@ -207,15 +204,9 @@ def about(name: str) -> Iterator[None]:
         raise damage.of(name) from damage
 
 
-def put_together(
-    folder: Path, files: Mapping[str, str], manifest: Manifest, tensors: Mapping[str, Any]
-) -> Nest:
-    """Builds the nest of a part from its tensors.
-
-    Raises:
-        CorruptFileError: its JSON file doesn't match the manifest or the tensors.
-    """
-    if (name := files.get(".json")) is None:
+def put_together(folder: Path, part: str, manifest: Manifest, tensors: Mapping[str, Any]) -> Nest:
+    """Builds the nest of a part from its tensors; raises CorruptFileError if they don't fit."""
+    if (name := manifest.parts[part].get(".json")) is None:
         return dict(tensors)
     return _restore(name, _read_json(folder, name, manifest), tensors)
 
@@ -274,52 +265,39 @@ class Slices:
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._places: dict[str, list[_Place]] = {}
+        self._boxes: dict[str, list[Box]] = {}
 
     def add(self, entries: Mapping[str, TensorEntry]) -> None:
-        """Adds the entries of a file's header.
-
-        Raises:
-            CorruptFileError: a tensor has another shape or dtype in another file.
-        """
+        """Adds a file's entries; raises CorruptFileError if a tensor has another shape or dtype."""
         for name, entry in entries.items():
             kind = (entry.dtype, entry.whole)
             if self._kinds.setdefault(name, kind) != kind:
                 raise CorruptFileError(f"its slice of {name[:80]!r} is one of another tensor")
-            if math.prod(entry.shape):
-                self._places.setdefault(name, []).append((entry.offsets, entry.shape))
+            if math.prod(entry.box.shape):
+                self._boxes.setdefault(name, []).append(entry.box)
 
     def require_whole(self) -> None:
-        """Checks that each element of each tensor is in exactly one slice.
-
-        Raises:
-            CorruptFileError: one is in no slice, or in two.
-        """
+        """Raises CorruptFileError unless each element of each tensor is in exactly one slice."""
         for name, (_, whole) in self._kinds.items():
-            places = self._places.get(name, [])
-            if sum(math.prod(shape) for _, shape in places) != math.prod(whole):
+            boxes = self._boxes.get(name, [])
+            if sum(math.prod(box.shape) for box in boxes) != math.prod(whole):
                 raise CorruptFileError(f"the slices don't make up all of {name[:80]!r}")
-            if _overlap(places):
+            if _overlap(boxes):
                 raise CorruptFileError(f"two slices of {name[:80]!r} overlap")
 
 
-def _overlap(places: Sequence[_Place]) -> bool:
+def _overlap(boxes: Sequence[Box]) -> bool:
     """Returns whether two boxes share an entry."""
-    if len(places) < 2 or not places[0][0]:
-        return len(places) > 1
+    if len(boxes) < 2 or not boxes[0].shape:
+        return len(boxes) > 1
     # Along the dimension that tells most of them apart, a few are open at a time.
-    num_starts = [len({place[0][dim] for place in places}) for dim in range(len(places[0][0]))]
+    num_starts = [len(set(starts)) for starts in zip(*(box.offsets for box in boxes), strict=True)]
     along = num_starts.index(max(num_starts))
-    open_now: list[_Place] = []
-    for place in sorted(places, key=lambda one: one[0][along]):
-        start = place[0][along]
-        open_now = [one for one in open_now if one[0][along] + one[1][along] > start]
-        if any(_meet(place, one) for one in open_now):
+    open_now: list[Box] = []
+    for box in sorted(boxes, key=lambda one: one.offsets[along]):
+        start = box.offsets[along]
+        open_now = [one for one in open_now if one.offsets[along] + one.shape[along] > start]
+        if any(box.meets(one) for one in open_now):
             return True
-        open_now.append(place)
+        open_now.append(box)
     return False
-
-
-def _meet(one: _Place, other: _Place) -> bool:
-    dims = zip(*one, *other, strict=True)
-    return all(a < b + num_b and b < a + num_a for a, num_a, b, num_b in dims)

@@ -18,6 +18,7 @@ from eventloop.checkpoint.verifying import (
     opened,
     put_together,
     refusing_file,
+    require_part,
     why_passed_over,
 )
 from eventloop.errors import CheckpointError, EventloopError, TaskError, counted
@@ -80,7 +81,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
 
 def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Copies the file of the tensors and returns their names."""
-    name = _files(manifest).get(".safetensors")
+    name = manifest.parts.get(PART, {}).get(".safetensors")
     if PART in manifest.shards:
         return _put_together(checkpoint, manifest, path)
     if name is None:
@@ -96,6 +97,7 @@ def _copy(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
 
 def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]:
     """Assembles tensors from slices, one at a time, and returns their names."""
+    require_part(checkpoint, PART, manifest)
     saved = saved_tensors(checkpoint, PART, manifest)
     draft = NewTensors(saved, path.name, read=SavedTensor.read)
     with disk.NewFile(path) as file:
@@ -106,7 +108,7 @@ def _put_together(checkpoint: Path, manifest: Manifest, path: Path) -> list[str]
 def _others(checkpoint: Path, manifest: Manifest, names: list[str]) -> list[str]:
     """Returns the paths of what is not a tensor."""
     tensor = object()
-    nest = put_together(checkpoint, _files(manifest), manifest, dict.fromkeys(names, tensor))
+    nest = put_together(checkpoint, PART, manifest, dict.fromkeys(names, tensor))
     return [path for path, value in _leaves("", nest) if value is not tensor]
 
 
@@ -122,19 +124,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{path}.{key}" if path else str(key), one)
 
 
-def _files(manifest: Manifest) -> dict[str, str]:
-    return manifest.parts.get(PART, {})
-
-
 def weights_at(path: Path) -> dict[str, Tensor]:
-    """Loads weights to the host.
-
-    Args:
-        path: as `saved_weights_at` takes it.
-
-    Raises:
-        TaskError, CheckpointError, UsageError: as `weights_and_states` does.
-    """
+    """Loads weights to the host; takes and raises what `saved_weights_at` does."""
     return read_all(saved_weights_at(path))  # type: ignore[no-any-return]
 
 

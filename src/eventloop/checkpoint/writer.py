@@ -19,7 +19,7 @@ class Writer:
     """Runs tasks one after the other in a background thread.
 
     Attributes:
-        failure: the exception of a task, until `forget` clears it.
+        failure: the exception of a task, until it is set to None.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,6 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-
-    def forget(self) -> BaseException | None:
-        """Returns the failure and clears it."""
-        failure, self.failure = self.failure, None
-        return failure
 
 
 class Snapshot:

@@ -23,7 +23,7 @@ from eventloop.errors import UsageError, counted
 from eventloop.naming import fold
 
 if TYPE_CHECKING:
-    from eventloop.distributed.failure_store import Bulletin
+    from eventloop.distributed.rank_store import Bulletin
 
 _POLL_S = 0.05
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -85,8 +85,8 @@ def _number(nproc: str) -> int:
 def _run(num: int, arguments: list[str]) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-    from eventloop.distributed.failure_store import Bulletin
-    from eventloop.distributed.join import rank_variables
+    from eventloop.distributed.processes import rank_variables
+    from eventloop.distributed.rank_store import Bulletin
 
     # Held by this process, so that no rank takes it away from the others.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

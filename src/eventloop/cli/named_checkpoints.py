@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from rich import filesize
 
-from eventloop.checkpoint.storage import FOLDER, best_among, checkpoint_at, checkpoints_at, unusable
+from eventloop.checkpoint.storage import (
+    FOLDER,
+    best_among,
+    checkpoint_at,
+    checkpoints_at,
+    storage_for,
+    unusable,
+)
 from eventloop.checkpoint.store import look_at
+from eventloop.checkpoint.verifying import batch_in
 from eventloop.cli.arguments import Arguments, Command, CommandOption
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.text import one_line
 from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
-    from eventloop.checkpoint.storage_packages import UrlCheckpoints
+    from eventloop.checkpoint.storage import UrlCheckpoints
     from eventloop.checkpoint.store import FoundCheckpoint
 
 size_text = filesize.decimal
@@ -124,9 +132,6 @@ def uploaded_at(url: Url, *, digests: bool) -> list[FoundCheckpoint[Url]]:
 @contextmanager
 def _store_of(url: Url) -> Iterator[tuple[UrlCheckpoints, bool]]:
     """Yields the checkpoints under a URL, and whether the URL is a single checkpoint's."""
-    from eventloop.checkpoint.storage_packages import storage_for  # local runs need nothing of it
-    from eventloop.checkpoint.verifying import batch_in
-
     if url.problem:
         raise UsageError(url.problem, fix="give the URL of a run: s3://bucket/run")
     is_one = batch_in(url.name) is not None

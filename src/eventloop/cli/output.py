@@ -239,7 +239,7 @@ def report(error: BaseException) -> None:
 
 
 def _report_once(error: BaseException, text: str) -> None:
-    from eventloop.distributed.failure_store import (  # one process needs nothing of them
+    from eventloop.distributed.rank_store import (  # one process needs nothing of them
         bulletin,
         wait_until,
     )

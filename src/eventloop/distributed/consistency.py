@@ -29,11 +29,7 @@ _ROUNDING = 1e-4
 
 
 def require_same_run(processes: Processes, manifest: Mapping[str, Any]) -> None:
-    """Compares the settings, the plugins, their order and the versions of all ranks.
-
-    Raises:
-        EventloopError: something differs.
-    """
+    """Raises EventloopError if settings, plugins, their order or versions differ."""
     for what in ("settings", "task", "plugins", "off", "owners", "order", "versions"):
         mine = manifest[what]
         if isinstance(mine, Mapping):
@@ -54,12 +50,11 @@ def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
-    """Compares a value over all ranks, leaf by leaf. Collective: every rank must call it.
+    """Compares a JSON value over all ranks, leaf by leaf. Collective: every rank must call it.
 
     Ranks exchange a digest, and the value only if the digests differ.
 
     Args:
-        mine: a JSON value.
         when: since when it may differ, for the message.
 
     Raises:
@@ -177,11 +172,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def require_same_weights(
     processes: Processes, state: State, sums: Mapping[str, float], when: str
 ) -> None:
-    """Compares weights and optimizer settings. Collective: every rank must call it.
-
-    Args:
-        sums: the sum of each parameter, by name.
-        when: since when they may differ, for the message.
+    """Compares weights, by their sums, and optimizer settings. Collective: every rank must call it.
 
     Raises:
         EventloopError: they differ; the message has the first parameter and both ranks.

@@ -33,12 +33,10 @@ from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from eventloop.distributed.attempt import attempt
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.consistency import require_same_weights
 from eventloop.distributed.crew import Crew, CrewOfRanks
 from eventloop.distributed.exit import timeout_s
-from eventloop.distributed.failure_store import bulletin
 from eventloop.distributed.processes import (
     WHOLE,
     Exchange,
@@ -50,6 +48,7 @@ from eventloop.distributed.processes import (
     weights_of,
 )
 from eventloop.distributed.rank_plugin import RankHooks
+from eventloop.distributed.rank_store import attempt, bulletin
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError, TaskError
 from eventloop.text import as_set
@@ -99,11 +98,7 @@ class DataParallel(Processes):
         return (RankHooks(self),)
 
     def wrap(self, state: State) -> nn.Module:
-        """Returns the model in DistributedDataParallel; unwrapped if nothing is trained.
-
-        Raises:
-            SettingError: two settings can't be combined.
-        """
+        """Returns the model in DistributedDataParallel; unwrapped if nothing is trained."""
         model, settings = state.model, state.settings
         self._is_strategy = True
         if not any(param.requires_grad for param in model.parameters()):
@@ -234,13 +229,10 @@ class DataParallel(Processes):
         return over_ranks
 
     def _require_same_names(self, mine: list[tuple[int, str, Reduction, int]]) -> None:
-        """Checks that all ranks are about to sum the same numbers.
+        """Raises TaskError on every rank if they are about to sum different numbers.
 
         Args:
             mine: for each number of this rank: row, name, reduction and number of summands.
-
-        Raises:
-            TaskError: they differ; raised on every rank.
         """
         if self.are_same(mine):
             return

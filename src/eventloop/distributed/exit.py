@@ -1,16 +1,20 @@
-"""How a process ends: the report of a failure, the exit status, and killing its children."""
+"""Processes of this machine: which exist, and how one ends, with which report and status."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import hashlib
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
 from eventloop.errors import (
@@ -71,11 +75,7 @@ def _flush() -> None:
 
 
 def timeout_s() -> float:
-    """Returns the timeout of collectives: EVENTLOOP_TIMEOUT_S, by default 1,800 s.
-
-    Raises:
-        SettingError: EVENTLOOP_TIMEOUT_S isn't a number of seconds.
-    """
+    """Returns the timeout of collectives in seconds: EVENTLOOP_TIMEOUT_S, by default 1,800."""
     text = os.environ.get(TIMEOUT_VARIABLE) or "1800"
     try:
         seconds = float(text)
@@ -93,12 +93,9 @@ _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
 
 def ending_with_parent() -> Callable[[], None] | None:
-    """Returns a `preexec_fn` by which a process gets SIGTERM when its parent ends.
+    """Returns a `preexec_fn` by which a process gets SIGTERM when its parent ends; None but on Linux.
 
     A process that gets SIGKILL can't forward it.
-
-    Returns:
-        None on systems other than Linux.
     """
     if sys.platform != "linux":
         return None
@@ -132,6 +129,29 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+@functools.cache
+def this_place() -> str:
+    """Returns a digest that identifies this machine, its last boot and this container."""
+    texts = [socket.gethostname()]
+    for path in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
+        try:
+            texts.append(path.read_text() if path.name == "boot_id" else str(path.readlink()))
+        except OSError:
+            continue  # not Linux
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+
+
+def is_alive(pid: int) -> bool:
+    """Returns whether a process with this id exists; a zombie does."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
 def in_ranks() -> bool:
     """Returns whether this process is one of several that train together."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -162,12 +182,7 @@ def summary(error: BaseException, words: Words = str) -> str:
 
 
 def exit_status(error: BaseException) -> int:
-    """Returns the exit status of the command.
-
-    Returns:
-        2 for wrong usage, 4 if a checkpoint can't be used or written, 130 and 143 for signals,
-        otherwise 1.
-    """
+    """Returns 2 for wrong usage, 4 for a checkpoint, 130 and 143 for signals, otherwise 1."""
     if isinstance(error, Interrupted):
         return 130
     if isinstance(error, Terminated):

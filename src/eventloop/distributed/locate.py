@@ -10,8 +10,9 @@ import itertools
 import linecache
 import os
 import sys
+import traceback
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 import torch
 
@@ -25,24 +26,18 @@ _PYTHON = str(Path(os.__file__).parent)
 
 
 def line_of_thread(ident: int) -> str:
-    """Returns where a thread is now.
-
-    Args:
-        ident: its `threading.get_ident()`.
-    """
-    frame = sys._current_frames().get(ident)
-    return "nowhere" if frame is None else _line(_outwards(frame))
+    """Returns where the thread with this `threading.get_ident()` is now."""
+    return _line(_frames_of(ident))
 
 
 def line_of_error(error: BaseException) -> str:
     """Returns where an exception was raised."""
-    return _line(_inwards(error.__traceback__)[::-1])
+    return _line([*traceback.walk_tb(error.__traceback__)][::-1])
 
 
 def waits_in_collective(ident: int) -> bool:
     """Returns whether a thread is in a function of `torch.distributed`."""
-    frames = _outwards(sys._current_frames().get(ident))
-    within = itertools.takewhile(lambda one: not _is_telling(one[0]), frames)
+    within = itertools.takewhile(lambda one: not _is_telling(one[0]), _frames_of(ident))
     return any(frame.f_code.co_filename.startswith(_COLLECTIVES) for frame, _ in within)
 
 
@@ -50,17 +45,14 @@ def held_up_in_finally(ident: int) -> BaseException | None:
     """Returns the exception that a thread holds while a `finally` block waits in a collective.
 
     An `except` block that waits doesn't count: it may handle the exception, as on other ranks.
-
-    Args:
-        ident: the thread's `threading.get_ident()`.
     """
     # Private as `sys._current_frames` is; a tuple until Python 3.12.
     found = sys._current_exceptions().get(ident)
     error = found[1] if isinstance(found, tuple) else found
-    frames = _outwards(sys._current_frames().get(ident))
+    frames = _frames_of(ident)
     if error is None or not waits_in_collective(ident):
         return None
-    passed = {frame for frame, _ in _inwards(error.__traceback__)}
+    passed = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     return (
         error if any(one in passed and _is_in_finally(one, line) for one, line in frames) else None
     )
@@ -76,11 +68,7 @@ def _is_in_finally(frame: FrameType, line: int) -> bool:
 
 
 def _line(frames: list[tuple[FrameType, int]]) -> str:
-    """Returns the innermost hook, if any, and the innermost line outside of torch and Python.
-
-    Args:
-        frames: with their lines, the innermost first.
-    """
+    """Returns the innermost hook, if any, and the innermost line outside of torch and Python."""
     if not frames:
         return "nowhere"
     hook = next((found for frame, _ in frames if (found := _hook_of(frame))), "")
@@ -109,20 +97,10 @@ def _is_telling(frame: FrameType) -> bool:
     return not is_python_s and not filename.startswith(_TORCH)
 
 
-def _outwards(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    frames = []
-    while frame is not None:
-        frames.append((frame, frame.f_lineno))
-        frame = frame.f_back
-    return frames
-
-
-def _inwards(traceback: TracebackType | None) -> list[tuple[FrameType, int]]:
-    frames = []
-    while traceback is not None:
-        frames.append((traceback.tb_frame, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    return frames
+def _frames_of(ident: int) -> list[tuple[FrameType, int]]:
+    """Returns the frames of a thread with their lines, the innermost first."""
+    frame = sys._current_frames().get(ident)
+    return [] if frame is None else list(traceback.walk_stack(frame))
 
 
 def _short(filename: str) -> str:

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class RankHooks:
-    """Shards the data over ranks, and decides when gradients and buffers are synchronised.
-
-    Args:
-        processes: the processes of the run.
-    """
+    """Shards the data over ranks, and decides when gradients and buffers are synchronised."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes

@@ -28,14 +28,21 @@ from eventloop.distributed.exit import (
     summary,
     timeout_s,
 )
-from eventloop.distributed.failure_store import Bulletin, Failure, Member, bulletin, wait_until
 from eventloop.distributed.locate import (
     held_up_in_finally,
     line_of_error,
     line_of_thread,
     waits_in_collective,
 )
-from eventloop.distributed.neighbours import POLL_S, neighbours
+from eventloop.distributed.rank_store import (
+    POLL_S,
+    Bulletin,
+    Failure,
+    Member,
+    bulletin,
+    neighbours,
+    wait_until,
+)
 from eventloop.errors import EventloopError, in_shell, text_of
 from eventloop.signals import is_agreed
 
@@ -229,13 +236,7 @@ def _lost_another(error: BaseException) -> bool:
 
 
 class _Watchdog:
-    """The work of the thread.
-
-    Args:
-        board: where failures are posted.
-        over: set when the block is left.
-        watched: the thread that runs the block.
-    """
+    """The work of the thread, until `over` is set: the block of the thread `watched` was left."""
 
     def __init__(self, board: Bulletin, over: threading.Event, watched: int) -> None:
         self._board = board

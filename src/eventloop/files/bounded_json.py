@@ -15,11 +15,8 @@ MAX_ITEMS = 300_000
 def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
     """Encodes a value as standard JSON in ASCII, without NaN.
 
-    Args:
-        max_items: the approximate maximum of values and containers.
-
-    Raises:
-        CorruptFileError: it exceeds what `from_bytes` would read.
+    Raises CorruptFileError if `from_bytes` would refuse it, as for more than `max_items` values and
+    containers, approximately.
     """
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     _check_size(data, max_items)
@@ -27,11 +24,7 @@ def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
 
 
 def from_bytes(data: bytes, max_items: int = MAX_ITEMS, encoding: str = "ascii") -> Any:
-    """Decodes JSON, which eventloop writes in ASCII.
-
-    Raises:
-        CorruptFileError: it isn't JSON, or exceeds MAX_BYTES, `max_items` or the recursion limit.
-    """
+    """Decodes JSON; raises CorruptFileError if it isn't that, too large or nested too deeply."""
     _check_size(data, max_items)
     try:
         return json.loads(data.decode(encoding), parse_constant=_refuse)

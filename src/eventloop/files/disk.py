@@ -245,11 +245,7 @@ class OldFile:
 
 
 def num_bytes_of(path: Path) -> int:
-    """Returns the size of a regular file.
-
-    Raises:
-        CorruptFileError: there is none.
-    """
+    """Returns the size of a regular file; raises CorruptFileError if there is none."""
     try:
         there = path.lstat()
     except OSError as error:

@@ -72,11 +72,7 @@ class RunFolder:
         self.path = path
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Returns the first bytes of a file.
-
-        Raises:
-            FileNotFoundError: it isn't there.
-        """
+        """Returns the first bytes of a file."""
         with self._around(name) as (inside, last):
             descriptor = inside.open(last, os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
@@ -90,23 +86,12 @@ class RunFolder:
             disk.replace_file(inside.named(last), data, inside.at)
 
     def append_to(self, name: str) -> int:
-        """Opens a file for reading and appending, created if missing.
-
-        Returns:
-            Its descriptor, which the caller closes.
-        """
+        """Opens a file to read and append, created if missing; the caller closes the descriptor."""
         with self._around(name, make=True) as (inside, last):
             return inside.open(last, os.O_RDWR | os.O_APPEND | os.O_CREAT, in_place=True)
 
     def create(self, name: str) -> int:
-        """Creates a file and opens it for writing; fails if it exists.
-
-        Returns:
-            Its descriptor, which the caller closes.
-
-        Raises:
-            FileExistsError: the name is taken.
-        """
+        """Creates a file for writing, or raises FileExistsError; the caller closes the descriptor."""
         with self._around(name, make=True) as (inside, last):
             return disk.create(inside.named(last), inside.at)
 
@@ -170,11 +155,7 @@ class RunFolder:
 
 
 class _Inside(NamedTuple):
-    """An open folder.
-
-    Args:
-        at: its descriptor; None if the system can't open files relative to a folder.
-    """
+    """An open folder; `at` is its descriptor, None if the system can't open files relative to it."""
 
     path: Path
     at: int | None
@@ -260,11 +241,7 @@ def read_json(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def check_folder(path: Path) -> None:
-    """Checks that a path below a run's folder is a folder and not a link.
-
-    Raises:
-        RunFolderError: it isn't a folder.
-    """
+    """Raises RunFolderError if a path below a run's folder is a link, or not a folder."""
     with suppress(FileNotFoundError):
         _Inside(path.parent, None).enter(path.name, make=False)
 

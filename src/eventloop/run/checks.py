@@ -29,11 +29,7 @@ _NOTHING = 1e-10
 
 
 def require_usable(path: Path) -> None:
-    """Checks that files can be written in the folder of a run, without creating it.
-
-    Raises:
-        SettingError: they can't.
-    """
+    """Raises SettingError if nothing can be written in the folder of a run; creates nothing."""
     if reason := why_no_folder(path):
         raise SettingError(
             f"run_dir: nothing can be written in {str(path)!r}: {reason}",
@@ -42,11 +38,7 @@ def require_usable(path: Path) -> None:
 
 
 def check_model(state: State, assembly: Assembly) -> None:
-    """Checks the model after `init`.
-
-    Raises:
-        PluginError: it is not a module; an algorithm has replaced it with something else.
-    """
+    """Raises PluginError if an algorithm's `init` has replaced the model with something else."""
     if not isinstance(state.model, nn.Module):
         asked = (one.origin for one in assembly.implementations["init"])
         raise PluginError(
@@ -58,11 +50,7 @@ def check_model(state: State, assembly: Assembly) -> None:
 
 
 def check_optimizers(state: State) -> None:
-    """Checks that each optimizer has parameters of the model, shared with no other optimizer.
-
-    Raises:
-        TaskError: an optimizer has none of them, or two share one.
-    """
+    """Raises TaskError if an optimizer has no parameter of the model, or two share one."""
     names = {id(one): name for name, one in state.model.named_parameters()}
     names |= {id(one): name for name, one in state.wrapped_model.named_parameters()}
     holders: dict[int, str] = {}
@@ -85,11 +73,7 @@ def check_optimizers(state: State) -> None:
 
 
 def check_memory(state: State) -> None:
-    """Refuses a model that is still on the meta device when a strategy should have allocated it.
-
-    Raises:
-        TaskError: a parameter is on the meta device.
-    """
+    """Raises TaskError if no strategy has allocated a parameter on the meta device."""
     for name, one in state.model.named_parameters():
         if one.is_meta:
             raise TaskError(
@@ -99,11 +83,7 @@ def check_memory(state: State) -> None:
 
 
 def check_eval_dataloaders(state: State) -> None:
-    """Checks that each eval data loader has a batch, if its length is known.
-
-    Raises:
-        TaskError: one has none.
-    """
+    """Raises TaskError if an eval data loader is known to have no batch."""
     for name, dataloader in state.eval_dataloaders.items():
         if known_length(dataloader) == 0:
             raise TaskError(
@@ -151,11 +131,7 @@ def warn_of_zero_rates(state: State) -> None:
 
 
 def check_evaluation(run: Run) -> None:
-    """Checks that a run with an eval interval has something to evaluate.
-
-    Raises:
-        SettingError: it has nothing.
-    """
+    """Raises SettingError if there is an eval interval, but nothing to evaluate."""
     settings = run.state.settings
     if run.state.eval_sets or run.active.evaluates:
         return

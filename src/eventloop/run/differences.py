@@ -105,11 +105,7 @@ _NUMBER = re.compile(r"optimizers\.(.+?)\.groups\.(\d+)\.(\w+)")
 
 
 class MadeWith:
-    """Keeps the hyperparameters of optimizers and schedules while a checkpoint is loaded.
-
-    Args:
-        state: with all of them built, and nothing loaded.
-    """
+    """Keeps the hyperparameters of what is built while a checkpoint is loaded."""
 
     def __init__(self, state: State) -> None:
         optimizers = state.optimizers.items()

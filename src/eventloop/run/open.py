@@ -14,7 +14,7 @@ from eventloop.checkpoint.storage import new_run_dir, storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.join import join_processes
+from eventloop.distributed.processes import join_processes
 from eventloop.errors import SettingError, a
 from eventloop.naming import listed
 from eventloop.plugin.declared import HOOKS
@@ -69,11 +69,7 @@ class Request:
 
 
 def open_run(request: Request) -> Run:
-    """Opens a run: finds its start, chooses plugins, builds its parts, and loads a checkpoint.
-
-    Raises:
-        EventloopError: a problem that can be found before training.
-    """
+    """Opens a run, up to its checkpoint; raises what can be found before training."""
     task = task_defaults_of(request.task)
     settings = request.configuration.settings(task.settings)
     processes = join_processes()
@@ -106,11 +102,7 @@ def open_run(request: Request) -> Run:
 
 
 def _build(run: Run) -> None:
-    """Builds everything that a run needs, from the model to the metrics.
-
-    Raises:
-        EventloopError: a part is missing or can't be used.
-    """
+    """Builds everything that a run needs, from the model to the metrics."""
     state, hooks = run.state, run.active.plans
     # Once more: the model is the same whatever installed plugins drew when imported and built.
     seed_everything(state.settings.seed)
@@ -186,11 +178,7 @@ def task_defaults_of(task: object) -> TaskDefaults:
 
 
 def refuse_task_values(settings: Iterable[str]) -> None:
-    """Checks that no setting is one of the task's values.
-
-    Raises:
-        SettingError: one is.
-    """
+    """Raises SettingError if a setting is one of the task's values."""
     of_task = inspect.signature(Task).parameters
     for name in settings:
         if name in of_task:
@@ -200,11 +188,7 @@ def refuse_task_values(settings: Iterable[str]) -> None:
 
 
 def task_plugin(task: object) -> Plugin:
-    """Creates the plugin of a task, which comes first in order.
-
-    Raises:
-        TypeError: it is not a task.
-    """
+    """Creates the plugin of a task, first in order; raises TypeError if it isn't a task."""
     if isinstance(task, Task):
         return Plugin("task", "task", task.hooks())
     if isinstance(task, type):

@@ -79,12 +79,7 @@ _COLUMNS = ("plugin", "role", "package", "options")
 
 
 def plugin_table(plugins: Iterable[Plugin], off: Iterable[Candidate]) -> str:
-    """Returns the active plugins of a run in order, then the inactive ones, as HTML.
-
-    Args:
-        plugins: the active ones.
-        off: the inactive ones, each with the reason.
-    """
+    """Returns the active plugins of a run in order, then those that are off and why, as HTML."""
     rows = [_row(one) for one in plugins]
     left_out = [
         (one.found.name, one.found.role, _package(one.found), "off: " + one.reason) for one in off

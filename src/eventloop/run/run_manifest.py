@@ -40,11 +40,7 @@ _OF_A_START = ("started", "resumed", "changes", "command_line", "versions", "git
 
 
 def manifest_of(assembly: Assembly, settings: Settings, device: torch.device) -> dict[str, Any]:
-    """Describes a run: plugins, their order, settings, versions, command line, commit.
-
-    Returns:
-        JSON values.
-    """
+    """Describes a run in JSON values."""
     commit, is_dirty = _git_commit(Path.cwd())
     return {
         "plugins": [

@@ -16,7 +16,7 @@ from eventloop.checkpoint.states import PluginStates
 from eventloop.checkpoint.storage import local_copy
 from eventloop.data.batches import mover_to
 from eventloop.data.token_weights import may_weigh_tokens
-from eventloop.distributed.join import choose_device
+from eventloop.distributed.processes import choose_device
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
@@ -53,17 +53,8 @@ if TYPE_CHECKING:
 class Run:
     """A run: its State, its loop and the core's plugins.
 
-    Args:
-        request: what was requested.
-        configuration: with the plugins of this run; `settings` are its settings.
-        task: the task's defaults and plugins.
-        processes: the processes of the run.
-        storage: where its files are.
-        start: how it starts.
-
     Attributes:
         active: its plugins, and the plans of all hooks; empty before `freeze`.
-        capture: collects the content of a checkpoint, and restores it.
         best_weights: loads the weights of the best evaluation for the test sets.
         is_open: whether its plugins aren't closed.
     """
@@ -148,11 +139,7 @@ class Run:
 
     @contextmanager
     def guarded(self, *, closing: bool = False) -> Iterator[None]:
-        """Calls `exception` on every plugin if the block raises; adds notes for what they raise.
-
-        Args:
-            closing: whether to close the plugins then.
-        """
+        """Calls `exception`, and `close` if `closing`, where the block raises; notes failures."""
         state, loop = self.state, self.loop
         try:
             with self.processes.watched(), state.precision.in_force(), shapes_must_match():

@@ -60,9 +60,6 @@ Refused = Sequence[tuple[Place, str]]
 class Start:
     """How a run starts: here, from the beginning.
 
-    Args:
-        note: for the header, if any.
-
     Attributes:
         duration: the length of the run when it began, the base of fractions; None if unknown.
         resumed: the path of the checkpoint that the run resumes from; None for a new run.
@@ -88,11 +85,7 @@ class Start:
         return configuration
 
     def check(self, manifest: Mapping[str, Any]) -> None:
-        """Checks that the run matches the one in the checkpoint.
-
-        Raises:
-            ResumeError: it differs; the message lists the differences.
-        """
+        """Raises ResumeError with the differences if the run isn't that of the checkpoint."""
 
     def load(self, run: Run) -> None:
         """Loads the checkpoint into the built run; refuses other optimizers, as `check` does."""
@@ -100,13 +93,7 @@ class Start:
 
 
 class FromCheckpoint(Start):
-    """A resumed run.
-
-    Args:
-        checkpoint: verified.
-        place: its path or URL.
-        allowed: what may differ.
-        refused: newer checkpoints that aren't used, each with the reason.
+    """A run that is resumed from a verified checkpoint; newer ones are refused for a reason.
 
     Raises:
         CheckpointError: it is incomplete, or has values that no run writes.

@@ -9,21 +9,23 @@ Attributes:
     MAX_MANIFEST_BYTES: The largest size of a manifest.
 """
 
-from eventloop.checkpoint.leftovers import is_alive, newest_after, surplus, this_place
+from eventloop.checkpoint.leftovers import newest_after, surplus
 from eventloop.checkpoint.manifest import FILE as MANIFEST
 from eventloop.checkpoint.manifest import Manifest, parse_manifest, read_manifest
 from eventloop.checkpoint.run_lock import Lock, RunLock
-from eventloop.checkpoint.storage_packages import UrlCheckpoints, UrlStorage
-from eventloop.checkpoint.store import FoundCheckpoint, Store, holds
+from eventloop.checkpoint.storage import UrlCheckpoints, UrlStorage
+from eventloop.checkpoint.store import FoundCheckpoint, Store
 from eventloop.checkpoint.verifying import (
     batch_in,
     checked_manifest,
     examine,
+    holds,
     key_of,
     name_of,
     why_passed_over,
 )
 from eventloop.distributed.crew import ALONE, Crew
+from eventloop.distributed.exit import is_alive, this_place
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.files.bounded_json import MAX_BYTES as MAX_MANIFEST_BYTES
 from eventloop.files.disk import CorruptFileError, NewFile

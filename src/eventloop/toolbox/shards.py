@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventloop.checkpoint.saved_tensors import Box, SavedTensor
+from eventloop.checkpoint.saved_tensors import SavedTensor
+from eventloop.checkpoint.tensors import Box
 from eventloop.training.compiling import repeated_layers
 from eventloop.training.tensor_slices import TensorSlice
 

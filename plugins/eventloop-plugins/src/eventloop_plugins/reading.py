@@ -120,7 +120,7 @@ def imported_extensions(name: str | None = None) -> Iterator[Extension]:
 
 def _import(found: Found) -> None:
     if found.role == "storage":
-        from eventloop.checkpoint.storage_packages import imported_storage  # with torch
+        from eventloop.checkpoint.storage import imported_storage  # with torch
 
         imported_storage(found)
     else:

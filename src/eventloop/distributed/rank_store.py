@@ -1,7 +1,15 @@
-"""The bulletin: how ranks report failures to each other through torchrun's store.
+"""What ranks know of each other through torchrun's store: their attempt, failures, who runs.
 
 Errors are never sent by a collective, which can block forever. The store needs only the process
 that hosts it: torchrun's agent, `eventloop --nproc`, or rank 0.
+
+torchrun keeps its store over a restart, with all keys of earlier attempts. Its restart count
+doesn't identify an attempt: each machine counts separately, a machine that joins later starts at
+0, and a restart because a machine joined isn't counted (torch 2.13). So rank 0 names each attempt,
+and continues when every other rank has answered.
+
+Each rank watches two others, by their records: there is a ring on each machine and one over all
+ranks, so this is independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -9,21 +17,25 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
+import select
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from datetime import timedelta
-from pathlib import Path
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.distributed.attempt import attempt, connect
-from eventloop.distributed.exit import Words, in_ranks
+from eventloop.config.layers import TIMEOUT_VARIABLE
+from eventloop.distributed.exit import Words, in_ranks, is_alive, kill_rank, this_place, timeout_s
+from eventloop.errors import EventloopError
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000
+_NAME = "eventloop/attempt"
+_POLL_STORE_S = 0.02
+POLL_S = 0.5
+_STILL_S = 4 * POLL_S  # without a heartbeat: it can't end by itself
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,6 @@ class Failure:
     """A failure that all ranks can read.
 
     Args:
-        rank: the rank that failed.
         line: what happened, and which plugin caused it.
         details: further lines of the report.
         status: the exit status.
@@ -72,7 +83,7 @@ class Member:
     @property
     def is_here(self) -> bool:
         """Whether it runs on this machine."""
-        return self.machine == _machine()
+        return self.machine == this_place()
 
 
 class Bulletin:
@@ -83,9 +94,6 @@ class Bulletin:
 
     Args:
         store: a connection that only this object uses.
-        rank: of this process.
-        world_size: the number of ranks.
-        attempt: the name of the attempt.
 
     Attributes:
         is_inside: whether this process runs something that needs all ranks.
@@ -150,7 +158,7 @@ class Bulletin:
         with self._beating:  # a watchdog's beat mustn't undo what `leave` has just written
             self._num_beats += 1
             facts = (self.is_inside, self._num_beats, line, self.num_batches)
-            member = Member(_machine(), os.getpid(), *facts)
+            member = Member(this_place(), os.getpid(), *facts)
             self._store.set(self._member_key(self.rank), json.dumps(astuple(member)))
 
     def member(self, rank: int) -> Member | None:
@@ -195,7 +203,9 @@ def bulletin() -> Bulletin | None:
     return _connected(os.getpid()) if in_ranks() else None
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, *, poll_s: float = 0.02) -> bool:
+def wait_until(
+    condition: Callable[[], bool], seconds: float, *, poll_s: float = _POLL_STORE_S
+) -> bool:
     """Polls a condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not (is_true := condition()) and time.monotonic() < end:
@@ -222,10 +232,139 @@ def _failure(text: bytes) -> Failure:
     return Failure(**json.loads(text))
 
 
-@functools.cache
-def _machine() -> str:
-    """Returns a name for the machine or container in which process ids are unique."""
+def neighbours(board: Bulletin) -> list[Neighbour]:
+    """Returns the neighbours of this process's rank."""
+    rank, world_size = board.rank, board.world_size
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    num_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    next_here = rank - local_rank + (local_rank + 1) % num_here
+    return [Neighbour(board, one) for one in {next_here, (rank + 1) % world_size} - {rank}]
+
+
+class Neighbour:
+    """A rank that is watched, by its record on the board."""
+
+    def __init__(self, board: Bulletin, rank: int) -> None:
+        self._board = board
+        self._rank = rank
+        self._member: Member | None = None
+        self._still_s = 0.0
+        self._looked_at = time.monotonic()
+
+    def look(self) -> Failure | None:
+        """Reads its record; returns a failure if it has ended, or hasn't run for the timeout."""
+        member, previous = self._board.member(self._rank), self._member
+        now, looked_at = time.monotonic(), self._looked_at
+        self._member, self._looked_at = member, now
+        # While this process was stopped itself, its neighbour may have been, too.
+        self._still_s = (
+            self._still_s + min(now - looked_at, 2 * POLL_S) if member == previous else 0
+        )
+        if member is None or not member.is_inside:
+            return None
+        if member.is_here and not _is_running(member.pid):
+            return self._gone(member)
+        if self._still_s > timeout_s():
+            what = f"its process {member.pid} hasn't run for {self._still_s:.0f} s"
+            why = "it is stopped, or in a call that holds the GIL"
+            return self._failure(f"{what}: {why}")
+        return None
+
+    def end_if_still(self) -> None:
+        """Kills the rank and its children if it can't exit by itself."""
+        member = self._member
+        if member is None or not (member.is_inside and member.is_here):
+            return
+        if self._still_s < _STILL_S or wait_until(
+            lambda: self._board.member(self._rank) != member, POLL_S
+        ):
+            return
+        kill_rank(member.pid)
+
+    def _gone(self, seen: Member) -> Failure | None:
+        member = self._board.member(self._rank)
+        if member is None or not member.is_inside:
+            return None  # it left in order, between the two looks
+        members = self._board.members()
+        places = [f"rank {rank} {one.line}" for rank, one in members.items() if one and one.line]
+        before = f"; before that: {'; '.join(places)}" if places else ""
+        what = f"its process {seen.pid} is gone without a word"
+        return self._failure(f"{what}{before}")
+
+    def _failure(self, what: str) -> Failure:
+        return Failure(self._rank, f"rank {self._rank}: {what}", reported_by=self._board.rank)
+
+
+def _is_running(pid: int) -> bool:
+    """Returns whether a process is running; a zombie isn't."""
+    if not hasattr(os, "pidfd_open"):
+        return is_alive(pid)
     try:
-        return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # not Linux
-        return socket.gethostname()
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # not allowed here
+        return is_alive(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return not poll.poll(0)
+    finally:
+        os.close(descriptor)
+
+
+@functools.cache
+def attempt() -> str:
+    """Returns the name of this attempt, the same on all its ranks; collective in torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or _is_held_by_a_rank():
+        return "0"  # no launcher but torchrun starts ranks again; rank 0's store ends with it
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return agree(connect(timedelta(seconds=timeout_s())), rank, world_size, timeout_s())
+
+
+def connect(patience: timedelta) -> TCPStore:
+    """Connects to the store of these ranks, which torchrun or rank 0 hosts; raises as torch does."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if not _is_held_by_a_rank():
+        return TCPStore(host, port, is_master=False, timeout=patience)
+    holds = os.environ["RANK"] == "0"
+    # torch's own rendezvous finds the store of this process, and shares it.
+    seconds = timedelta(seconds=timeout_s())
+    store = TCPStore(host, port, is_master=holds, multi_tenant=True, timeout=seconds)
+    store.set_timeout(patience)
+    return store
+
+
+def _is_held_by_a_rank() -> bool:
+    """Returns whether rank 0 hosts the store: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
+
+
+def agree(store: Store, rank: int, world_size: int, seconds: float) -> str:
+    """Returns a name for these ranks that earlier ranks in the same store don't have."""
+    end = time.monotonic() + seconds
+    if rank == 0:
+        name = f"eventloop/{os.urandom(8).hex()}"
+        store.set(_NAME, name)
+        while (num_here := 1 + store.add(f"{name}/num_answers", 0)) < world_size:
+            _wait(end, seconds, f"{num_here} of {world_size} ranks have started")
+        store.set(f"{name}/go", "")
+        return name
+    name = ""
+    while not (name and store.check([f"{name}/go"])):
+        _wait(end, seconds, f"rank {rank} waits for rank 0 to start")
+        newest = store.get(_NAME).decode() if store.check([_NAME]) else ""
+        # The name of an earlier attempt has been answered by that attempt's rank.
+        if newest != name and store.add(f"{newest}/answer/{rank}", 1) == 1:
+            store.add(f"{newest}/num_answers", 1)
+            name = newest
+    return name
+
+
+def _wait(end: float, seconds: float, what: str) -> None:
+    if time.monotonic() > end:
+        raise EventloopError(
+            f"{what}, and no more in {seconds:g} s",
+            fix=f"see what the other ranks wrote, or set {TIMEOUT_VARIABLE} to more seconds",
+        )
+    time.sleep(_POLL_STORE_S)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import HashStore
 
-from eventloop.distributed.attempt import agree
+from eventloop.distributed.rank_store import agree
 from eventloop.distributed.watchdog import watched_command
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 
