@@ -116,35 +116,9 @@ def _tell(hook: Hook, plain: Sequence[Implementation], state: State) -> Plan:
 def _tell_directly(plain: Sequence[Implementation], state: State) -> Plan:
     """Does the same for events that pass only the State, as those of every batch do.
 
-    Calling Python functions without `functools` takes a third less. One plugin, and the core with
-    one, need no loop, which would cost more than the calls.
+    Calling Python functions without `functools` takes a third less.
     """
     calls = [(*direct(one, state), one) for one in plain]
-    if len(calls) == 1:
-        ((only_function, only_argument, only),) = calls
-
-        def tell_one(_state: State) -> None:
-            try:
-                only_function(only_argument)
-            except BaseException as error:
-                blame(error, only, state)
-                raise
-
-        return tell_one
-    if len(calls) == 2:
-        (first, first_argument, one), (second, second_argument, other) = calls
-
-        def tell_two(_state: State) -> None:
-            asked = one
-            try:
-                first(first_argument)
-                asked = other
-                second(second_argument)
-            except BaseException as error:
-                blame(error, asked, state)
-                raise
-
-        return tell_two
 
     def tell_each(_state: State) -> None:
         for function, argument, one in calls:
