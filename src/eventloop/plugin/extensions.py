@@ -9,9 +9,8 @@ from typing import Any
 from eventloop.errors import PluginError
 from eventloop.naming import fold
 from eventloop.plugin.load import imported
-from eventloop.plugin.metadata import folder_of
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import is_usable_name
+from eventloop.plugin.select import distributions, installed, is_usable_name, nameless
 from eventloop.text import pip
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+", re.IGNORECASE)
@@ -37,7 +36,9 @@ def extension_problems(
         elif problem := _unusable(group[0]):
             problems[group[0]] = problem
         elif not group[0].distribution:
-            problems[group[0]] = _nameless(group[0])
+            who = f"the {role} {group[0].name!r}"
+            fix = "install it again, or delete what is left of it"
+            problems[group[0]] = nameless(group[0], who, fix)
     return problems
 
 
@@ -61,18 +62,18 @@ def imported_callable(found: Found) -> Callable[..., Any]:
 def _taken(group: Iterable[Found]) -> PluginError:
     first, *_ = group
     return PluginError(
-        f"the {first.role} {first.name!r} of {' and '.join(_distributions(group))} isn't reached: torch-eventloop has a "
+        f"the {first.role} {first.name!r} of {' and '.join(distributions(group))} isn't reached: torch-eventloop has a "
         f"{first.role} of this name",
-        fix=f"rename its entry point, or {pip('uninstall', *_installed(group))}",
+        fix=f"rename its entry point, or {pip('uninstall', *installed(group))}",
     )
 
 
 def _several(group: Collection[Found]) -> PluginError:
     first, *_ = group
-    removal = " or ".join(pip("uninstall", one) for one in _installed(group))
+    removal = " or ".join(pip("uninstall", one) for one in installed(group))
     return PluginError(
         f"{len(group)} packages add the {first.role} {first.name!r}: "
-        f"{' and '.join(_distributions(group))}",
+        f"{' and '.join(distributions(group))}",
         fix=f"keep one of them: {removal}",
     )
 
@@ -90,23 +91,3 @@ def _unusable(found: Found) -> PluginError | None:
         plugin=found.origin,
         fix="rename its entry point",
     )
-
-
-def _nameless(found: Found) -> PluginError:
-    distribution = found.entry_point.dist
-    facts: dict[str, Any] = {} if distribution is None else {"folder": folder_of(distribution)}
-    return PluginError(
-        f"the {found.role} {found.name!r} comes from a distribution without a name and version: its "
-        "METADATA is gone or can't be read, as an interrupted installation leaves it",
-        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
-        **facts,
-        fix="install it again, or delete what is left of it",
-    )
-
-
-def _distributions(group: Iterable[Found]) -> list[str]:
-    return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
-
-
-def _installed(group: Iterable[Found]) -> list[str]:
-    return [one.distribution for one in group if one.distribution]

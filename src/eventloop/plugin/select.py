@@ -121,7 +121,8 @@ def name_problems(selected: Iterable[Candidate]) -> dict[Found, PluginError]:
         elif not is_usable_name(group[0].name):
             problem = _unusable(group[0])
         elif group[0].path is None and not group[0].distribution:
-            problem = _nobodys(group[0])
+            fix = "install it again, or switch the plugin off with " + switch_off(group[0].name)
+            problem = nameless(group[0], group[0].name, fix)
         if problem is not None:
             problems.update(dict.fromkeys(group, problem))
     return problems
@@ -130,6 +131,35 @@ def name_problems(selected: Iterable[Candidate]) -> dict[Found, PluginError]:
 def is_usable_name(name: str) -> bool:
     """Returns whether a plugin can have this name: `--NAME.option` must be unambiguous."""
     return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
+
+
+def nameless(found: Found, who: str, fix: str) -> PluginError:
+    """Returns the problem with what a distribution without a name and version adds.
+
+    Args:
+        who: what it adds, as messages name it.
+        fix: what to do.
+    """
+    distribution = found.entry_point.dist
+    facts = {} if distribution is None else {"folder": folder_of(distribution)}
+    return PluginError(
+        f"{who} comes from a distribution without a name and version: its METADATA is gone or can't "
+        "be read, as an interrupted installation leaves it",
+        subjects=[found],
+        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
+        **facts,
+        fix=fix,
+    )
+
+
+def distributions(group: Iterable[Found]) -> list[str]:
+    """Returns the distributions of several with their versions; what stands for it where there is none."""
+    return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
+
+
+def installed(group: Iterable[Found]) -> list[str]:
+    """Returns the names of distributions that pip knows."""
+    return [one.distribution for one in group if one.distribution]
 
 
 def _decide(
@@ -207,30 +237,13 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
 
 
 def _several(group: Sequence[Found]) -> PluginError:
-    origins = [
-        f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group
-    ]
-    installed = [one.distribution for one in group if one.distribution]
-    removal = " or ".join(pip("uninstall", distribution) for distribution in installed)
+    removal = " or ".join(pip("uninstall", one) for one in installed(group))
     return PluginError(
-        f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(origins)}",
+        f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(distributions(group))}",
         subjects=group,
         fix=f"keep one with {removal}, or switch all off with " + switch_off(group[0].name)
-        if installed
+        if removal
         else "leave one of them out, or give one another `name`",
-    )
-
-
-def _nobodys(found: Found) -> PluginError:
-    distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": folder_of(distribution)}
-    return PluginError(
-        f"{found.name} comes from a distribution without a name and version: its METADATA is gone "
-        "or can't be read, as an interrupted installation leaves it",
-        subjects=[found],
-        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
-        **facts,
-        fix="install it again, or switch the plugin off with " + switch_off(found.name),
     )
 
 
