@@ -38,7 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "Metadata-Version: 2.1\nName: eventloop-plugins\nVersion: 0.1.0\n"
     )
     commands = (f"plugins-{one} = eventloop_plugins.{one}:main"
-                for one in ("check", "hooks", "new", "order", "show"))  # fmt: skip
+                for one in ("check", "hooks", "lock", "new", "order", "show"))  # fmt: skip
     (info / "entry_points.txt").write_text("\n".join(["[eventloop.commands]", *commands]))
     (info / "REQUESTED").touch()
     return site

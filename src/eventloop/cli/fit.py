@@ -21,7 +21,6 @@ from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
-from eventloop.cli.plugins.lock import require_lock
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
 from eventloop.errors import EventloopError, SettingError, counted
@@ -29,6 +28,7 @@ from eventloop.files import disk
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
+from eventloop.plugin.lock import require_lock
 from eventloop.plugin.records import FlagPlugin
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest

@@ -49,7 +49,7 @@ PACKAGES = {
     for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
 }
 # Those of `SUBCOMMANDS` that a package adds, as commands named `plugins-show` and so on.
-ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "new")
+ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "lock", "new")
 _PREFIX = "plugins-"
 
 

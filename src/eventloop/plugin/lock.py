@@ -18,10 +18,13 @@ from eventloop.config.layers import find_pyproject
 from eventloop.errors import PluginError, Wording
 from eventloop.files import disk
 from eventloop.naming import fold
+from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.records import Plugin
 from eventloop.text import shell, switch_off
 
 if TYPE_CHECKING:
+    from eventloop.config.configuration import Configuration
+    from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.order import Ordered
     from eventloop.plugin.records import Found
 
@@ -93,6 +96,18 @@ def check_lock(
             fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
             "without this time with `--unlocked`",
         )
+
+
+def require_lock(configuration: Configuration, candidates: Candidates) -> None:
+    """Compares the installed plugins, independent of the task, with the lock of the working directory.
+
+    Raises:
+        PluginError: they differ; the message has a diff.
+    """
+    path = lock_path(Path.cwd())
+    if path.is_file():
+        assembly = dry_assemble(configuration, candidates=candidates).assembly
+        check_lock(path, assembly.plugins, assembly.implementations)
 
 
 def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:

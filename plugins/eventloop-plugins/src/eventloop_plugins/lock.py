@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import (
-    JSON,
-    Arguments,
-    Command,
-    CommandOption,
-    configuration_of,
-    refuse_flags,
-)
-from eventloop.cli.output import stdout_to_stderr, write_json, write_lines
-from eventloop.config.settings import SETTING_NAMES
+from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
+from eventloop.cli.output import write_json, write_lines
+from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError
-from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
-
-if TYPE_CHECKING:
-    from eventloop.config.configuration import Configuration
-    from eventloop.plugin.candidates import Candidates
+from eventloop_plugins.reading import dry_assembled
 
 _CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
 COMMAND = Command(
@@ -36,9 +25,7 @@ COMMAND = Command(
 
 def run(arguments: Arguments) -> int:
     """Runs the subcommand."""
-    refuse_flags(arguments, COMMAND, SETTING_NAMES)
-    with stdout_to_stderr():
-        found = dry_assemble(configuration_of(arguments))
+    _, found = dry_assembled(arguments, COMMAND)
     if found.problems:
         listed = "\n".join(f"{idx}. {one}" for idx, one in enumerate(found.problems, 1))
         raise PluginError(f"what wouldn't run can't be locked\n{listed}")
@@ -69,15 +56,4 @@ def _require_file(path: Path) -> None:
         )
 
 
-def require_lock(configuration: Configuration, candidates: Candidates) -> None:
-    """Compares the plugins with the lock; does nothing without one.
-
-    Like `eventloop plugins lock`, it considers installed plugins, independent of the task.
-
-    Raises:
-        PluginError: they differ; the message has a diff.
-    """
-    path = lock_path(Path.cwd())
-    if path.is_file():
-        assembly = dry_assemble(configuration, candidates=candidates).assembly
-        check_lock(path, assembly.plugins, assembly.implementations)
+main = functools.partial(run_command, COMMAND, run)
