@@ -14,8 +14,8 @@ import eventloop
 from eventloop.errors import in_shell, text_of
 from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
+from eventloop.plugin.names import _several, _unusable
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
-from eventloop.plugin.select import _several, _unusable
 from eventloop.text import pip, shell, switch_off
 
 SOURCE = Path(eventloop.__file__).parent
@@ -39,7 +39,7 @@ OURS = {
     "command",
     "example",
     "flag",
-    "found",  # in plugin/extensions: a line of Python's metadata
+    "found",  # in plugin/names: a line of Python's metadata
     "as_python",  # in config/options: a value as Python writes it, quoted
     "example",
     "first",

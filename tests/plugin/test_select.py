@@ -7,8 +7,9 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Choice, Reason
 from eventloop.errors import PluginError, UsageError, raise_all
+from eventloop.plugin.names import name_problems
 from eventloop.plugin.records import Found
-from eventloop.plugin.select import name_problems, problems_of, select
+from eventloop.plugin.select import problems_of, select
 
 
 def found(name: str, distribution: str = "", version: str = "1.0") -> Found:

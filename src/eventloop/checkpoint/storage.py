@@ -24,9 +24,9 @@ from eventloop.errors import (
     closest,
 )
 from eventloop.files.disk import CorruptFileError, OldFile
-from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import extensions
+from eventloop.plugin.names import extension_problems
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError
 from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse
-from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
+from eventloop.plugin.names import extension_problems
 from eventloop.plugin.records import FlagPlugin
 from eventloop.text import install
 

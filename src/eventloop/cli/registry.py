@@ -122,7 +122,7 @@ def run_added(name: str, argv: Sequence[str]) -> int:
         UsageError: no package has such a command.
         PluginError: two packages have it, it can't be imported, or returns no exit status.
     """
-    from eventloop.plugin.extensions import imported_callable
+    from eventloop.plugin.load import imported_callable
 
     found = _find(name)
     command = imported_callable(found)
@@ -169,8 +169,8 @@ def help_lines() -> Iterator[str]:
 
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     """Returns the commands that packages add, and their problems."""
-    from eventloop.plugin.extensions import extension_problems
     from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
+    from eventloop.plugin.names import extension_problems
 
     found = extensions(GROUP)
     return found, extension_problems(found, {"command": COMMANDS})

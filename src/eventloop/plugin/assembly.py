@@ -13,7 +13,8 @@ from eventloop.errors import EventloopError, PluginError, closest
 from eventloop.hooks import PROJECT
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable, hooks_of
-from eventloop.plugin.mistakes import clashing_names, relation_problems
+from eventloop.plugin.mistakes import relation_problems
+from eventloop.plugin.names import clashing_names
 from eventloop.plugin.order import (
     Implementation,
     Ordered,

@@ -18,8 +18,9 @@ from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover, shadowed
 from eventloop.plugin.mistakes import without_hooks
+from eventloop.plugin.names import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
-from eventloop.plugin.select import name_problems, problems_of, select
+from eventloop.plugin.select import problems_of, select
 from eventloop.plugin.validate import takes_part
 from eventloop.signals import Interrupted, named_interrupts
 from eventloop.text import switch_off

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.abc import SourceLoader
@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from importlib_metadata import EntryPoint
 
@@ -60,6 +61,23 @@ def imported(found: Found) -> object:
     # Whatever its code does when imported, SystemExit too, is that package's problem.
     except BaseException as error:
         raise _problem(found, error) from error
+
+
+def imported_callable(found: Found) -> Callable[..., Any]:
+    """Imports the class or function that an extension's entry point names.
+
+    Raises:
+        PluginError: it can't be imported, or can't be called.
+    """
+    target = imported(found)
+    if not callable(target):
+        raise PluginError(
+            f"{found.role} {found.name!r} can't be called: its entry point names {target!r}",
+            plugin=found.origin,
+            entry_point=f"{found.entry_point.group}: {found.entry_point.value}",
+            fix=f"name a function, `{found.name} = {found.entry_point.module}:run`",
+        )
+    return target
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Finds mistakes in plugins that pluggy ignores silently.
 
-Functions meant as hooks that would never be called, states that would be lost, names used twice,
-requirements that aren't met, conflicts.
+Functions meant as hooks that would never be called, states that would be lost, requirements that
+aren't met, conflicts.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from eventloop.hooks import PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.facts import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
-from eventloop.plugin.select import RESERVED
 from eventloop.text import pip, switch_off
 from eventloop.vocabulary import HOOKS
 
@@ -195,30 +194,6 @@ def _takes(method: Callable[..., Any], number: int) -> bool:
     except TypeError:
         return False
     return "strict" not in bound
-
-
-def clashing_names(plugins: Iterable[Plugin]) -> Iterator[PluginError]:
-    """Finds plugins with reserved names, and with names that another plugin has."""
-    by_name: dict[str, Plugin] = {}
-    for plugin in plugins:
-        if plugin.role == "core":
-            continue
-        if fold(plugin.name) in RESERVED and plugin.role != "task":
-            yield PluginError(
-                f"a plugin can't be named {plugin.name!r}: {' and '.join(RESERVED)} stand for "
-                "something else",
-                subjects=[plugin],
-                plugin=plugin.origin,
-                fix="give it another `name`",
-            )
-            continue
-        other = by_name.setdefault(fold(plugin.name), plugin)
-        if other is not plugin:
-            yield PluginError(
-                f"two plugins are named {plugin.name!r}: {other.origin} and {plugin.origin}",
-                subjects=[other, plugin],
-                fix="give one of them another `name`, or leave it out",
-            )
 
 
 def relation_problems(plugins: Sequence[Plugin], off: Sequence[Candidate]) -> Iterator[PluginError]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from eventloop import __version__
@@ -10,13 +9,10 @@ from eventloop.config.choice import Choice, Reason
 from eventloop.config.plugin_rules import Requirement, Rules
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.naming import fold, is_in_range
-from eventloop.plugin.metadata import folder_of
+from eventloop.plugin.names import name_problems
 from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import foreign_hooks
-from eventloop.text import install, pip, shell, switch_off
-
-RESERVED = ("task", "core")
-_NAME = re.compile(r"[A-Za-z0-9]+(?:[-_]?[A-Za-z0-9]+)*")
+from eventloop.text import install, pip, shell
 
 
 def select(
@@ -107,61 +103,6 @@ def rule_problems(
             )
 
 
-def name_problems(selected: Iterable[Candidate]) -> dict[Found, PluginError]:
-    """Finds plugins with another's name, or with an invalid one."""
-    by_name: dict[str, list[Found]] = {}
-    for one in selected:
-        if one.status == "active":
-            by_name.setdefault(fold(one.found.name), []).append(one.found)
-    problems = {}
-    for group in by_name.values():
-        problem = None
-        if len(group) > 1:
-            problem = _several(group)
-        elif not is_usable_name(group[0].name):
-            problem = _unusable(group[0])
-        elif group[0].path is None and not group[0].distribution:
-            fix = "install it again, or switch the plugin off with " + switch_off(group[0].name)
-            problem = nameless(group[0], group[0].name, fix)
-        if problem is not None:
-            problems.update(dict.fromkeys(group, problem))
-    return problems
-
-
-def is_usable_name(name: str) -> bool:
-    """Returns whether a plugin can have this name: `--NAME.option` must be unambiguous."""
-    return fold(name) not in RESERVED and _NAME.fullmatch(name) is not None
-
-
-def nameless(found: Found, who: str, fix: str) -> PluginError:
-    """Returns the problem with what a distribution without a name and version adds.
-
-    Args:
-        who: what it adds, as messages name it.
-        fix: what to do.
-    """
-    distribution = found.entry_point.dist
-    facts = {} if distribution is None else {"folder": folder_of(distribution)}
-    return PluginError(
-        f"{who} comes from a distribution without a name and version: its METADATA is gone or can't "
-        "be read, as an interrupted installation leaves it",
-        subjects=[found],
-        entry_point=f"{found.entry_point.group}: {found.name} = {found.entry_point.value}",
-        **facts,
-        fix=fix,
-    )
-
-
-def distributions(group: Iterable[Found]) -> list[str]:
-    """Returns the distributions of several with their versions; what stands for it where there is none."""
-    return [f"{one.distribution} {one.version}".strip() or one.entry_point.value for one in group]
-
-
-def installed(group: Iterable[Found]) -> list[str]:
-    """Returns the names of distributions that pip knows."""
-    return [one.distribution for one in group if one.distribution]
-
-
 def _decide(
     found: Found, choice: Choice, rules: Rules, from_file: Found | None, all_found: Sequence[Found]
 ) -> Candidate:
@@ -233,23 +174,4 @@ def _wrong_version(required: Requirement, found: Found) -> PluginError:
         fix=pip("install", wanted)
         if found.distribution
         else f"leave {shell('-p', found.entry_point.value)} out",
-    )
-
-
-def _several(group: Sequence[Found]) -> PluginError:
-    removal = " or ".join(pip("uninstall", one) for one in installed(group))
-    return PluginError(
-        f"{len(group)} plugins are named {group[0].name!r}: {' and '.join(distributions(group))}",
-        subjects=group,
-        fix=f"keep one with {removal}, or switch all off with " + switch_off(group[0].name)
-        if removal
-        else "leave one of them out, or give one another `name`",
-    )
-
-
-def _unusable(found: Found) -> PluginError:
-    return found.problem(
-        f"a plugin can't be named {found.name!r}: names are letters, digits and single dashes, "
-        f"and {' and '.join(RESERVED)} stand for something else",
-        "rename its entry point, or switch the plugin off with " + switch_off(found.name),
     )

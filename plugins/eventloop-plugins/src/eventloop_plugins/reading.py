@@ -18,8 +18,9 @@ from eventloop.hooks import warnings_of
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.candidates import DryAssembly, dry_assemble
-from eventloop.plugin.extensions import extension_problems, imported_callable
+from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
+from eventloop.plugin.names import extension_problems
 from eventloop.plugin.order import Ordered
 from eventloop.plugin.records import Found
 from eventloop.plugin.validate import unknown_edges

@@ -13,8 +13,8 @@ from eventloop.errors import EventloopError, UsageError, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.configure import awaited
-from eventloop.plugin.extensions import extension_problems
 from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
+from eventloop.plugin.names import extension_problems
 from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import static_check
 
