@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import eventloop
 from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
-from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.join import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
 

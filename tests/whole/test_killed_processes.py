@@ -17,7 +17,7 @@ from torch.distributed import TCPStore
 
 from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.store import Store
-from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.join import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from eventloop import hookimpl
 from eventloop.checkpoint.format import read_checkpoint
-from eventloop.distributed.processes import join_processes
+from eventloop.distributed.join import join_processes
 from eventloop.files import disk
 from eventloop_checkpoints.differences import differences
 from eventloop_fsdp import Fsdp

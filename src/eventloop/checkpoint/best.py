@@ -46,13 +46,10 @@ class Best:
         self._before: tuple[float, int | None] = (-math.inf, None)
 
     def improves(self, results: Mapping[str, Mapping[str, Tensor]], batch: int) -> bool:
-        """Records an evaluation; returns whether it is the best so far.
+        """Records an evaluation; returns whether it is the best so far; raises SettingError.
 
         Args:
             results: by data loader and metric; reading them waits for the device.
-
-        Raises:
-            SettingError: the metric isn't among them.
         """
         value = self._sign * self._followed.value(results, SETTING)
         if not value > self._value:  # a NaN is never the best

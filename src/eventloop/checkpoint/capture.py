@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.checkpoint.encoding import map_leaves
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
@@ -49,9 +50,6 @@ class Capture:
         training: objects with training state besides clock and precision, by their key in the
             checkpoint.
         own: objects with state of this rank only, likewise.
-
-    Attributes:
-        generators: the random generators of this rank.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class Capture:
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
             return Captured(of_all | {f"rank{state.rank}": own}, checkpoint_facts(state))
-        of_ranks = self._processes.gather(_on_host(own)) if state.world_size > 1 else [own]
+        of_ranks = self._processes.gather(_moved(own, "cpu")) if state.world_size > 1 else [own]
         parts |= {f"rank{rank}": one for rank, one in enumerate(of_ranks)}
         return Captured(parts, checkpoint_facts(state))
 
@@ -133,8 +131,8 @@ class Capture:
                 one.load_state_dict(training[name])
         _put_schedulers(state, training["schedulers"])
         results = training["results"]
-        state.eval_metrics |= _on_device(results["eval"], state.device)
-        state.train_metrics |= _on_device(results["train"], state.device)
+        state.eval_metrics |= _moved(results["eval"], state.device)
+        state.train_metrics |= _moved(results["train"], state.device)
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
 
@@ -214,20 +212,8 @@ def _put_schedulers(state: State, saved: Mapping[str, Any]) -> None:
             vars(state.optimizers[name])["_opt_called"] = True
 
 
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {key: _on_host(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_on_host(one) for one in value]
-    return value
-
-
-def _on_device(results: Any, device: torch.device) -> Any:
-    if isinstance(results, Mapping):
-        return {name: _on_device(one, device) for name, one in results.items()}
-    return results.to(device) if isinstance(results, Tensor) else results
+def _moved(nest: Any, device: torch.device | str) -> Any:
+    return map_leaves(nest, lambda one: one.detach().to(device) if isinstance(one, Tensor) else one)
 
 
 def checkpoint_facts(state: State) -> dict[str, Any]:

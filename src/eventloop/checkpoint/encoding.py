@@ -12,7 +12,7 @@ import base64
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -56,14 +56,11 @@ def flatten(nest: Nest, name: str) -> tuple[Tensors, Json]:
 
 
 def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
-    """Rebuilds what `flatten` split.
+    """Rebuilds what `flatten` split; raises CorruptFileError if the skeleton doesn't fit.
 
     Args:
         skeleton: from a file; not trusted.
         tensors: by name, or the values to use instead of them.
-
-    Raises:
-        CorruptFileError: the skeleton isn't one, or doesn't fit the tensors.
     """
     left = dict(tensors)
     nest = _decode(skeleton, left, 0)
@@ -75,6 +72,15 @@ def restore(skeleton: Json, tensors: Mapping[str, T]) -> Nest:
 def is_plain(skeleton: Json, tensors: Mapping[str, object]) -> bool:
     """Returns whether a nest is a dict of tensors by name and nothing else."""
     return bool(tensors) and skeleton == {name: {"$tensor": name} for name in tensors}
+
+
+def map_leaves(nest: Nest, change: Callable[[Any], Any]) -> Nest:
+    """Returns a nest with each value in its dicts, lists and tuples changed."""
+    if isinstance(nest, Mapping):
+        return {key: map_leaves(one, change) for key, one in nest.items()}
+    if type(nest) in (list, tuple):
+        return type(nest)(map_leaves(one, change) for one in nest)
+    return change(nest)
 
 
 # Taking apart
@@ -154,7 +160,13 @@ def _encode(value: Nest, at: _At) -> Json:
         return at.take(value.detach())
     if torch is not None and kind is torch.Size:
         return {"$size": list(value)}
-    return _encode_scalar(value, at)
+    # Likewise, a scalar of NumPy.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufSU":
+        held = value.item()
+        if type(held) in (bool, int, float, str, bytes):
+            return _encode(held, at)
+    raise at.refuse(value)
 
 
 def _require_dense(tensor: Tensor, at: _At) -> None:
@@ -193,16 +205,6 @@ def _encode_dict(value: Mapping[Any, Nest], at: _At) -> Json:
     if is_plain_json:
         return items
     return {"$dict": [[_encode(key, at), one] for key, one in items.items()]}
-
-
-def _encode_scalar(value: object, at: _At) -> Json:
-    """Encodes a NumPy scalar without importing NumPy."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufSU":
-        held = value.item()
-        if type(held) in (bool, int, float, str, bytes):
-            return _encode(held, at)
-    raise at.refuse(value)
 
 
 # Putting together

@@ -239,8 +239,13 @@ class Draft:
     def _add(self, name: str, tensors: Tensors, skeleton: Json) -> None:
         slices = {key: one for key, one in tensors.items() if isinstance(one, TensorSlice)}
         whole = {key: one for key, one in tensors.items() if key not in slices}
+        if slices and self._world_size == 1:
+            raise CheckpointError(
+                f"'{name}.{next(iter(slices))}' can't be saved: it is a slice of a tensor, of which "
+                "other ranks have the rest",
+                fix="assemble it with `eventloop.toolbox.state_dicts.gathered`",
+            )
         if slices:
-            self._require_together(name, next(iter(slices)))
             self._sharded.append(name)
             path = shard_name(name, self._rank)
             self._files[path] = tensor_file.NewTensors(slices, path)
@@ -252,14 +257,6 @@ class Draft:
         # Two files of tensors don't keep the order of the keys.
         if not is_plain(skeleton, tensors) or (slices and whole):
             self._files[f"{name}.json"] = _fitting(name, bounded_json.to_bytes, skeleton)
-
-    def _require_together(self, part: str, name: str) -> None:
-        if self._world_size == 1:
-            raise CheckpointError(
-                f"'{part}.{name}' can't be saved: it is a slice of a tensor, of which other ranks have "
-                "the rest",
-                fix="assemble it with `eventloop.toolbox.state_dicts.gathered`",
-            )
 
     def _of(self, files: Mapping[str, FileFacts]) -> Manifest:
         shards = dict.fromkeys(self._sharded, self._world_size)

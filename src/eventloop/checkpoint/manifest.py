@@ -191,7 +191,10 @@ def _read_version_1(value: dict[str, Any]) -> Manifest:
 def _read_version_2(value: dict[str, Any]) -> Manifest:
     manifest = _read_version_1(value)
     match value.get("shards"):
-        case dict(shards) if all(map(_is_shards, shards.items())):
+        case dict(shards) if all(
+            is_part_name(part) and type(num) is int and 0 < num <= MOST_SHARDS
+            for part, num in shards.items()
+        ):
             manifest = replace(manifest, shards=shards)
             for part in shards:
                 if missing := next(
@@ -200,11 +203,6 @@ def _read_version_2(value: dict[str, Any]) -> Manifest:
                     raise CorruptFileError(f"it lacks the shard {missing!r}")
             return manifest
     raise CorruptFileError("it says nothing usable of its shards")
-
-
-def _is_shards(item: tuple[str, Any]) -> bool:
-    part, number = item
-    return is_part_name(part) and type(number) is int and 0 < number <= MOST_SHARDS
 
 
 def _file_facts(name: str, value: Any) -> FileFacts:

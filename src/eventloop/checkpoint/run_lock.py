@@ -73,10 +73,7 @@ class RunLock:
             ) from error
 
     def require(self) -> None:
-        """Checks that the run's folder still exists and contains the lock; see `Lock.require`.
-
-        If it was deleted or replaced, another process could train the same run.
-        """
+        """Checks that the run's folder still exists and contains the lock; see `Lock.require`."""
         if self._lock.is_locked and _file_at(self._run_dir / _LOCK) != self._held:
             raise ResumeError(
                 f"the run's folder {one_line(repr(str(self._run_dir)))} was deleted or replaced "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint import tensors as tensor_file
+from eventloop.checkpoint.encoding import map_leaves
 from eventloop.checkpoint.tensors import Box, TensorEntry, bytes_of, dtypes, read_header
 from eventloop.checkpoint.verifying import (
     Slices,
@@ -93,11 +94,7 @@ class SavedTensor:
         self._files = files
 
     def read(self) -> Tensor:
-        """Loads the whole tensor, on the host.
-
-        Raises:
-            CheckpointError, TaskError: its file has changed since it was opened or verified.
-        """
+        """Loads the whole tensor, on the host; raises what `read_slice` does."""
         return self.read_slice((0,) * len(self.shape), self.shape)
 
     def read_slice(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
@@ -119,12 +116,9 @@ class SavedTensor:
 
 
 class TensorFiles:
-    """The files with the tensors of a part, each whole or in slices.
+    """The files with the tensors of a part: one of `whole` ones, and `shards` in order of the ranks.
 
     Args:
-        folder: of the checkpoint.
-        whole: the name of the file with whole tensors, if any.
-        shards: the names of the files of slices, in order of the ranks that wrote them.
         facts: size and digest of each file; None for a file outside of a checkpoint.
         nearest: where to look first, as a fraction of all ranks in [0, 1).
     """
@@ -226,11 +220,9 @@ class TensorFiles:
 
 def read_all(nest: Any, *, but_slices: bool = False) -> Any:
     """Returns a nest with every `SavedTensor` loaded, but those in slices if `but_slices`."""
-    if isinstance(nest, SavedTensor):
-        return nest if but_slices and nest.is_in_slices else nest.read()
-    if isinstance(nest, Mapping):
-        return {key: read_all(one, but_slices=but_slices) for key, one in nest.items()}
-    if type(nest) in (list, tuple):
-        items = [read_all(one, but_slices=but_slices) for one in nest]
-        return items if isinstance(nest, list) else tuple(items)
-    return nest
+
+    def read(one: Any) -> Any:
+        is_read = isinstance(one, SavedTensor) and not (but_slices and one.is_in_slices)
+        return one.read() if is_read else one
+
+    return map_leaves(nest, read)

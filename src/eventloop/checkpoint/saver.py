@@ -178,13 +178,7 @@ class Saver:
             raise failure
 
     def best_place(self, state: State) -> Place | None:
-        """Returns the path or URL of the best checkpoint, once it is written; None without one.
-
-        Collective: every rank must call it.
-
-        Raises:
-            CheckpointError: the storage fails.
-        """
+        """Returns the best checkpoint's path or URL, once written; None without one. Collective."""
         self._settle(state)
         best = self._best
         if best is None or best.batch is None:
@@ -308,22 +302,22 @@ def require_shared(folder: Path, state: State) -> None:
     """Raises CheckpointError unless all ranks see what rank 0 makes in a folder; collective."""
     with new_id() as one:
 
-        def make() -> Path:
+        def make() -> str:
             # The name of what is under way: if this process is killed now, the next one removes it.
-            path = folder / f"{UNDER_WAY}{name_of(0)}-{one}"
+            name = f"{UNDER_WAY}{name_of(0)}-{one}"
             try:
                 if state.rank == 0:
                     check_folder(folder)
                     disk.make_folders(folder)
-                    disk.make_folder(path)
+                    disk.make_folder(folder / name)
             except (OSError, EventloopError) as error:
                 raise CheckpointError(
                     "the checkpoints' folder can't be used: " + text_of(error),
                     fix="give another folder, " + as_set(run_dir="FOLDER"),
                 ) from error
-            return path
+            return name
 
-        path = as_first(lambda made: state.all_gather(made)[0], make)
+        path = folder / as_first(lambda made: state.all_gather(made)[0], make)
         seen: list[tuple[bool, str]] = state.all_gather((_is_there(path), platform.node()))
         if state.rank == 0:
             with suppress(OSError):

@@ -287,15 +287,11 @@ def require_valid(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def loading(path: str, by: str = "") -> Iterator[None]:
-    """Turns an exception raised while loading values into an error that names them.
+    """Turns an exception raised while loading values into a CheckpointError that names them.
 
     Args:
         path: where the values are in the checkpoint.
         by: the owner of the code, if not the core.
-
-    Raises:
-        CheckpointError: the code raised an error of such a kind; eventloop's own errors pass
-            unchanged.
     """
     import torch.distributed as dist
 

@@ -106,14 +106,7 @@ class Storage:
 
 
 def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
-    """Returns where the files of a run are; creates nothing.
-
-    Args:
-        new_run_dir: the folder to use if no folder or URL is `wanted`.
-
-    Raises:
-        UsageError: no installed storage knows the URL.
-    """
+    """Returns where the files of a run are, in `wanted` or else `new_run_dir`; creates nothing."""
     if isinstance(wanted, Url):
         run_dir, storage = local_folder(wanted), storage_for(wanted)
         store = storage.checkpoints(wanted / FOLDER, run_dir / FOLDER)
@@ -123,12 +116,7 @@ def storage_of(wanted: Place | None, new_run_dir: Path) -> Storage:
 
 
 def storage_for(url: Url) -> UrlStorage:
-    """Imports the storage for a URL and returns it.
-
-    Raises:
-        UsageError: no installed storage knows the URL.
-        PluginError: two packages have a storage for its scheme, or it can't be used.
-    """
+    """Imports the storage for a URL; raises UsageError or PluginError without a usable one."""
     installed = extensions(GROUP)
     named = [one for one in installed if one.name.lower() == url.protocol]
     able = named or [one for one in installed if one.name == ANY]
@@ -200,11 +188,7 @@ def local_folder(url: Url) -> Path:
 
 
 def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:
-    """Returns the local folder of a checkpoint, on all ranks; one rank per machine downloads it.
-
-    Raises:
-        CheckpointError: it can't be used, or the storage fails.
-    """
+    """Returns the local folder of a checkpoint on all ranks; one of each machine downloads it."""
     if isinstance(place, Path):
         return place
     mine: Path | EventloopError | None = None

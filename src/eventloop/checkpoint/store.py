@@ -88,7 +88,7 @@ class Checkpoints(Protocol[AnyPlace]):
 
         Args:
             batch: the run's batch count.
-            parts, facts: as for `format.write`.
+            parts, facts: as for `write_checkpoint`.
             crew: the ranks that write it, each its own files; rank 0 adds
                 the manifest when all files have been synced and read back.
 
@@ -109,8 +109,6 @@ class Checkpoints(Protocol[AnyPlace]):
         self, *, shards: bool = True, damage: Mapping[AnyPlace, str] | None = None
     ) -> tuple[AnyPlace | None, list[tuple[AnyPlace, str]]]:
         """Returns the newest usable checkpoint, and why newer ones can't be used.
-
-        Examines each, starting with the newest.
 
         Args:
             shards: whether to read the files of slices, too; if not, each rank has read a share.
@@ -381,11 +379,7 @@ class Store:
 
 
 def look_at(path: Path, *, digests: bool, shards: bool = True) -> FoundCheckpoint[Path]:
-    """Returns what a folder holds and whether it can be used; another process may be changing it.
-
-    Args:
-        digests, shards: as `examine` takes them.
-    """
+    """Returns what a folder holds, see `examine`; another process may be changing it."""
     batch = batch_of(path.name) or 0
     try:
         if path.is_symlink() or not path.is_dir():

@@ -126,9 +126,7 @@ class NewTensors:
 def read(file: OldFile) -> dict[str, Tensor]:
     """Reads all tensors of a file by name, in the order of its header, to the host.
 
-    Raises:
-        CorruptFileError: it isn't a complete safetensors file; this is checked before anything is
-            allocated.
+    Raises CorruptFileError, before anything is allocated, if the file isn't complete.
     """
     header = read_header(file)
     tensors = {name: tensor for name, _, tensor in read_tensors(file, header)}
@@ -202,14 +200,9 @@ class TensorEntry:
 
 
 def read_header(file: OldFile, *, slices: bool = False) -> dict[str, TensorEntry]:
-    """Reads the header; its entries cover the rest of the file without gaps.
+    """Reads the header, whose entries cover the rest of the file without gaps.
 
-    Args:
-        slices: whether the file contains slices.
-
-    Raises:
-        CorruptFileError: it isn't the header of a complete safetensors file, or lacks the offsets
-            of slices.
+    Raises CorruptFileError if they don't, or lack the offsets that `slices` have.
     """
     length = int.from_bytes(file.read(8), "little")
     if length > min(file.num_left, bounded_json.MAX_BYTES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,9 @@ def examine(folder: Path, *, digests: bool = True, shards: bool = True) -> Manif
             check_size(disk.num_bytes_of(folder / name), wanted)
         except CorruptFileError as unlike:
             raise unlike.of(name) from unlike
-    manifest.known  # noqa: B018  raises where they can't be put together
-    if digests:
-        for part in manifest.parts:
-            for damage in _damages_of_part(folder, part, manifest, shards=shards):
-                raise damage
+    for part in manifest.parts if digests else ():
+        for damage in _damages_of_part(folder, part, manifest, shards=shards):
+            raise damage
     return manifest
 
 
@@ -62,7 +60,6 @@ def damages(folder: Path) -> Iterator[CorruptFileError]:
     """Reads all files of a checkpoint and yields what is wrong with each."""
     try:
         manifest = checked_manifest(folder)
-        manifest.known  # noqa: B018
     except CorruptFileError as damage:
         yield damage
         return
@@ -90,20 +87,15 @@ def damage_in_shards(folder: Path, rank: int, world_size: int) -> str:
                 with opened(folder, name, manifest) as file:
                     tensor_file.read_entries(file, slices=True)
             if rank == 0:
+                slices = Slices()
+                for name in manifest.shards_of(part):
+                    with about(name), disk.OldFile(folder / name) as file:
+                        slices.add(tensor_file.read_header(file, slices=True))
                 with about(part):
-                    _slices_in(folder, manifest.shards_of(part)).require_whole()
+                    slices.require_whole()
     except CorruptFileError as damage:
         return str(damage)
     return ""
-
-
-def _slices_in(folder: Path, names: Iterable[str]) -> Slices:
-    """Reads only the headers of files of slices."""
-    slices = Slices()
-    for name in names:
-        with about(name), disk.OldFile(folder / name) as file:
-            slices.add(tensor_file.read_header(file, slices=True))
-    return slices
 
 
 def name_of(batch: int) -> str:
@@ -142,6 +134,7 @@ def checked_manifest(folder: Path) -> Manifest:
         raise CorruptFileError(
             f"{FILE}: it is that of batch {manifest.batch}, the folder's name says {named}"
         )
+    manifest.known  # noqa: B018  raises where its facts aren't some
     return manifest
 
 
@@ -154,13 +147,13 @@ def why_passed_over(facts: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def refusing(folder: Path) -> Iterator[None]:
+def refusing(folder: Path, what: str = "the checkpoint") -> Iterator[None]:
     """Turns damage found in a checkpoint into an error that names the checkpoint."""
     try:
         yield
     except CorruptFileError as damage:
         raise CheckpointError(
-            f"the checkpoint {str(folder)!r} can't be used: {damage}",
+            f"{what} {str(folder)!r} can't be used: {damage}",
             fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
         ) from damage
 
@@ -208,7 +201,9 @@ def put_together(folder: Path, part: str, manifest: Manifest, tensors: Mapping[s
     """Builds the nest of a part from its tensors; raises CorruptFileError if they don't fit."""
     if (name := manifest.parts[part].get(".json")) is None:
         return dict(tensors)
-    return _restore(name, _read_json(folder, name, manifest), tensors)
+    skeleton = _read_json(folder, name, manifest)
+    with about(name):
+        return restore(skeleton, tensors)
 
 
 # How
@@ -218,9 +213,8 @@ def _damages_of_part(
     folder: Path, part: str, manifest: Manifest, *, shards: bool = True
 ) -> Iterator[CorruptFileError]:
     """Reads the files of a part and yields their damage."""
-    files, slices = manifest.parts[part], Slices()
+    files, slices, is_whole = manifest.parts[part], Slices(), True
     names: dict[str, None] = {}
-    is_whole = True
     of_shards = manifest.shards_of(part) if shards else []
     for name in [*of_shards, *([files[".safetensors"]] if ".safetensors" in files else [])]:
         try:
@@ -241,7 +235,8 @@ def _damages_of_part(
         try:
             skeleton = _read_json(folder, json, manifest)
             if is_whole and len(of_shards) == manifest.shards.get(part, 0):
-                _restore(json, skeleton, names)
+                with about(json):
+                    restore(skeleton, names)
         except CorruptFileError as damage:
             yield damage
 
@@ -253,11 +248,6 @@ def _read_json(folder: Path, name: str, manifest: Manifest) -> Json:
         data = file.read(file.num_bytes)
     with about(name):
         return bounded_json.from_bytes(data)
-
-
-def _restore(name: str, skeleton: Json, tensors: Mapping[str, Any]) -> Nest:
-    with about(name):
-        return restore(skeleton, tensors)
 
 
 class Slices:

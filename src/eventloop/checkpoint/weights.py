@@ -17,6 +17,7 @@ from eventloop.checkpoint.verifying import (
     checked_manifest,
     opened,
     put_together,
+    refusing,
     refusing_file,
     require_part,
     why_passed_over,
@@ -52,22 +53,18 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        manifest = checked_manifest(checkpoint)
-        if reason := why_passed_over(manifest.known):
-            raise CheckpointError(
-                f"{checkpoint.name} isn't exported: {reason}",
-                fix="export an earlier checkpoint; to look at these weights, open "
-                f"{str(checkpoint / f'{PART}.safetensors')!r}",
-            )
-        names = _copy(checkpoint, manifest, temporary)
-        others = _others(checkpoint, manifest, names)
+        with refusing(checkpoint, "the weights of the checkpoint"):
+            manifest = checked_manifest(checkpoint)
+            if reason := why_passed_over(manifest.known):
+                raise CheckpointError(
+                    f"{checkpoint.name} isn't exported: {reason}",
+                    fix="export an earlier checkpoint; to look at these weights, open "
+                    f"{str(checkpoint / f'{PART}.safetensors')!r}",
+                )
+            names = _copy(checkpoint, manifest, temporary)
+            others = _others(checkpoint, manifest, names)
         temporary.replace(path)
         disk.sync_folder(path.parent)
-    except CorruptFileError as damage:
-        raise CheckpointError(
-            f"the weights of the checkpoint {str(checkpoint)!r} can't be used: {damage}",
-            fix=damage.fix or "take another checkpoint, or an earlier copy of this one",
-        ) from damage
     except OSError as error:
         raise EventloopError(
             f"the weights can't be written to {str(path)!r}: {error.strerror}",
@@ -138,7 +135,9 @@ def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
             run, for its newest checkpoint that verifies.
 
     Raises:
-        TaskError, CheckpointError, UsageError: as `weights_and_states` does.
+        TaskError: there is no such file, or it isn't a safetensors file.
+        CheckpointError: the checkpoint doesn't verify, or has no weights.
+        UsageError: the folder has no checkpoint.
     """
     return weights_and_states(path)[0]
 
@@ -146,20 +145,14 @@ def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
 def weights_and_states(
     path: Path, plugins: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Finds weights, and loads the states of plugins saved with them to the host.
+    """Finds weights as `saved_weights_at` does, and the states of plugins saved with them.
 
     Args:
-        path: as `saved_weights_at` takes it.
         plugins: the folded names of the plugins.
 
     Returns:
-        The weights by name, loaded lazily; those of a checkpoint are verified. And the states of
-        those plugins that saved one.
-
-    Raises:
-        TaskError: there is no such file, or it isn't a safetensors file.
-        CheckpointError: the checkpoint doesn't verify, or has no weights.
-        UsageError: the folder has no checkpoint.
+        The weights by name, and the states of those plugins that saved one; all are loaded lazily,
+        and those of a checkpoint are verified.
     """
     from eventloop.checkpoint.format import read_checkpoint, verify_part
 
@@ -263,17 +256,11 @@ def warn_of_misfits(
     missing = [name for name in model if name not in weights]
     unexpected = [name for name in weights if name not in model]
     if missing:
-        warnings.warn(
-            f"{path} lacks {counted(len(missing), 'weight')} of the model, left as built: "
-            f"{_named(missing)}",
-            stacklevel=3,
-        )
+        what = f"lacks {counted(len(missing), 'weight')} of the model, left as built"
+        warnings.warn(f"{path} {what}: {_named(missing)}", stacklevel=3)
     if unexpected:
-        warnings.warn(
-            f"{path} has {counted(len(unexpected), 'weight')} that the model lacks, left out: "
-            f"{_named(unexpected)}",
-            stacklevel=3,
-        )
+        what = f"has {counted(len(unexpected), 'weight')} that the model lacks, left out"
+        warnings.warn(f"{path} {what}: {_named(unexpected)}", stacklevel=3)
 
 
 def _named(names: Iterable[str]) -> str:

@@ -16,11 +16,7 @@ _PLAIN = (type(None), bool, int, float, str)  # what is copied with the dict tha
 
 
 class Writer:
-    """Runs tasks one after the other in a background thread.
-
-    Attributes:
-        failure: the exception of a task, until it is set to None.
-    """
+    """Runs tasks in a thread, one after the other; `failure` is what one raised, until taken."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -59,10 +55,7 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the nest with its tensors replaced by copies.
-
-        Overwrites the copies of the previous call.
-        """
+        """Returns the nest with copies of its tensors, which overwrite those of the call before."""
         self._used: set[tuple[object, ...]] = set()
         self._copied = None
         taken = {name: self._copy((name,), value) for name, value in parts.items()}

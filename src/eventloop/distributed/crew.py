@@ -17,14 +17,10 @@ class Crew:
     world_size = 1
 
     def run(self, step: Callable[[], T]) -> list[T]:
-        """Runs a step on every rank, and waits until all have finished.
+        """Runs a step on every rank; returns the results by rank on rank 0, and [] on others.
 
-        Returns:
-            The results on rank 0, in order of the ranks; [] on others.
-
-        Raises:
-            BaseException: what the step raised here, or a CheckpointError with what it raised on
-                another rank. If one rank raises, all do.
+        If one rank raises, all do: what the step raised here, or a CheckpointError with what it
+        raised on another rank.
         """
         return [step()]
 

@@ -1,14 +1,13 @@
-"""The processes of a run, as seen from one of them; how it joins them, and its device.
+"""The processes of a run, as seen from one of them.
 
 The classes here are for a single process; `data_parallel` has those for several.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop.distributed.crew import ALONE
-from eventloop.errors import SettingError, TaskError
+from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -200,73 +199,3 @@ def total_weight(weights: Sequence[Weight]) -> Weight:
         f"the loss weights of {len(weights)} microbatches have no mean: {weights!r}",
         fix="let Task(loss_weight=...) give numbers or tensors of shape (), not all 0",
     )
-
-
-def join_processes() -> Processes:
-    """Joins the processes that torchrun's variables describe; raises EventloopError."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes()
-    from eventloop.distributed.data_parallel import join  # one process needs nothing of it
-
-    return join()
-
-
-def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the variables that torchrun would set for a rank on this machine.
-
-    Args:
-        port: of the TCPStore in the process that starts the ranks.
-    """
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-
-
-@contextmanager
-def rank_zero_first() -> Iterator[None]:
-    """Runs a block on the first rank of each machine before the other ranks run it.
-
-    For something that one rank prepares and all read, such as a download or a cache. Every rank
-    must enter it; with one process it does nothing.
-    """
-    processes = join_processes()
-    if processes.local_rank:
-        processes.all_gather(None)
-    yield
-    if not processes.local_rank:
-        processes.all_gather(None)
-
-
-def choose_device(name: str, local_rank: int) -> torch.device:
-    """Returns the device of this process.
-
-    Args:
-        name: cpu, cuda, cuda:1, or auto: this process's GPU if there is one.
-        local_rank: the rank of this process on its machine.
-
-    Raises:
-        SettingError: there is no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", local_rank)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError(
-            f"device={name!r} can't be used: {reason}",
-            fix="set device to auto or cpu",
-        ) from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device

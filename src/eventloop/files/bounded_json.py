@@ -13,11 +13,7 @@ MAX_ITEMS = 300_000
 
 
 def to_bytes(value: Any, max_items: int = MAX_ITEMS) -> bytes:
-    """Encodes a value as standard JSON in ASCII, without NaN.
-
-    Raises CorruptFileError if `from_bytes` would refuse it, as for more than `max_items` values and
-    containers, approximately.
-    """
+    """Encodes a value as standard JSON in ASCII; raises CorruptFileError if `from_bytes` would."""
     data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     _check_size(data, max_items)
     return data

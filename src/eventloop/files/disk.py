@@ -164,10 +164,8 @@ class NewFile:
 class OldFile:
     """A file that is read once, from beginning to end, and digested while reading.
 
-    Never follows a link, waits for a pipe, or reads beyond the initial size.
-
-    Raises:
-        CorruptFileError: it isn't a readable regular file.
+    Never follows a link, waits for a pipe, or reads beyond the initial size. It raises
+    CorruptFileError for anything but a readable regular file.
     """
 
     def __init__(self, path: Path) -> None:

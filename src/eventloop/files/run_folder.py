@@ -284,11 +284,7 @@ def why_no_file(path: Path) -> str:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    """Writes tensors by name to a safetensors file and returns its path; creates its folder.
-
-    Raises:
-        EventloopError: it can't be written.
-    """
+    """Writes tensors by name to a file of safetensors; raises EventloopError; returns its path."""
     from safetensors import SafetensorError  # with torch, which the other functions do without
     from safetensors.torch import save_file
 

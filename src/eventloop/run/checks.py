@@ -150,12 +150,7 @@ def check_evaluation(run: Run) -> None:
 
 
 def check_trainable(run: Run, end: Time) -> None:
-    """Checks that a fit has everything it needs.
-
-    Raises:
-        TaskError: there is no data, not enough of it, or nothing to train.
-        SettingError: a setting is in tokens, but they aren't counted.
-    """
+    """Raises TaskError or SettingError if a fit lacks something: data, parameters or tokens."""
     state, assembly = run.state, run.active.assembly
     _check_train_dataloader(state, assembly, end)
     if not any(params for _, params in _parameters(state.optimizers)):

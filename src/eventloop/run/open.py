@@ -14,7 +14,7 @@ from eventloop.checkpoint.storage import new_run_dir, storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
-from eventloop.distributed.processes import join_processes
+from eventloop.distributed.join import join_processes
 from eventloop.errors import SettingError, a
 from eventloop.naming import listed
 from eventloop.plugin.declared import HOOKS

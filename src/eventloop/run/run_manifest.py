@@ -90,17 +90,13 @@ def write_manifest(
     resumed: str | None = None,
     changes: Sequence[str] = (),
 ) -> Path:
-    """Writes a manifest into the folder of its run, created if missing.
+    """Writes a manifest into the folder of its run, atomically; raises EventloopError.
 
-    It describes the current start; earlier ones are moved to `earlier_starts`. The file is replaced
-    atomically.
+    It describes the current start; earlier ones are moved to `earlier_starts`.
 
     Args:
         resumed: the checkpoint that this start resumes from.
         changes: the differences from the run as it began.
-
-    Raises:
-        EventloopError: it can't be written.
     """
     now = {
         **manifest,
@@ -186,10 +182,6 @@ class RunFile:
 
     A folder that the user named gets it when the first fit begins, after the lock was acquired; a
     generated folder as soon as it exists, as a run without files creates none.
-
-    Args:
-        start: how the run starts.
-        is_named: whether the user named the folder.
     """
 
     __slots__ = ("_has_begun", "_is_named", "_is_written", "_start")

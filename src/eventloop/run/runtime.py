@@ -16,7 +16,7 @@ from eventloop.checkpoint.states import PluginStates
 from eventloop.checkpoint.storage import local_copy
 from eventloop.data.batches import mover_to
 from eventloop.data.token_weights import may_weigh_tokens
-from eventloop.distributed.processes import choose_device
+from eventloop.distributed.join import choose_device
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
@@ -179,7 +179,6 @@ class Feature(Protocol):
     @property
     def note(self) -> str:
         """Its note for the header; "" for none."""
-        ...
 
 
 def features_of(

@@ -235,12 +235,7 @@ class FromCheckpoint(Start):
 def find_start(
     settings: Settings, storage: Storage, processes: Processes, allowed: Allowed
 ) -> Start:
-    """Determines how a run starts.
-
-    Raises:
-        ResumeError: the requested checkpoint or run doesn't exist.
-        CheckpointError: there are checkpoints, but none verifies and is finite.
-    """
+    """Determines how a run starts; raises ResumeError, or CheckpointError if none is usable."""
     damage: dict[Place, str] = {}
 
     def choose() -> tuple[Place | None, Refused]:
@@ -255,7 +250,10 @@ def find_start(
             begun = f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"
             return Start(begun if left else "")
         path = local_copy(place, storage, processes)
-        found = _damage_in_shards(path, processes)
+        # Of slices, each of several ranks has read a share; one alone has looked at all of them.
+        rank, num = processes.rank, processes.world_size
+        mine = damage_in_shards(path, rank, num) if num > 1 else ""
+        found = next((one for one in processes.all_gather(mine) if one), "")
         if not found:
             break
         if place in damage or place.parent != storage.store.folder:
@@ -273,14 +271,6 @@ def find_start(
             "is finite; " + flags + " goes on from this one",
         )
     return FromCheckpoint(checkpoint, place, allowed, refused)
-
-
-def _damage_in_shards(path: Path, processes: Processes) -> str:
-    """Returns the damage found in the files of slices, which the ranks share among them, or ""."""
-    if processes.world_size == 1:
-        return ""  # it has looked at all of them
-    mine = damage_in_shards(path, processes.rank, processes.world_size)
-    return next((one for one in processes.all_gather(mine) if one), "")
 
 
 def _read(path: Path, processes: Processes) -> Checkpoint:

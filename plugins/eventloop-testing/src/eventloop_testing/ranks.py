@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
-from eventloop.distributed.processes import rank_variables
+from eventloop.distributed.join import rank_variables
 
 TIMEOUT_S = 120.0
 

@@ -1,0 +1,74 @@
+"""Joins this process with the others of the run, and chooses its device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from eventloop.distributed.processes import Processes
+from eventloop.errors import SettingError
+
+
+def join_processes() -> Processes:
+    """Joins the processes that torchrun's variables describe; raises EventloopError."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    from eventloop.distributed.data_parallel import join  # one process needs nothing of it
+
+    return join()
+
+
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Returns what torchrun would set for a rank here; `port` is that of the launcher's TCPStore."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+
+
+@contextmanager
+def rank_zero_first() -> Iterator[None]:
+    """Runs a block on the first rank of each machine before the other ranks run it.
+
+    For something that one rank prepares and all read, such as a download or a cache. Every rank
+    must enter it; with one process it does nothing.
+    """
+    processes = join_processes()
+    if processes.local_rank:
+        processes.all_gather(None)
+    yield
+    if not processes.local_rank:
+        processes.all_gather(None)
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """Returns the device of this process; raises SettingError if there is none such.
+
+    Args:
+        name: cpu, cuda, cuda:1, or auto: this process's GPU if there is one.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", local_rank)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(
+            f"device={name!r} can't be used: {reason}",
+            fix="set device to auto or cpu",
+        ) from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
