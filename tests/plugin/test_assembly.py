@@ -381,3 +381,36 @@ def test_an_unsuitable_plugin_that_was_asked_for_is_an_error(make_trainer):
 
     with pytest.raises(PluginError, match="picky was asked for, but doesn't suit this task"):
         make_trainer(algorithms=[Picky()])
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_an_owner_and_a_conditional_that_names_alone_order_are_refused(plugin, problems_of, names):
+    """Renamed, the plugins would train otherwise."""
+    maybe = plugin(names[0], forward=(acts, {"conditional": True}))
+    owner = plugin(names[1], forward=acts)
+
+    (problem,) = problems_of(maybe, owner)
+
+    assert problem == (
+        f"{names[0]} may take the action forward over and {names[1]} always does; nothing but their "
+        "names says which is asked first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_conditional", "of_owner"),
+    [
+        ({"tryfirst": True}, {}),
+        ({}, {"trylast": True}),
+        ({"before": "b"}, {}),
+        ({}, {"after": "a"}),
+        ({}, {"before": "a"}),
+    ],
+)
+def test_one_that_phases_or_edges_order_is_not(plugin, problems_of, of_conditional, of_owner):
+    """Their authors have said it."""
+    maybe = plugin("a", forward=(acts, {"conditional": True, **of_conditional}))
+    owner = plugin("b", forward=(acts, of_owner))
+
+    assert problems_of(maybe, owner) == []
+    assert problems_of(maybe, plugin("c", forward=(acts, {"conditional": True}))) == []

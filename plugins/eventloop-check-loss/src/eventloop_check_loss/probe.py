@@ -63,7 +63,7 @@ class CheckLoss:
         self._expected: list[dict[str, Any]] = []
         self._moved: list[str] = []
 
-    @hookimpl(conditional=True)
+    @hookimpl(conditional=True, tryfirst=True)
     def build_train_dataloader(self, state: State) -> Any:
         """Has each of several ranks take its part of the batch: a data set may be too small for both."""
         if self._kind.num_ranks == 1:
