@@ -235,6 +235,8 @@ def survives(mutant: Mutant) -> bool:
                 "pytest",
                 "-q",
                 "-x",
+                "-m",
+                "",  # nightly ones, too
                 "-p",
                 "no:cacheprovider",
                 f"tests/{mutant.tests}",

@@ -203,6 +203,7 @@ def launch(clean: Path) -> Iterator[object]:
         one.process.wait()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 @pytest.mark.parametrize(("moment", "way", "launcher"), ROWS)
 def test_a_rank_that_ends_ends_all_and_is_named_first(moment, way, launcher, launch):

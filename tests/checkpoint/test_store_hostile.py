@@ -278,6 +278,7 @@ def outcomes(outside, tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_the_bound_holds(outcomes):
     """A process that took more memory would have been refused it; a good folder is read."""
     assert outcomes["too much"][0].startswith("MemoryError")

@@ -81,6 +81,7 @@ def test_the_table_ends_the_report_also_where_close_alone_failed(run, install, t
     assert ran.err.rstrip().splitlines()[-1].split()[:2] == ["aa-test", "algorithm"]
 
 
+@pytest.mark.nightly
 def test_a_warning_of_ours_has_no_line_of_ours(tiny, install, run_python, tmp_path):
     """It is about a plugin, whose line stands in it."""
     hook = "    @hookimpl\n    def batch_end(self): 1 / 0\n"

@@ -76,6 +76,7 @@ def test_two_ranks_say_everything_once(start, tiny):
     assert len(list((tiny / "runs" / "tiny").iterdir())) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("how", "status", "first"),
     [
@@ -107,6 +108,7 @@ RECOVERING = FAILING.replace(
 ).replace("100000ep", "2ep")
 
 
+@pytest.mark.nightly
 def test_a_restart_of_torchrun_s_is_not_ended_by_the_failure_before(start, tiny):
     """What ranks told each other stays in the store that the next attempt uses."""
     (tiny / "recovering.py").write_text(RECOVERING)

@@ -104,6 +104,7 @@ def task():
 """
 
 
+@pytest.mark.nightly
 def test_garbage_is_collected_from_where_the_task_is_built(tiny):
     """Imports leave none, and looking for it took a quarter of the start; training leaves some."""
     (tiny / "looks.py").write_text(LOOKS)

@@ -152,6 +152,7 @@ def test_an_interrupt_is_no_failure(make_trainer, make_plugin):
         ).fit()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("event", [one for one in Event if one not in ("before_load", "exception")])
 def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batches, tmp_path):
     """Wherever it is, from the trainer's constructor to its end."""

@@ -428,6 +428,7 @@ def swallowing(hook, found, state):
     return quiet
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "wrong",
     [

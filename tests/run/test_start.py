@@ -108,6 +108,7 @@ def kill_after(folder, batch):
             shutil.rmtree(path)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("batch", range(15))
 def test_killed_anywhere_it_ends_the_same(tmp_path, uninterrupted, batch):
     """Mid-epoch, at the last batch of an epoch, at the first of the next, before the first."""
@@ -169,6 +170,7 @@ def data_shifted(parts):
     parts["rank0"]["feed"]["num_taken"] -= 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spoil",
     [

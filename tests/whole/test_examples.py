@@ -139,6 +139,7 @@ STOPPED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "options", "microbatch_size"),
     [(name, options, size) for name, (options, sizes) in STOPPED.items() for size in sizes],
@@ -246,6 +247,7 @@ def test_the_text_is_cut_without_loss_or_overlap(example):
     assert windows.text.max() < charlm.NUM_CHARACTERS
 
 
+@pytest.mark.nightly
 def test_another_part_of_the_text_may_be_held_out(example):
     """So that rates are chosen by other files than those that a result is about; all are used."""
     charlm = example("charlm")

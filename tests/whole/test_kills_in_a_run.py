@@ -112,6 +112,7 @@ def begun(tmp_path_factory):
     raise AssertionError("no kill left half a save")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_begun", [False, True], ids=["from the start", "in a resume"])
 def test_killed_at_any_change_of_the_disk_it_ends_the_same(tmp_path, expected, begun, is_begun):
     """In the first save; while a resume clears up, saves, prunes and replaces what it has saved."""

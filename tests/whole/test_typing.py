@@ -71,6 +71,7 @@ def complaints(tmp_path_factory, run_mypy) -> dict[str, list[int]]:
     return lines
 
 
+@pytest.mark.nightly
 def test_a_right_plugin_is_clean(complaints):
     """Both roles, a wrapper, and a function that takes whatever can be read."""
     assert complaints["right.py"] == []
