@@ -261,9 +261,11 @@ def ours(program: Program, state: State, side: Side, freezer: Any = freeze) -> A
             hook = program.hooks[drawn.hook_idx]
             is_action = hook.kind == "action"
             acting = Acting(drawn, hook.kind, role, f"p{idx} {hook.name}", side)
-            options = {drawn.phase: True} if drawn.phase else {}
             # One owner at most; a wrapper that may leave nothing says so.
             conditional = is_action and (drawn.wrapper or drawn.conditional or drawn.value is None)
+            options = {drawn.phase: True} if drawn.phase else {}
+            if is_action and not drawn.wrapper:  # an owner that names alone order is refused
+                options = {"tryfirst" if conditional else "trylast": True}
             function = function_of(acting, hook)
             mark = hookimpl(wrapper=drawn.wrapper, conditional=conditional, **options)
             setattr(target, hook.name, mark(function))

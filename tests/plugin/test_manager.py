@@ -198,7 +198,8 @@ def test_a_reserved_name_is_refused(assembled, name):
 
 def test_owners_come_in_three_layers(assembled, plugin):
     """Plugin, then task, then core; who only wraps or may pass owns nothing."""
-    maybe = plugin("maybe", forward=(lambda state: None, {"conditional": True})).target
+    options = {"conditional": True, "tryfirst": True}
+    maybe = plugin("maybe", forward=(lambda state: None, options)).target
     around = plugin("around", forward=(lambda state: (yield), {"wrapper": True})).target
     maybe.name, around.name = "maybe", "around"
     task = plugin("task", "task", forward=lambda state: "task's")
