@@ -39,7 +39,7 @@ def test_it_comes_without_torch(run_python):
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_command_without_its_package_says_which_to_install(name, clean, monkeypatch, capsys):
     """The message has the line that brings it."""
-    monkeypatch.setattr("eventloop.plugin.metadata.installed_entry_points", lambda: ([], []))
+    monkeypatch.setattr("importlib_metadata.distributions", lambda **_: iter(()))
 
     assert main([name, "task.py"]) == 2
 
@@ -53,7 +53,7 @@ def test_a_command_without_its_package_says_which_to_install(name, clean, monkey
 @pytest.mark.parametrize("name", ADDED_SUBCOMMANDS)
 def test_a_subcommand_without_its_package_says_which_to_install(name, clean, monkeypatch, capsys):
     """Messages of the core name it: `eventloop plugins hooks` lists the hooks."""
-    monkeypatch.setattr("eventloop.plugin.metadata.installed_entry_points", lambda: ([], []))
+    monkeypatch.setattr("importlib_metadata.distributions", lambda **_: iter(()))
 
     assert main(["plugins", name, "some"]) == 2
 

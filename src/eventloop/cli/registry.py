@@ -31,52 +31,23 @@ COMMANDS = {
     "export": "write the weights of a checkpoint to a file",
     "plugins": "list, inspect, check and lock what is installed; start a new plugin",
 }
-# Of `plugins`; a module each, imported when it runs.
-SUBCOMMANDS = {
-    "list": "what is installed, and whether it takes part",
-    "show": "one plugin: options, hooks, edges, import time",
-    "order": "in which order plugins are called, and why",
-    "hooks": "the hooks that there are, with their contracts",
-    "check": "everything that could go wrong; exit status 1 if anything would",
-    "enable": "enable an installed plugin, in pyproject.toml",
-    "disable": "disable an installed plugin, in pyproject.toml",
-    "lock": "write eventloop.lock, from which `fit` then allows no difference",
-    "new": "start a plugin: a package with a test that passes",
-}
 # Commands that a message can say how to get, with the distributions that have them.
 PACKAGES = {
     name: f"eventloop-{name}"
     for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
 }
-# Those of `SUBCOMMANDS` that a package adds, as commands named `plugins-show` and so on.
+# Subcommands of `plugins` that a package adds, as commands named `plugins-show` and so on.
 ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "lock", "new")
-_PREFIX = "plugins-"
+SUBCOMMAND_PREFIX = "plugins-"
 
 
 def run_core(command: str, argv: Sequence[str]) -> int:
-    """Runs a command of the core; of `plugins` the subcommand that `argv` names, by default `list`.
-
-    Raises:
-        UsageError: there is no such subcommand.
-    """
-    module, rest = f"eventloop.cli.{command}", list(argv)
+    """Runs a command of the core."""
+    subject = importlib.import_module(f"eventloop.cli.{command}")
     if command == "plugins":
-        name = "list"
-        if rest in (["-h"], ["--help"]):
-            write_text(_plugins_help())
-            return 0
-        if rest and rest[0] in SUBCOMMANDS:
-            name, *rest = rest
-        elif rest and not rest[0].startswith("-"):
-            raise UsageError(
-                f"`eventloop plugins` has no subcommand {rest[0]!r}{closest(rest[0], SUBCOMMANDS)}",
-                fix=f"one of {', '.join(SUBCOMMANDS)}",
-            )
-        if name in ADDED_SUBCOMMANDS:
-            return run_added(f"{_PREFIX}{name}", rest)
-        module = f"{module}.{name}"
-    subject = importlib.import_module(module)
-    return run_command(subject.COMMAND, subject.run, rest)
+        status: int = subject.run_subcommand(argv)
+        return status
+    return run_command(subject.COMMAND, subject.run, argv)
 
 
 def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequence[str]) -> int:
@@ -95,18 +66,6 @@ def run_command(command: Command, run: Callable[[Arguments], int], argv: Sequenc
     else:
         write_text(command_help(command))
     return 0
-
-
-def _plugins_help() -> str:
-    width = max(map(len, SUBCOMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in SUBCOMMANDS.items())
-    return (
-        "usage: eventloop plugins [SUBCOMMAND] ...\n\n"
-        "Shows what is installed, what takes part, and in which order.\n\n"
-        f"subcommands:\n{listed}\n\n"
-        "See also `eventloop plugins SUBCOMMAND --help`; `--json` makes a table JSON; "
-        "`-p` and `--no-plugins` choose as for `fit`."
-    )
 
 
 def run_added(name: str, argv: Sequence[str]) -> int:
@@ -155,7 +114,7 @@ def help_lines() -> Iterator[str]:
     described = dict(COMMANDS)
     found, problems = _added()
     for one in found:
-        if one.name.startswith(_PREFIX):
+        if one.name.startswith(SUBCOMMAND_PREFIX):
             continue
         about = summary_of(one.entry_point.dist) if one.entry_point.dist is not None else ""
         about = problems[one].what if one in problems else f"{about} ({one.distribution})".strip()
@@ -186,11 +145,11 @@ def _find(name: str) -> Found:
             if one in problems:
                 raise problems[one]
             return one
-    is_subcommand = name.removeprefix(_PREFIX) in ADDED_SUBCOMMANDS
+    is_subcommand = name.removeprefix(SUBCOMMAND_PREFIX) in ADDED_SUBCOMMANDS
     package = "plugins" if is_subcommand else name.replace("_", "-")
     if is_subcommand or package in PACKAGES:
         raise UsageError(
-            f"eventloop {name.replace(_PREFIX, 'plugins ')} is a command of eventloop-{package}, "
+            f"eventloop {name.replace(SUBCOMMAND_PREFIX, 'plugins ')} is a command of eventloop-{package}, "
             "which isn't installed",
             fix=install(package),
         )
@@ -199,7 +158,7 @@ def _find(name: str) -> Found:
             f"{name!r} isn't a command", fix=f"write {shell('eventloop', 'fit', name)}"
         )
     names = [*COMMANDS, *(one.name for one in found if one not in problems), *PACKAGES]
-    names = [one for one in names if not one.startswith(_PREFIX)]
+    names = [one for one in names if not one.startswith(SUBCOMMAND_PREFIX)]
     raise UsageError(
         f"there is no command {name!r}{closest(name, names)}",
         fix=f"one of {', '.join(dict.fromkeys(names))}, as in `eventloop fit examples/digits.py`",

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop.actions import HOOKS as ACTIONS
+from eventloop.config.options import flag
 from eventloop.errors import closest, text_of
 from eventloop.events import HOOKS as EVENTS
 from eventloop.hooks import REMOVED_HOOKS
+from eventloop.naming import fold
+from eventloop.plugin.configure import awaited
 from eventloop.plugin.load import split_label
 from eventloop.plugin.sources import Scope, bound_names, locate, origin_of, top_level_spec
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Found
+    from eventloop.config.configuration import Configuration
+    from eventloop.plugin.records import Candidate, Found
 
 _HOOKS = {**EVENTS, **ACTIONS}
 _MAX_REDIRECTIONS = 4
@@ -61,6 +65,25 @@ def static_check(found: Found, others: Iterable[Found] = ()) -> StaticReport:
     if problem or path is None:
         return StaticReport(problem)
     return _look(module, path, attribute.partition(".")[0], others)
+
+
+def seen_status(
+    one: Candidate, configuration: Configuration, others: Iterable[Found]
+) -> tuple[str, str]:
+    """Returns a plugin's status and reason, with a static check's problem or dormancy."""
+    if one.status == "off":
+        return one.status, one.reason
+    seen = static_check(one.found, others)
+    name, section = one.found.name, configuration.section(one.found.name)
+    if seen.problem:
+        return "problem", seen.problem
+    if configuration.insists_on(one.found):
+        lacking = [flag(option, name) for option in seen.needs if fold(option) not in section]
+        return (
+            ("problem", f"needs {' and '.join(lacking)}") if lacking else (one.status, one.reason)
+        )
+    reason = awaited(name, section, seen.needs, seen.wakes_with, seen.off_until_named)
+    return ("off", reason) if reason else (one.status, one.reason)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`eventloop plugins list`: lists plugins and whether they are active; imports none of them."""
+"""`eventloop plugins`: runs a subcommand; `list` tells which plugins are active, and imports none."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
-from eventloop.cli.output import write_json, write_lines, write_table
-from eventloop.cli.registry import COMMANDS
-from eventloop.config.options import flag
-from eventloop.errors import EventloopError, UsageError, raise_all
-from eventloop.naming import fold
+from eventloop.cli.output import write_json, write_lines, write_table, write_text
+from eventloop.cli.registry import (
+    ADDED_SUBCOMMANDS,
+    COMMANDS,
+    SUBCOMMAND_PREFIX,
+    run_added,
+    run_command,
+)
+from eventloop.errors import EventloopError, UsageError, closest, raise_all
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
-from eventloop.plugin.configure import awaited
 from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
 from eventloop.plugin.names import extension_problems
 from eventloop.plugin.records import Candidate, Found
-from eventloop.plugin.static_check import static_check
+from eventloop.plugin.static_check import seen_status, static_check
 
 if TYPE_CHECKING:
     from eventloop.config.configuration import Configuration
@@ -29,11 +32,60 @@ COMMAND = Command(
     argument="",
     takes_options=False,
 )
+# Those of this file and of `plugin_lists`, and those that a package adds.
+SUBCOMMANDS = {
+    "list": "what is installed, and whether it takes part",
+    "show": "one plugin: options, hooks, edges, import time",
+    "order": "in which order plugins are called, and why",
+    "hooks": "the hooks that there are, with their contracts",
+    "check": "everything that could go wrong; exit status 1 if anything would",
+    "enable": "enable an installed plugin, in pyproject.toml",
+    "disable": "disable an installed plugin, in pyproject.toml",
+    "lock": "write eventloop.lock, from which `fit` then allows no difference",
+    "new": "start a plugin: a package with a test that passes",
+}
 _COLUMNS = ("name", "role", "version", "distribution", "status", "reason", "marks")
 
 
-def run(arguments: Arguments) -> int:
-    """Runs the subcommand."""
+def run_subcommand(argv: Sequence[str]) -> int:
+    """Runs the subcommand that `argv` names, by default `list`; returns the exit status.
+
+    Raises:
+        UsageError: there is no such subcommand.
+    """
+    name, rest = "list", list(argv)
+    if rest in (["-h"], ["--help"]):
+        write_text(_help())
+        return 0
+    if rest and rest[0] in SUBCOMMANDS:
+        name, *rest = rest
+    elif rest and not rest[0].startswith("-"):
+        raise UsageError(
+            f"`eventloop plugins` has no subcommand {rest[0]!r}{closest(rest[0], SUBCOMMANDS)}",
+            fix=f"one of {', '.join(SUBCOMMANDS)}",
+        )
+    if name in ADDED_SUBCOMMANDS:
+        return run_added(f"{SUBCOMMAND_PREFIX}{name}", rest)
+    if name == "list":
+        return run_command(COMMAND, _run, rest)
+    from eventloop.cli.plugin_lists import enable_or_disable  # with tomlkit
+
+    return enable_or_disable(name, rest)
+
+
+def _help() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {what}" for name, what in SUBCOMMANDS.items())
+    return (
+        "usage: eventloop plugins [SUBCOMMAND] ...\n\n"
+        "Shows what is installed, what takes part, and in which order.\n\n"
+        f"subcommands:\n{listed}\n\n"
+        "See also `eventloop plugins SUBCOMMAND --help`; `--json` makes a table JSON; "
+        "`-p` and `--no-plugins` choose as for `fit`."
+    )
+
+
+def _run(arguments: Arguments) -> int:
     configuration = configuration_of(arguments)
     installed = installed_entry_points()
     selected, problems = select_all(configuration, candidates=Candidates(configuration, installed))
@@ -81,25 +133,6 @@ def _extension_rows(installed: Installed) -> Iterator[dict[str, Any]]:
     for one in found:
         reason = problems[one].what if one in problems else static_check(one).problem
         yield _row(one, "problem" if reason else "available", reason)
-
-
-def seen_status(
-    one: Candidate, configuration: Configuration, others: Iterable[Found]
-) -> tuple[str, str]:
-    """Returns a plugin's status and reason, with a static check's problem or dormancy."""
-    if one.status == "off":
-        return one.status, one.reason
-    seen = static_check(one.found, others)
-    name, section = one.found.name, configuration.section(one.found.name)
-    if seen.problem:
-        return "problem", seen.problem
-    if configuration.insists_on(one.found):
-        lacking = [flag(option, name) for option in seen.needs if fold(option) not in section]
-        return (
-            ("problem", f"needs {' and '.join(lacking)}") if lacking else (one.status, one.reason)
-        )
-    reason = awaited(name, section, seen.needs, seen.wakes_with, seen.off_until_named)
-    return ("off", reason) if reason else (one.status, one.reason)
 
 
 def _row(found: Found, status: str, reason: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""`eventloop plugins enable NAME`: edits the lists of plugins in a project's `pyproject.toml`."""
+"""`eventloop plugins enable`, `disable`: edits the lists of plugins in a project's `pyproject.toml`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +11,36 @@ import tomlkit
 
 from eventloop.cli.arguments import Arguments, Command, configuration_of
 from eventloop.cli.output import write_lines
-from eventloop.cli.plugins.list import seen_status
+from eventloop.cli.registry import run_command
 from eventloop.config.layers import find_pyproject
 from eventloop.errors import SettingError, UsageError, closest
 from eventloop.files import disk
 from eventloop.naming import fold, split_requirement
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.records import Candidate
-from eventloop.plugin.static_check import static_check
+from eventloop.plugin.static_check import seen_status, static_check
 
-COMMAND = Command(
-    "plugins enable",
+_ENABLE = (
     "Takes NAME out of `disable` in [tool.eventloop] of the nearest pyproject.toml; a plugin that is off "
-    "until it is named is added to `required`.",
-    argument="NAME",
-    takes_plugins=False,
-    takes_options=False,
+    "until it is named is added to `required`."
+)
+_DISABLE = (
+    "Adds NAME to `disable` in [tool.eventloop] of the nearest pyproject.toml, or of one in this folder, and "
+    "takes it out of `required`."
 )
 
 
-def run(arguments: Arguments) -> int:
-    """Runs the subcommand."""
-    switch(arguments, COMMAND, is_on=True)
-    return 0
+def enable_or_disable(name: str, argv: Sequence[str]) -> int:
+    """Runs `plugins enable` or `plugins disable`, as `name` says; returns the exit status."""
+    summary, edit = (_ENABLE, _enabled) if name == "enable" else (_DISABLE, _disabled)
+    command = Command(
+        f"plugins {name}", summary, argument="NAME", takes_plugins=False, takes_options=False
+    )
+    return run_command(command, lambda arguments: _switch(arguments, command, edit), argv)
 
 
-def switch(arguments: Arguments, command: Command, *, is_on: bool) -> None:
-    """Enables or disables a plugin in `pyproject.toml`, and prints whether it is active now.
+def _switch(arguments: Arguments, command: Command, edit: Callable[[str, Candidate], str]) -> int:
+    """Edits `pyproject.toml` for a plugin, and prints whether it is active now.
 
     Raises:
         UsageError: no plugin has this name.
@@ -48,11 +52,12 @@ def switch(arguments: Arguments, command: Command, *, is_on: bool) -> None:
     path = (project[0] if project else Path("pyproject.toml")).resolve()
     try:
         text = path.read_bytes().decode() if project else ""
-        edited = _enabled(text, one) if is_on else _disabled(text, name)
+        edited = edit(text, one)
         if edited != text:
             disk.replace_file(path, edited.encode())
     except (OSError, ValueError) as error:  # not UTF-8 or TOML, or read-only
-        what = f"without {name} in disable = [...]" if is_on else f"disable = [{json.dumps(name)}]"
+        added, removed = f"disable = [{json.dumps(name)}]", f"without {name} in disable = [...]"
+        what = added if edit is _disabled else removed
         raise SettingError(
             f"{path} can't be edited: {error}", fix=f"write it by hand: [tool.eventloop] {what}"
         ) from error
@@ -61,6 +66,7 @@ def switch(arguments: Arguments, command: Command, *, is_on: bool) -> None:
     write_lines(
         [f"{name}: {status}{f', {reason}' * bool(reason)}; {path}{' as it was' * (edited == text)}"]
     )
+    return 0
 
 
 def _named(arguments: Arguments, command: Command) -> Candidate:
@@ -90,7 +96,8 @@ def _enabled(text: str, one: Candidate) -> str:
     return text
 
 
-def _disabled(text: str, name: str) -> str:
+def _disabled(text: str, one: Candidate) -> str:
+    name = one.found.name
     if has_name(text, "required", name):
         text = without_name(text, "required", name)
     return text if has_name(text, "disable", name) else with_name(text, "disable", name)

@@ -1,1 +1,0 @@
-"""The command `eventloop plugins`: one module per subcommand."""
