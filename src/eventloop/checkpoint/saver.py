@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import time
+import threading
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.best import SETTING, Best
+from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
-from eventloop.checkpoint.writer import Snapshot, Writer
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import (
@@ -291,6 +291,34 @@ class Saver:
         return None
 
 
+class Writer:
+    """Runs tasks in a thread, one after the other; `failure` is what one raised, until taken."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+
+    def start(self, task: Callable[[], object]) -> None:
+        """Starts a task when the previous one has finished."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  told to who asks next
+                self.failure = error
+
+        # No daemon: an interpreter that ends waits for what is being written.
+        self._thread = threading.Thread(target=run, name="eventloop-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the running task."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
 def interval_of(settings: Settings) -> Time | None:
     """Returns the interval between checkpoints."""
     if settings.checkpoint_interval == "auto":
@@ -300,6 +328,8 @@ def interval_of(settings: Settings) -> Time | None:
 
 def require_shared(folder: Path, state: State) -> None:
     """Raises CheckpointError unless all ranks see what rank 0 makes in a folder; collective."""
+    from eventloop.distributed.rank_store import wait_until  # one process needs nothing of it
+
     with new_id() as one:
 
         def make() -> str:
@@ -318,7 +348,8 @@ def require_shared(folder: Path, state: State) -> None:
             return name
 
         path = folder / as_first(lambda made: state.all_gather(made)[0], make)
-        seen: list[tuple[bool, str]] = state.all_gather((_is_there(path), platform.node()))
+        is_there = wait_until(lambda: os.path.lexists(path), _PATIENCE_S)
+        seen: list[tuple[bool, str]] = state.all_gather((is_there, platform.node()))
         if state.rank == 0:
             with suppress(OSError):
                 disk.remove_empty(path)
@@ -330,10 +361,3 @@ def require_shared(folder: Path, state: State) -> None:
             fix="give a folder on a file system that all machines share, or the URL of a storage, "
             + as_set(run_dir="FOLDER"),
         )
-
-
-def _is_there(path: Path) -> bool:
-    end = time.monotonic() + _PATIENCE_S
-    while not (is_there := os.path.lexists(path)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return is_there
