@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,33 +13,30 @@ from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
-from eventloop.cli.cost import Cost, peak_memory_bytes
 from eventloop.cli.job import Job, header_lines, output_path, prepare
 from eventloop.cli.launch import OPTION as NPROC
 from eventloop.cli.launch import launch
 from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
+from eventloop.cli.result_file import ResultFile
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
-from eventloop.errors import EventloopError, SettingError, counted
-from eventloop.files import disk
+from eventloop.errors import SettingError, counted
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.lock import require_lock
-from eventloop.plugin.records import FlagPlugin
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.text import pip, shell
 from eventloop.toolbox.progress_lines import ProgressLines
 from eventloop.trainer import Trainer
-from eventloop.training.metrics import named_metrics, scalars_of
+from eventloop.training.metrics import scalars_of
 from eventloop.urls import Url
 
 if TYPE_CHECKING:
     from eventloop.clock import Clock
     from eventloop.config.settings import Settings
-    from eventloop.run.result import Result
 
 COMMAND = Command(
     "fit",
@@ -57,7 +52,6 @@ COMMAND = Command(
         *OPTIONS,
     ),
 )
-_MOMENT = ("epoch", "batch", "sample", "token", "seconds")
 
 
 def run(arguments: Arguments) -> int:
@@ -190,72 +184,6 @@ def _result(clock: Clock, metrics: Mapping[str, Mapping[str, Any]]) -> str:
     line = f"{done} in {clock.seconds:.1f} s"
     numbers = [f"{name} {value:.4g}" for name, value in scalars_of(metrics).items()]
     return f"{line}; {', '.join(numbers)}" if numbers else line
-
-
-class ResultFile:
-    """Measures a run and writes its results.
-
-    Args:
-        path: of the file; None for none.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._cost = Cost()
-
-    @property
-    def callbacks(self) -> list[object]:
-        """The plugins that measure the run."""
-        return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
-
-    def write(self, trainer: Trainer, result: Result) -> None:
-        """Writes metrics, time per step and memory atomically, on rank 0.
-
-        Raises:
-            EventloopError: it can't be written.
-        """
-        path = self._path
-        if path is None or trainer.state.rank != 0:
-            return
-        content = _content(trainer, result, self._cost)
-        text = json.dumps(content, indent=2, allow_nan=False)
-        try:
-            disk.replace_file(path, f"{text}\n".encode("ascii"))
-        except OSError as error:
-            raise EventloopError(
-                f"the result can't be written to {path}: {error.strerror or error}",
-                fix="free space, or give another file",
-            ) from error
-
-
-def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
-    """Returns the content of the file; a number that isn't finite is null."""
-    state = trainer.state
-    row = result.history[-1] if result.history else {}
-    numbers = {name: value for name, value in row.items() if name not in _MOMENT}
-    return {
-        "metrics": {
-            name: value if math.isfinite(value) else None for name, value in numbers.items()
-        },
-        "higher_is_better": {name: _is_higher_better(trainer, name) for name in numbers},
-        **state.clock.moment()._asdict(),
-        "step_s": cost.step_s,
-        "peak_memory_bytes": peak_memory_bytes(state.device),
-        "stop_reason": state.stop_reason,
-        "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
-        "off": {one.found.name: one.reason for one in trainer.off},
-    }
-
-
-def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
-    """Returns whether higher values are better; None if the metric doesn't say."""
-    if name == "train/loss":
-        return False
-    metrics = trainer.state.metrics
-    known = {name: one.is_higher for name, one in named_metrics(metrics).items()}
-    known |= {f"train/{metric}": one.higher_is_better for metric, one in metrics["train"].items()}
-    # One metric may give several numbers, with dotted names.
-    return known.get(name, known.get(name.partition(".")[0]))
 
 
 def config_lines(job: Job, task_settings: Mapping[str, Any]) -> Iterator[str]:

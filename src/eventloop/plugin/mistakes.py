@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eventloop.errors import PluginError, a, joined
 from eventloop.hooks import PROJECT, Hook
@@ -18,9 +18,6 @@ from eventloop.plugin.facts import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin
 from eventloop.text import pip, switch_off
 from eventloop.vocabulary import HOOKS
-
-if TYPE_CHECKING:
-    from eventloop.plugin.records import Plugin
 
 # What a method of any class may be called stays out: a model has a `train_dataloader`, say.
 CALLED_BY_OTHERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop.cli.cost import Cost, peak_memory_bytes
+from eventloop.cli.result_file import Cost, peak_memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""What a step costs: its time, and the memory of the run."""
+"""`--result`: writes the metrics of a run, the time of a step, and the most memory."""
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 import sys
 import time
@@ -9,17 +11,90 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eventloop.errors import EventloopError
+from eventloop.files import disk
 from eventloop.hooks import hookimpl
+from eventloop.plugin.records import FlagPlugin
+from eventloop.training.metrics import named_metrics
 
 if TYPE_CHECKING:
+    from eventloop.run.result import Result
+    from eventloop.trainer import Trainer
     from eventloop.view import StateView
 
 _MOST_STEPS = 10_000  # the latest; an event of a GPU is kept for each
 _STATUS = Path("/proc/self/status")
+_MOMENT = ("epoch", "batch", "sample", "token", "seconds")
+
+
+class ResultFile:
+    """Measures a run and writes its results.
+
+    Args:
+        path: of the file; None for none.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._cost = Cost()
+
+    @property
+    def callbacks(self) -> list[object]:
+        """The plugins that measure the run."""
+        return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
+
+    def write(self, trainer: Trainer, result: Result) -> None:
+        """Writes metrics, time per step and memory atomically, on rank 0.
+
+        Raises:
+            EventloopError: it can't be written.
+        """
+        path = self._path
+        if path is None or trainer.state.rank != 0:
+            return
+        content = _content(trainer, result, self._cost)
+        text = json.dumps(content, indent=2, allow_nan=False)
+        try:
+            disk.replace_file(path, f"{text}\n".encode("ascii"))
+        except OSError as error:
+            raise EventloopError(
+                f"the result can't be written to {path}: {error.strerror or error}",
+                fix="free space, or give another file",
+            ) from error
+
+
+def _content(trainer: Trainer, result: Result, cost: Cost) -> dict[str, Any]:
+    """Returns the content of the file; a number that isn't finite is null."""
+    state = trainer.state
+    row = result.history[-1] if result.history else {}
+    numbers = {name: value for name, value in row.items() if name not in _MOMENT}
+    return {
+        "metrics": {
+            name: value if math.isfinite(value) else None for name, value in numbers.items()
+        },
+        "higher_is_better": {name: _is_higher_better(trainer, name) for name in numbers},
+        **state.clock.moment()._asdict(),
+        "step_s": cost.step_s,
+        "peak_memory_bytes": peak_memory_bytes(state.device),
+        "stop_reason": state.stop_reason,
+        "algorithms": [one.name for one in trainer.plugins if one.role == "algorithm"],
+        "off": {one.found.name: one.reason for one in trainer.off},
+    }
+
+
+def _is_higher_better(trainer: Trainer, name: str) -> bool | None:
+    """Returns whether higher values are better; None if the metric doesn't say."""
+    if name == "train/loss":
+        return False
+    metrics = trainer.state.metrics
+    known = {name: one.is_higher for name, one in named_metrics(metrics).items()}
+    known |= {f"train/{metric}": one.higher_is_better for metric, one in metrics["train"].items()}
+    # One metric may give several numbers, with dotted names.
+    return known.get(name, known.get(name.partition(".")[0]))
 
 
 class Cost:
