@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
 )
 
+from eventloop_ema import Ema
 from eventloop_export import Export
-from eventloop_testing import isolated_trainer, tiny_task
+from eventloop_fsdp import Fsdp
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
+from eventloop_testing.ranks import RankError
 
 
 def bert():
@@ -18,6 +26,7 @@ def bert():
     config = BertConfig(
         vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=8, num_labels=3,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     return BertForSequenceClassification(config)
 
@@ -55,3 +64,49 @@ def test_what_was_exported_is_read_by_transformers(tmp_path):
     assert all(torch.equal(one, weights[name]) for name, one in found.state_dict().items())
     assert any(not torch.equal(one, weights[name]) for name, one in before.items())
     assert torch.equal(found(**batch).logits, model(**batch).logits)
+
+
+def exported(folder, *plugins, name="exported"):
+    """Trains with half of each batch on each of two ranks, or all of it; exports."""
+    world_size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    data = [{key: one[rank::world_size] for key, one in batch.items()} for batch in batches()]
+    loader = DataLoader(Given(data), batch_size=None)
+    task = tiny_task(
+        model=bert, loss=None, metrics=None, train_dataloader=loader, eval_dataloaders=None
+    )
+    plugins = [Export(), *plugins]
+    with isolated_trainer(folder / f"run{rank}", task, algorithms=plugins) as trainer:
+        trainer.fit()
+        trainer.export(folder / name)
+
+
+class Given(IterableDataset):
+    """These batches."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("plugins", [[], [Ema(half_life="2ba")]])
+def test_of_a_sharded_model_the_whole_weights_are_written(tmp_path, plugins):
+    """Each rank has a part of them; an average's, too."""
+    exported(tmp_path, *plugins, name="of_one")
+
+    run_ranks(exported, tmp_path, Fsdp(), *plugins)
+
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("exported", "of_one")]
+    assert files[0].keys() == files[1].keys()
+    for name, one in files[0].items():
+        torch.testing.assert_close(one, files[1][name], rtol=0, atol=5e-6)
+    assert (tmp_path / "exported" / "config.json").exists()
+
+
+def test_a_sharded_model_is_not_traced(tmp_path):
+    """Nothing is written, rather than a rank's part."""
+    with pytest.raises(RankError, match=r"a sharded model can't be traced for '.*model\.pt2'"):
+        run_ranks(exported, tmp_path, Fsdp(), name="model.pt2")
+
+    assert not (tmp_path / "model.pt2").exists()

@@ -231,6 +231,19 @@ def test_given_operations_are_used(tmp_path, watch):
     assert {(row["tflops"], row["mfu"]) for row in rows.values()} == {(0.5, 0.25)}
 
 
+def test_operations_of_a_token_are_multiplied_by_tokens(tmp_path, watch):
+    """Under `compile`, too, where they can't be counted."""
+    task = tiny_task(train_dataloader=Slow(watch), num_tokens=lambda batch: 20)
+    given = {"compile": {"backend": "eager"}, "task": task}
+
+    rows = fit(tmp_path, watch, Throughput(gflops_per_token=100, peak_tflops=2), **given)
+    by_sample = fit(tmp_path / "other", watch, Throughput(gflops_per_sample=500, peak_tflops=2))
+
+    assert {row["mfu"] for row in [*rows.values(), *by_sample.values()]} == {0.25}
+    with pytest.raises(ValueError, match="both given"):
+        Throughput(gflops_per_token=50, gflops_per_sample=500)
+
+
 def test_a_peak_for_nothing_is_refused(tmp_path):
     """With nothing to compare it with, MFU would be missing in silence."""
     with pytest.raises(PluginError, match="can't be counted") as raised:
@@ -239,6 +252,7 @@ def test_a_peak_for_nothing_is_refused(tmp_path):
         )
 
     assert "Throughput(gflops_per_sample=" in str(raised.value)
+    assert "Throughput(gflops_per_token=" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +283,7 @@ def test_what_can_not_be_looked_into_has_no_operations(tmp_path, wrap):
         ("peak_tflops", 0, ValueError),
         ("peak_tflops", "x", TypeError),
         ("gflops_per_sample", float("nan"), ValueError),
+        ("gflops_per_token", -1, ValueError),
     ],
 )
 def test_a_wrong_option_is_shown(option, value, error):

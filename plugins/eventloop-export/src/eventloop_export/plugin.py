@@ -10,6 +10,8 @@ from torch import nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
 from eventloop.toolbox.samples import inputs_of, is_pair
+from eventloop.toolbox.shards import sharded, slice_of
+from eventloop.toolbox.state_dicts import gathered
 from eventloop_export.formats import save_onnx, save_program
 
 
@@ -29,13 +31,14 @@ class Export:
         kind = path.suffix
         if kind not in (".onnx", ".pt2", ""):
             return None
+        weights = _whole_weights(state, path)
         if state.rank:
             return path
         if kind == ".onnx":
             _require_onnx(path)
         try:
             if not kind:
-                _save_pretrained(state.model, path)
+                _save_pretrained(state.model, path, weights)
             else:
                 save = save_onnx if kind == ".onnx" else save_program
                 save(state.model, _example(state), path)
@@ -60,14 +63,34 @@ def _require_onnx(path: Path) -> None:
             )
 
 
-def _save_pretrained(model: nn.Module, path: Path) -> None:
+def _whole_weights(state: State, path: Path) -> dict[str, Any] | None:
+    """Returns the whole weights of a model that is sharded, on the first rank; None of any other.
+
+    Every rank must call it.
+
+    Raises:
+        EventloopError: it is to be traced, for which it would have to be whole.
+    """
+    if all(sharded(one) is None for one in state.model.parameters()):
+        return None
+    if path.suffix:
+        raise EventloopError(
+            f"a sharded model can't be traced for {str(path)!r}",
+            fix="export a folder or `model.safetensors`, load it into the model in one process, and "
+            "export that",
+        )
+    slices = {name: slice_of(value) for name, value in state.model.state_dict().items()}
+    return gathered(slices, state.all_gather, keep=state.rank == 0)
+
+
+def _save_pretrained(model: nn.Module, path: Path, weights: dict[str, Any] | None) -> None:
     save: Any = getattr(model, "save_pretrained", None)
     if save is None:
         raise EventloopError(
             f"{type(model).__name__} has no save_pretrained, which would write the folder {str(path)!r}",
             fix="export to a file: `model.onnx`, `model.pt2` or `model.safetensors`",
         )
-    save(path)
+    save(path, **({} if weights is None else {"state_dict": weights}))
 
 
 def _example(state: State) -> Any:

@@ -28,12 +28,13 @@ class Throughput:
         window: how many of the latest batches the numbers are of.
         peak_tflops: what the device can compute at most in the run's precision, in TFLOP/s, for
             MFU; not set: known for common GPUs.
-        gflops_per_sample: floating-point operations of a sample's forward and backward pass, in
-            GFLOP; not set: counted, but not under `compile`.
+        gflops_per_sample, gflops_per_token: floating-point operations of the forward and backward
+            pass of a sample, or of a token that the task counts, in GFLOP; not set: counted, but not
+            under `compile`. Of a language model it is about 6e-9 times the number of parameters.
 
     Raises:
         TypeError: a value is not a number.
-        ValueError: it isn't a positive one, or `window` is less than one batch.
+        ValueError: it isn't a positive one, `window` is less than one batch, or both are given.
     """
 
     def __init__(
@@ -42,17 +43,25 @@ class Throughput:
         window: int = 100,
         peak_tflops: float | None = None,
         gflops_per_sample: float | None = None,
+        gflops_per_token: float | None = None,
     ) -> None:
         if not isinstance(window, int):
             raise TypeError(f"window={window!r} is not a number of batches")
-        for name, value in (("peak_tflops", peak_tflops), ("gflops_per_sample", gflops_per_sample)):
+        for name, value in (
+            ("peak_tflops", peak_tflops),
+            ("gflops_per_sample", gflops_per_sample),
+            ("gflops_per_token", gflops_per_token),
+        ):
             if value is not None and not isinstance(value, int | float):
                 raise TypeError(f"{name}={value!r} is not a number")
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name}={value!r} isn't a positive number")
+        if gflops_per_sample is not None and gflops_per_token is not None:
+            raise ValueError("gflops_per_sample and gflops_per_token are both given: leave one out")
         self.window = window
         self.peak_tflops = peak_tflops
         self.gflops_per_sample = gflops_per_sample
+        self.gflops_per_token = gflops_per_token
         self._latest = Window(window)
         self._peak_tflops = peak_tflops
         self._interval: Time | None = None
@@ -68,16 +77,18 @@ class Throughput:
             PluginError: a peak was given, but there is nothing to compare it with.
         """
         is_hidden = bool(state.settings.compile) or is_compiled(state.model)
-        counts = self.gflops_per_sample is None and not is_hidden
+        is_given = self.gflops_per_sample is not None or self.gflops_per_token is not None
+        counts = not is_given and not is_hidden
         self._passes = ForwardFlops() if counts else None
-        if self.peak_tflops is not None and not counts and self.gflops_per_sample is None:
+        if self.peak_tflops is not None and not counts and not is_given:
             raise PluginError(
                 f"peak_tflops={self.peak_tflops} has no effect: a compiled model's operations "
                 "can't be counted",
                 fix="give them with "
                 + as_option("throughput", gflops_per_sample=2.0)
-                + ", or leave the peak "
-                "out",
+                + " or "
+                + as_option("throughput", gflops_per_token=0.75)
+                + ", or leave the peak out",
             )
         if self.peak_tflops is None and state.device.type == "cuda":
             name = torch.cuda.get_device_name(state.device)
@@ -122,6 +133,8 @@ class Throughput:
         flops, self._flops = self._flops, 0.0
         if self.gflops_per_sample is not None:
             flops = 1e9 * self.gflops_per_sample * state.count.samples
+        elif self.gflops_per_token is not None:
+            flops = 1e9 * self.gflops_per_token * state.count.tokens
         self._latest.add(
             Amounts(
                 seconds=now - self._since,
