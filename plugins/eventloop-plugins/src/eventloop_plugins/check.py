@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib
 import json
 import os
@@ -43,6 +42,11 @@ COMMAND = Command(
 )
 _COLUMNS = ("name", "status", "import s", "torch", "reason")
 _LONGEST_S = 120
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins check`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -172,6 +176,3 @@ def _cost(found: Found) -> tuple[float, bool]:
     start = time.perf_counter()
     imported(found)
     return time.perf_counter() - start, "torch" in asked
-
-
-main = functools.partial(run_command, COMMAND, run)

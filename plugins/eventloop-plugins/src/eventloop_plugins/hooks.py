@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command
@@ -25,6 +25,11 @@ COMMAND = Command(
     argument="[NAME]",
 )
 _COLUMNS = ("name", "kind", "per", "closes", "declared by", "implemented by", "what it does")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins hooks`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -94,6 +99,3 @@ def _contract(hook: Hook, content: dict[str, Any]) -> str:
         lines.append(f"    implemented by {', '.join(content['implemented_by'])}")
     lines += [f"    deprecated: {warning}" for warning in warnings_of(hook)]
     return "\n".join([*lines, "", hook.doc])
-
-
-main = functools.partial(run_command, COMMAND, run)

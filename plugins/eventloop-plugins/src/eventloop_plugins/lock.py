@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
@@ -21,6 +21,11 @@ COMMAND = Command(
     (JSON, _CHECK),
     argument="",
 )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins lock`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -54,6 +59,3 @@ def _require_file(path: Path) -> None:
             folder=path.parent,
             fix="write one with `eventloop plugins lock`",
         )
-
-
-main = functools.partial(run_command, COMMAND, run)

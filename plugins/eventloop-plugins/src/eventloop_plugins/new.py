@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import keyword
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import eventloop
@@ -33,6 +32,11 @@ COMMAND = Command(
     takes_plugins=False,
     takes_options=False,
 )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins new`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -133,6 +137,3 @@ def _range(version: str) -> str:
     major, minor, *_ = map(int, version.split(".")[:2])
     following = f"0.{minor + 1}" if major == 0 else str(major + 1)
     return f">={major}.{minor},<{following}"
-
-
-main = functools.partial(run_command, COMMAND, run)

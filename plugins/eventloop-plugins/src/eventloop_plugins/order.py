@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,11 @@ COMMAND = Command(
 _COLUMNS = ("hook", "plugin", "role", "how", "why here")
 _NOBODY = "the task, else the core"
 _NOBODY_AT_ALL = "none: a call without an answer is an error"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins order`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -142,6 +146,3 @@ def _cells(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         depth = sum(call["how"].startswith("wrapper") for call in plan["calls"])
         name = plan["hook"] if not plan["calls"] else ""
         yield name, "  " * depth + f"({plan['owner']})", "", "owner", ""
-
-
-main = functools.partial(run_command, COMMAND, run)

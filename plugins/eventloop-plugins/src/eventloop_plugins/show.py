@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
@@ -37,6 +36,11 @@ COMMAND = Command(
     (JSON,),
     argument="NAME",
 )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins show`; returns the exit status."""
+    return run_command(COMMAND, run, argv)
 
 
 def run(arguments: Arguments) -> int:
@@ -194,6 +198,3 @@ def _text(key: str, value: object) -> str:
         if value in (True, False, None)
         else str(value)
     )
-
-
-main = functools.partial(run_command, COMMAND, run)
