@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import Accuracy
 
 from eventloop import Task, Trainer, hookimpl
+from eventloop.data import Microbatches
 from eventloop.errors import TaskError
 
 
@@ -279,3 +280,50 @@ def test_a_class_is_no_task():
     """Forgotten parentheses get a message of their own."""
     with pytest.raises(TypeError, match="was given the class Hooks, not an instance"):
         Trainer(type("Hooks", (), {}))
+
+
+def test_metrics_may_be_given_by_eval_set(make_trainer, make_task, make_batches):
+    """One that isn't named has the loss alone; one with none has nothing but what is logged."""
+    accuracy = {"accuracy": Accuracy("multiclass", num_classes=3)}
+    sets = dict.fromkeys(("a", "b", "c"), make_batches())
+    metrics = {"a": accuracy, "c": {"ones": lambda outputs, targets: torch.ones(()), "loss": None}}
+
+    results = make_trainer(make_task(eval_dataloaders=sets, metrics=metrics)).eval()
+
+    assert {name: set(one) for name, one in results.items()} == {
+        "a": {"accuracy", "loss"},
+        "b": {"loss"},
+        "c": {"ones"},
+    }
+
+
+def test_a_set_of_metrics_for_no_eval_set_is_refused(make_trainer, make_task, make_batches):
+    """They would be missing without a word."""
+    task = make_task(eval_dataloaders={"valid": make_batches()}, metrics={"vaild": {}})
+
+    with pytest.raises(TaskError, match="name the eval set 'vaild'; the closest is 'valid'"):
+        make_trainer(task)
+
+
+@pytest.mark.parametrize(
+    ("size", "what"), [(2, "microbatch_size is 2"), ("auto", "microbatch_size is auto")]
+)
+def test_a_loss_that_does_not_split_is_not_split(make_trainer, make_task, size, what):
+    """Its mean over microbatches is another loss."""
+    task = make_task(loss_splits=False)
+    trainer = make_trainer(task, microbatch_size=size)
+
+    with pytest.raises(TaskError, match=f"{what}, but the task's loss doesn't split"):
+        trainer.fit()
+    make_trainer(task).fit()
+
+
+def test_nor_are_batches_of_parts_trained_with_it(make_trainer, make_task, make_batches):
+    """A batch of one part is a batch."""
+    parts = [Microbatches([one]) for one in make_batches()]
+    make_trainer(make_task(train_dataloader=parts, loss_splits=False)).fit()
+
+    with pytest.raises(TaskError, match="the batch has 3 parts, but the task's loss doesn't split"):
+        make_trainer(
+            make_task(train_dataloader=[Microbatches(make_batches())], loss_splits=False)
+        ).fit()

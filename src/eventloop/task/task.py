@@ -55,7 +55,8 @@ class Task:
         scheduler_interval: "ba": the scheduler steps once per batch; "ep": once per epoch.
         metrics: by name: torchmetrics, copied for each eval data loader, and functions of outputs
             and targets, averaged over the samples. The mean loss is added as `loss`, unless that
-            is None here; {} means no metrics at all.
+            is None here; {} means no metrics at all. Or by name of the eval set, each with such a
+            mapping; a set that isn't there has the loss alone.
         train_metrics: the same for training, computed at log intervals.
         forward: returns the outputs; takes any of model, batch, inputs, targets, state.
         num_tokens: returns the number of tokens of a batch; takes any of batch, inputs, targets,
@@ -64,6 +65,8 @@ class Task:
             length of the first tensor.
         loss_weight: likewise, the weight of a batch in the mean loss; by default its samples, or its
             labels other than -100 if the model computes its own loss from labels of shape (N, T).
+        loss_splits: whether the loss of a batch is a mean over the losses of its parts; False if it
+            compares samples of a batch with each other, so that microbatches are an error.
         settings: defaults for the settings, `{"max_duration": "10ep"}`.
         algorithms, callbacks: plugins that belong to the task.
         name: the name of the run; by default the task file's name.
@@ -90,6 +93,7 @@ class Task:
         num_tokens: Callable[..., int] | None = None,
         num_samples: Callable[..., int] | None = None,
         loss_weight: Callable[..., float | Tensor] | None = None,
+        loss_splits: bool = True,
         settings: Mapping[str, Any] | None = None,
         algorithms: Sequence[object] = (),
         callbacks: Sequence[object] = (),
@@ -119,6 +123,7 @@ class Task:
         self.num_tokens = num_tokens
         self.num_samples = num_samples
         self.loss_weight = loss_weight
+        self.loss_splits = loss_splits
         self.settings = dict(settings or {})
         self.algorithms = listed(algorithms, "algorithms")
         self.callbacks = listed(callbacks, "callbacks")
@@ -161,6 +166,8 @@ class Task:
             given["count_batch"] = _count_hook(self.num_tokens, self.num_samples)
         if self.loss_weight is not None:
             given["weigh_microbatch"] = _weigh_hook(self.loss_weight)
+        if not self.loss_splits:
+            given["split_batch"] = _in_one_piece
         return SimpleNamespace(**{name: hookimpl(hook) for name, hook in given.items()})
 
 
@@ -228,6 +235,8 @@ def _optimizers_hook(given: Callable[[nn.Module], Any]) -> Callable[[State], Any
 def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str, Metric | None]]:
     def build_metrics(state: State, dataset: str) -> Mapping[str, Metric | None]:
         given = for_training if dataset == "train" else for_eval
+        if dataset != "train" and isinstance(given, Mapping):
+            given = _of_set(given, dataset.removeprefix("eval/"), state.eval_dataloaders)
         if given is None:
             return {}
         if isinstance(given, Mapping) and not given:
@@ -237,6 +246,18 @@ def _metrics_hook(for_eval: Any, for_training: Any) -> Callable[..., Mapping[str
         return fresh_metrics(given, state)
 
     return build_metrics
+
+
+def _of_set(metrics: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> Any:
+    """Returns the metrics of an eval set if they are given by set, None without; all of them otherwise."""
+    if not any(isinstance(one, Mapping) for one in metrics.values()):
+        return metrics
+    if wrong := metrics.keys() - known:
+        raise TaskError(
+            f"the task's metrics name the eval set {min(wrong)!r}{closest(min(wrong), known)}",
+            fix=f"give metrics by name, or by name of an eval set: {', '.join(known)}",
+        )
+    return metrics.get(name)
 
 
 def _forward_hook(given: Callable[..., Any]) -> Callable[[State], Any]:
@@ -311,6 +332,19 @@ def _weigh_hook(loss_weight: Callable[..., Any]) -> Callable[[State], float | Te
         return weight
 
     return weigh_microbatch
+
+
+def _in_one_piece(state: State) -> list[Any]:
+    """Returns the batch: `split_batch` of a task whose loss doesn't split."""
+    parts, asked = microbatches_of(state.batch), state.settings.microbatch_size
+    if len(parts) > 1 or asked is not None:
+        what = f"microbatch_size is {asked}" if asked else f"the batch has {len(parts)} parts"
+        raise TaskError(
+            f"{what}, but the task's loss doesn't split: loss_splits=False",
+            fix="train on each batch in one piece, or with eventloop-gradcache in microbatches whose "
+            "outputs are joined before the loss",
+        )
+    return [*parts]
 
 
 def _whole(count: object, what: str, *, at_least: int | None = None) -> int:

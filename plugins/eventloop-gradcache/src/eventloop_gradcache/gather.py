@@ -1,0 +1,54 @@
+"""A gather over ranks whose gradients come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        ctx.size = len(mine)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, mine.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        begin = dist.get_rank() * ctx.size
+        return total[begin : begin + ctx.size]
+
+
+def all_gather(mine: Tensor) -> Tensor:
+    """Returns the rows of all ranks, in the order of ranks; with gradients, unlike torch's.
+
+    For a loss that each rank computes over the samples of all. As ranks average their gradients, these
+    are then those of that loss. In one process it returns the tensor itself. Collective: every rank
+    must call it.
+
+    Args:
+        mine: shape (N, ...), the same on all ranks.
+
+    Returns:
+        Shape (N * ranks, ...).
+
+    Raises:
+        ValueError: the ranks have different shapes.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return mine
+    shapes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shapes, tuple(mine.shape))
+    if len(set(shapes)) > 1:
+        raise ValueError(
+            f"all_gather: the ranks have tensors of shapes {', '.join(map(str, shapes))}; let the data "
+            "loader drop a last batch that is smaller, drop_last=True"
+        )
+    gathered: Tensor = _AllGather.apply(mine)  # type: ignore[no-untyped-call]
+    return gathered

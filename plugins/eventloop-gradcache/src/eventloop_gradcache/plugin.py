@@ -1,0 +1,189 @@
+"""The plugin: outputs of all microbatches, the loss over them, and its gradients one by one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop import PluginError, State, hookimpl
+from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples, split
+
+
+class GradCache:
+    """Computes a loss over all pairs of a batch in microbatches: the gradient is exact.
+
+    Each batch makes two passes. The first computes the outputs of all microbatches without gradients,
+    joins them, and has the task's loss of the whole batch computed: it gives the gradient of each
+    output. The second computes each microbatch again, with the same random draws, and sends its
+    outputs' gradients back. So the memory for a microbatch is enough, and a batch can have as many
+    negatives as its outputs have room for.
+
+    Args:
+        microbatch_size: samples that the model computes at once.
+
+    Raises:
+        ValueError: the size isn't an int of 1 or more.
+
+    Source: Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    arXiv:2101.06983.
+    """
+
+    def __init__(self, *, microbatch_size: int) -> None:
+        if type(microbatch_size) is not int or microbatch_size < 1:
+            raise ValueError(f"microbatch_size={microbatch_size!r} is not an int of 1 or more")
+        self.microbatch_size = microbatch_size
+        self.note = f"the loss is that of the whole batch, in microbatches of {microbatch_size}"
+        self._loss: Tensor | None = None
+        self._draws: list[_Draws] = []
+        self._grads: list[list[Tensor | None]] = []
+
+    @hookimpl
+    def split_batch(self, state: State) -> Sequence[Any]:
+        """Returns the microbatches, once the gradients of their outputs are known."""
+        if state.settings.microbatch_size is not None:
+            raise PluginError(
+                f"microbatch_size is {state.settings.microbatch_size}, and gradcache has its own",
+                fix="unset microbatch_size",
+            )
+        if isinstance(state.batch, Microbatches):
+            raise PluginError(
+                f"gradcache needs the targets of a batch in one piece, not {describe(state.batch)}",
+                fix="leave `collated` out: gradcache splits the batch",
+            )
+        parts = split(state.batch, self.microbatch_size)
+        outputs = self._outputs_of(state, parts)
+        found = [_tensors(one) for one in outputs]
+        sizes = [num_samples(part) for part in parts]
+        joined = [_joined(one, sizes) for one in zip(*found, strict=True)]
+        state.outputs = _rebuilt(outputs[0], joined)
+        loss = state.call("loss")
+        state.outputs = None
+        wanted = [one for one in joined if one.requires_grad]
+        # Small gradients would be 0 in fp16.
+        scale = 1024.0 if state.precision.name == "fp16" else 1.0
+        grads = iter(torch.autograd.grad(loss * scale, wanted, allow_unused=True))
+        each = [next(grads) if one.requires_grad else None for one in joined]
+        shares = (
+            _shares(None if grad is None else grad / scale, like, sizes)
+            for grad, like in zip(each, found[0], strict=True)
+        )
+        self._grads = [[*one] for one in zip(*shares, strict=True)]
+        self._loss = loss.detach()
+        return parts
+
+    @hookimpl(conditional=True, tryfirst=True)
+    def weigh_microbatch(self, state: State) -> int | None:
+        """Returns the number of samples, whatever the task weighs by: the loss is one of pairs."""
+        return None if state.microbatch is None else num_samples(state.microbatch)
+
+    @hookimpl(wrapper=True)
+    def forward(self, state: State) -> Generator[None, Any, Any]:
+        """Has the second pass draw what the first drew."""
+        if state.microbatch is not None and self._loss is not None:
+            self._draws[state.microbatch_idx].put_back()
+        return (yield)
+
+    @hookimpl(conditional=True, tryfirst=True)
+    def loss(self, state: State) -> Tensor | None:
+        """Returns the loss of the batch, whose gradient is that of the microbatch's outputs."""
+        if state.microbatch is None or self._loss is None:
+            return None
+        grads = self._grads[state.microbatch_idx]
+        outputs = _tensors(state.outputs)
+        terms = [
+            (one * grad).sum() for one, grad in zip(outputs, grads, strict=True) if grad is not None
+        ]
+        # The loop weighs by the microbatch's share of the samples; these gradients are whole.
+        share = state.count.samples / num_samples(state.microbatch)
+        total = torch.stack([one.float() for one in terms]).sum() * share
+        return self._loss.float() + total - total.detach()
+
+    @hookimpl
+    def after_train_batch(self, state: State) -> None:
+        """Lets the gradients go."""
+        self._grads, self._draws, self._loss = [], [], None
+
+    def _outputs_of(self, state: State, parts: Sequence[Any]) -> list[Any]:
+        """Computes each microbatch without gradients; leaves buffers as they were."""
+        batch, outputs = state.batch, []
+        buffers = [(one, one.clone()) for one in state.model.buffers()]
+        self._draws, self._loss = [], None
+        with torch.no_grad():
+            for part in parts:
+                state.batch = part
+                self._draws.append(_Draws(state.device))
+                outputs.append(state.call("forward"))
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        state.batch = batch
+        return outputs
+
+
+class _Draws:
+    """The state of torch's generators before a pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    """Returns the tensors of outputs, in order.
+
+    Raises:
+        PluginError: they hold something else that is on a device.
+    """
+    found: list[Any] = []
+    map_tensors(found.append, outputs)
+    for one in found:
+        if not isinstance(one, Tensor):
+            raise PluginError(
+                f"gradcache can't join outputs that hold a {type(one).__name__}",
+                fix="let forward return tensors, or tuples, lists or mappings of them",
+            )
+    return found
+
+
+def _joined(several: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Joins an output of all microbatches along its samples; one without samples is that of the first."""
+    first = several[0]
+    if _has_samples(first, sizes[0]):
+        first = torch.cat([*several])
+    if not first.is_floating_point():
+        return first.detach()
+    return first.detach().float().requires_grad_()
+
+
+def _shares(grad: Tensor | None, like: Tensor, sizes: Sequence[int]) -> list[Tensor | None]:
+    """Returns each microbatch's share of a gradient; of an output without samples one of equal ones."""
+    if grad is None:
+        return [None] * len(sizes)
+    if _has_samples(like, sizes[0]):
+        return [*torch.split(grad, [*sizes])]
+    return [grad / len(sizes)] * len(sizes)
+
+
+def _has_samples(output: Tensor, size: int) -> bool:
+    return output.ndim > 0 and len(output) == size
+
+
+def _rebuilt(outputs: Any, tensors: Sequence[Tensor]) -> Any:
+    """Returns outputs of the same form with other tensors."""
+    left = iter(tensors)
+    made = map_tensors(lambda _: next(left), outputs)
+    if isinstance(outputs, Mapping) and type(outputs) is not dict:  # of transformers
+        form: Any = copy.copy(outputs)
+        for name, one in made.items():
+            form[name] = one
+        return form
+    return made
