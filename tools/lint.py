@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Of `src`. A commit that removes lines lowers it; what adds some pays for them in the same commit.
 # Raised by 106 for batches of parts.
-MOST_LINES = 31_577
+MOST_LINES = 31_611
 # Searched for in strings and comments, each with what to write instead.
 _WORDS = tuple(
     (re.compile(pattern), instead)
