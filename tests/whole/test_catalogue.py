@@ -89,6 +89,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "eventloop-curriculum": {"batch_size": {"1ep": 6}},
     "eventloop-distill": {"teacher": nn.Linear(3, 3)},
     "eventloop-early-stopping": {"metric": "train/loss", "patience": "1ep", "min_delta": 0.2},
+    "eventloop-gradcache": {"microbatch_size": 2},
     "eventloop-orca": {"callbacks": [Counts]},
     "eventloop-profile": {"wait": 0, "warmup": 1, "active": 1},
     "eventloop-tensorboard": {"histograms": "1ba"},
