@@ -240,6 +240,6 @@ def test_weights_are_loaded_with_the_memory_of_a_tensor(
     gc.collect()
 
     # Whatever this process did before may add to one measurement, not to each.
-    assert min(memory_kb(lambda: trainer.load_weights(path)) for _ in range(3)) < 250_000
+    assert min(memory_kb(lambda: trainer.load_weights(path)) for _ in range(3)) < 330_000
     trainer.load_weights(path)
     assert [one[0, 0].item() for one in model.parameters()] == list(range(24))
