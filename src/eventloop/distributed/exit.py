@@ -100,12 +100,7 @@ def ending_with_parent() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     # Looked up before the fork: after it nothing may be allocated that another thread guards.
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return ask
+    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def has_launcher() -> bool:
