@@ -75,11 +75,8 @@ def read(source: Path) -> dict[str, Any]:
     circles = sorted(
         {tuple(sorted(pair)) for pair in folders if len({*pair, ""}) > 2 and pair[::-1] in folders}
     )
-    subcommands = package / "cli"
     names = collections.Counter(
-        path.name
-        for path in modules.values()
-        if path.name != "__init__.py" and path.parent.parent != subcommands
+        path.name for path in modules.values() if path.name != "__init__.py"
     )
     lines = [_code_lines(path) for path in modules.values()]
     return {

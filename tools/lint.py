@@ -4,8 +4,8 @@
 
 - Words: docstrings, comments, messages and Markdown avoid phrases that a native speaker wouldn't
   write.
-- Names: no two files of a source folder share a name; `__init__.py` and subcommands may. No two
-  modules of `src` define the same public name; the `run` of each command may.
+- Names: no two files of a source folder share a name; `__init__.py` may. No two modules of `src`
+  define the same public name; the `run` of each command may.
 - Identifiers: those of `src` avoid words that don't say what a thing is.
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
@@ -118,8 +118,7 @@ def names(folder: Path) -> Iterator[str]:
     """Yields a line for each name that two files of a source folder share."""
     by_name = collections.defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
-        is_subcommand = path.parent.parent.name == "cli"
-        if path.name != "__init__.py" and not is_subcommand:
+        if path.name != "__init__.py":
             by_name[path.name].append(path.relative_to(folder).as_posix())
     for name, paths in by_name.items():
         if len(paths) > 1:

@@ -166,6 +166,14 @@ def test_an_unknown_command_is_compared_with_those_of_packages(run, add):
     assert "there is no command 'hi-tets'; the closest is 'hi-test'" in ran.err
 
 
+def test_a_subcommand_of_plugins_is_no_command_by_itself(run, clean):
+    """It is a command of its package, named `plugins-show`."""
+    ran = run("show")
+
+    assert ran.status == 2
+    assert "there is no command 'show'" in ran.err
+
+
 def test_a_command_takes_no_part_in_runs(run, add, tiny):
     """Neither the order nor the lock knows it; `-p` is about what takes part."""
     add("hi-test")

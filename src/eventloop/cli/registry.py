@@ -7,13 +7,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from eventloop.cli.arguments import (
-    Arguments,
-    Command,
-    command_help,
-    read_arguments,
-    refuse_flags,
-)
+from eventloop.cli.arguments import Arguments, Command, command_help, read_arguments, refuse_flags
 from eventloop.cli.output import write_text
 from eventloop.errors import EventloopError, PluginError, UsageError, closest
 from eventloop.signals import Interrupted, Terminated
@@ -145,12 +139,12 @@ def _find(name: str) -> Found:
             if one in problems:
                 raise problems[one]
             return one
-    is_subcommand = name.removeprefix(SUBCOMMAND_PREFIX) in ADDED_SUBCOMMANDS
+    is_subcommand = name in (f"{SUBCOMMAND_PREFIX}{one}" for one in ADDED_SUBCOMMANDS)
     package = "plugins" if is_subcommand else name.replace("_", "-")
     if is_subcommand or package in PACKAGES:
         raise UsageError(
-            f"eventloop {name.replace(SUBCOMMAND_PREFIX, 'plugins ')} is a command of eventloop-{package}, "
-            "which isn't installed",
+            f"eventloop {name.replace(SUBCOMMAND_PREFIX, 'plugins ')} is a command of "
+            f"eventloop-{package}, which isn't installed",
             fix=install(package),
         )
     if name.endswith(".py"):
