@@ -10,8 +10,7 @@ from torch import Tensor
 
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption
 from eventloop.cli.job import prepare
-from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.launch import launch
+from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.model_weights import (
     NOT_STRICT,
     WEIGHTS,

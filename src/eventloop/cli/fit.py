@@ -14,8 +14,7 @@ from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
 from eventloop.cli.job import Job, header_lines, output_path, prepare
-from eventloop.cli.launch import OPTION as NPROC
-from eventloop.cli.launch import launch
+from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.mode_flags import OPTIONS, Modes
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.cli.result_file import ResultFile

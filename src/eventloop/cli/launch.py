@@ -30,7 +30,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PASSED = (*_STOPPING, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 _STOPPED = (130, 143)
 _KILLED_S = 8.0  # after a failure: more than a rank takes to end by itself
-OPTION = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
+NPROC = CommandOption("nproc", "N", "train in N processes on this machine, as torchrun would")
 
 
 def launch(command: str, argv: Sequence[str], nproc: str) -> int:
@@ -66,7 +66,7 @@ def without_nproc(argv: Sequence[str]) -> list[str]:
     words = iter(argv)
     for word in words:
         name, equals, _ = word.partition("=")
-        if word.startswith("--") and fold(name[2:]) == OPTION.name:
+        if word.startswith("--") and fold(name[2:]) == NPROC.name:
             if not equals:
                 next(words)
         else:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from eventloop.cli.arguments import Arguments, CommandOption
-from eventloop.cli.launch import OPTION as NPROC
+from eventloop.cli.launch import NPROC
 from eventloop.config.layers import Layer
 from eventloop.config.options import Value, flag
 from eventloop.errors import UsageError
