@@ -234,7 +234,8 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
     if switched_off is None or as_bool(switched_off):
         return rules
     # Who switches autoload off by flag or keyword is stronger than the project, not than the site.
-    return replace(rules, required=tuple(one for one in rules.required if one.by_site))
+    by_site = tuple(one for one in rules.required if one.source == rules.site)
+    return replace(rules, required=by_site)
 
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:

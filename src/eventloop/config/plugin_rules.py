@@ -30,13 +30,11 @@ class Requirement:
         name: as written.
         specifier: the accepted versions, in pip's syntax: ">=0.2"; "" for any.
         source: where it is required.
-        by_site: whether the site requires it.
     """
 
     name: str
     specifier: str
     source: str
-    by_site: bool = False
 
     def accepts(self, version: str) -> bool:
         """Returns whether a version is accepted; pre-releases are, if they are in range."""
@@ -86,28 +84,24 @@ class Rules:
             SettingError: an entry has the wrong form.
         """
         site = site or {}
-        project = {key: [one[key] for one in layers if key in one] for key in KEYS}
-        levels = [{key: [site[key]] if key in site else [] for key in KEYS}, project]
-        lists = {
-            key: [_names(key, value) for level in levels for value in level[key][:1]]
-            for key in ("disable", "allow")
-        }
-        disable = [Value(name, one.source) for one in lists["disable"] for name in one.value]
-        required = [
-            _requirement(text, one.source, by_site=level is levels[0])
-            for level in levels
-            for one in (_names("required", value) for value in level["required"][:1])
-            for text in one.value
-        ]
+        # Of a list the strongest layer's counts.
+        levels = (site, {key: layer[key] for layer in reversed(layers) for key in layer})
+        disable, allow, required = (
+            [_names(key, level[key]) for level in levels if key in level]
+            for key in ("disable", "allow", "required")
+        )
+        disabled = [Value(name, one.source) for one in disable for name in one.value]
         return cls(
             local=tuple(
-                one for level in levels for value in level["plugins"][:1] for one in value.value
+                one for level in levels if "plugins" in level for one in level["plugins"].value
             ),
-            disable={fold(value.value): value for value in reversed(disable)},
-            allow=tuple(lists["allow"]),
-            required=tuple(required),
-            owners=_owners(project["owners"]) | _owners(levels[0]["owners"]),
-            orders=tuple(_orders(level["order"]) for level in levels),
+            disable={fold(value.value): value for value in reversed(disabled)},
+            allow=tuple(allow),
+            required=tuple(
+                _requirement(text, one.source) for one in required for text in one.value
+            ),
+            owners=_owners(layers) | _owners([site]),
+            orders=(_orders([site]), _orders(layers)),
             site=site_name,
         )
 
@@ -239,46 +233,48 @@ def _names(key: str, value: Value, *, example: str = '["mixup"]') -> Value:
     return Value(tuple(names), value.source)
 
 
-def _requirement(text: str, source: str, *, by_site: bool) -> Requirement:
+def _requirement(text: str, source: str) -> Requirement:
     if (parts := split_requirement(text)) is None:
         raise SettingError(
             f"required has {text!r}, which is no plugin's name with versions",
             source=source,
             fix='write required = ["ema", "mixup>=0.2,<1"]',
         )
-    return Requirement(*parts, source, by_site)
+    return Requirement(*parts, source)
 
 
-def _orders(values: Sequence[Value]) -> dict[str, Value]:
-    """Merges tables of hooks with names; `values` has the strongest first."""
-    orders = {}
-    for value in reversed(values):
-        for hook, names in _table("order", value, 'before_forward = ["mixup", "ema"]').items():
-            written = Value(names, value.source)
-            orders[hook] = _names(f"order.{hook}", written, example='["mixup", "ema"]')
-    return orders
+def _orders(layers: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+    example = 'before_forward = ["mixup", "ema"]'
+    return {
+        hook: _names(f"order.{hook}", names, example='["mixup", "ema"]')
+        for hook, names in _entries("order", layers, example)
+    }
 
 
-def _owners(values: Sequence[Value]) -> dict[str, Value]:
+def _owners(layers: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
     owners = {}
     example = 'build_optimizers = "muon"'
-    for value in reversed(values):
-        for action, name in _table("owners", value, example).items():
-            if not isinstance(name, str):
-                raise SettingError(
-                    f"owners.{action} should be the name of a plugin, or task, not {name!r}",
-                    source=value.source,
-                    fix=f"write [tool.eventloop.owners] {example}",
-                )
-            owners[action] = Value(name, value.source)
+    for action, name in _entries("owners", layers, example):
+        if not isinstance(name.value, str):
+            raise SettingError(
+                f"owners.{action} should be the name of a plugin, or task, not {name.value!r}",
+                source=name.source,
+                fix=f"write [tool.eventloop.owners] {example}",
+            )
+        owners[action] = name
     return owners
 
 
-def _table(key: str, value: Value, example: str) -> Mapping[str, object]:
-    if not isinstance(value.value, Mapping):
-        raise SettingError(
-            f"{key} should be a table, not {value.value!r}",
-            source=value.source,
-            fix=f"write [tool.eventloop.{key}] {example}",
-        )
-    return {str(name).replace("-", "_"): entry for name, entry in value.value.items()}
+def _entries(
+    key: str, layers: Sequence[Mapping[str, Value]], example: str
+) -> Iterator[tuple[str, Value]]:
+    """Yields the entries of a table, the weakest layer's first."""
+    for table in (layer[key] for layer in reversed(layers) if key in layer):
+        if not isinstance(table.value, Mapping):
+            raise SettingError(
+                f"{key} should be a table, not {table.value!r}",
+                source=table.source,
+                fix=f"write [tool.eventloop.{key}] {example}",
+            )
+        for name, entry in table.value.items():
+            yield str(name).replace("-", "_"), Value(entry, table.source)
