@@ -100,7 +100,7 @@ class Rules:
             required=tuple(
                 _requirement(text, one.source) for one in required for text in one.value
             ),
-            owners=_owners(layers) | _owners([site]),
+            owners=_owners([site, *layers]),
             orders=(_orders([site]), _orders(layers)),
             site=site_name,
         )
