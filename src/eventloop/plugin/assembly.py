@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -195,8 +194,7 @@ def arrange(
         except PluginError as error:
             problems.append(error)
             ordered[name] = order([dataclasses.replace(one, before=(), after=()) for one in own])
-        if hook.kind == "action":
-            problems += _undecided(ordered[name])
+    problems += _undecided(ordered)
     assembly = Assembly(tuple(plugins), tuple(off), hooks, ordered, rules, tuple(installed), losers)
     return assembly, [*problems, *rules.order_problems(assembly)]
 
@@ -284,22 +282,28 @@ def _several_owners(by_hook: Mapping[str, Sequence[Implementation]]) -> Iterator
             )
 
 
-def _undecided(ordered: Ordered) -> Iterator[PluginError]:
-    """Finds an owner and a conditional implementation of which the plugins' names decide who is asked."""
-    plain = [one for one in ordered if one.plugin.role == "algorithm" and not one.wrapper]
-    owners = [one for one in plain if not one.conditional]
-    for one, owner in itertools.product(plain, owners):
-        if one.conditional and one.plugin is not owner.plugin:
-            first, then = sorted([one, owner], key=plain.index)
-            if ordered.reason(first, then) == "name":
-                yield PluginError(
-                    f"{one.plugin.name} may take the action {one.hook.name} over and {owner.plugin.name} "
-                    "always does; nothing but their names says which is asked first",
-                    subjects=[one.plugin, owner.plugin],
-                    fix=f"declare it in pyproject.toml, or {owner.plugin.way_out}:\n"
-                    f'[tool.eventloop.order]\n{one.hook.name} = ["{one.plugin.name}", '
-                    f'"{owner.plugin.name}"]',
-                )
+def _undecided(ordered: Mapping[str, Ordered]) -> Iterator[PluginError]:
+    """Finds owners and conditional implementations of which the plugins' names decide who is asked."""
+    for action, found in ordered.items():
+        several = found.implementations
+        for one in several:
+            if not one.conditional or one.wrapper or one.plugin.role != "algorithm":
+                continue
+            for owner in several:
+                if owner.plugin.role == "algorithm" and _claims(owner):
+                    first, then = sorted([one, owner], key=several.index)
+                    if found.reason(first, then) == "name":
+                        yield _named_first(action, one.plugin, owner.plugin)
+
+
+def _named_first(action: str, conditional: Plugin, owner: Plugin) -> PluginError:
+    return PluginError(
+        f"{conditional.name} may take the action {action} over and {owner.name} always does; nothing "
+        "but their names says which is asked first",
+        subjects=[conditional, owner],
+        fix=f"declare it in pyproject.toml, or {owner.way_out}:\n"
+        f'[tool.eventloop.order]\n{action} = ["{conditional.name}", "{owner.name}"]',
+    )
 
 
 def _as_owner(plugin: Plugin) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,10 +138,15 @@ class Plugin:
             return f"{self.name} ({self.distribution} {self.version})"
         return f"{self.name} ({self.source})" if self.source else self.name
 
-    @property
+    @functools.cached_property
     def facts(self) -> PluginFacts:
-        """Its facts, as they are now: a plugin sets its note when it acts."""
+        """Its facts."""
         return facts_of(self.target)
+
+    @property
+    def note(self) -> str:
+        """What the header says of it now: a plugin sets its note when it acts."""
+        return facts_of(self.target).note
 
     @property
     def way_out(self) -> str:

@@ -120,7 +120,7 @@ class Run:
         """The notes for the header: on the start, on features, on plugins."""
         having = (*self._features, *self._compiled)
         plugins = (one for one in self.active.assembly.plugins if one.role not in ("task", "core"))
-        noted = ((one.name, one.facts.note) for one in plugins)
+        noted = ((one.name, one.note) for one in plugins)
         return (
             *self.start.notes,
             *["loss: weighted by tokens, if labels are (N, T)"] * may_weigh_tokens(self.state),
