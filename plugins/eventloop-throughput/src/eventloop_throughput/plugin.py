@@ -28,9 +28,10 @@ class Throughput:
         window: how many of the latest batches the numbers are of.
         peak_tflops: what the device can compute at most in the run's precision, in TFLOP/s, for
             MFU; not set: known for common GPUs.
-        gflops_per_sample, gflops_per_token: floating-point operations of the forward and backward
-            pass of a sample, or of a token that the task counts, in GFLOP; not set: counted, but not
-            under `compile`. Of a language model it is about 6e-9 times the number of parameters.
+        gflops_per_sample: floating-point operations of a sample's forward and backward pass, in
+            GFLOP; not set: counted, but not under `compile`.
+        gflops_per_token: likewise of a token that the task counts; of a language model about 6e-9
+            times the number of parameters.
 
     Raises:
         TypeError: a value is not a number.
