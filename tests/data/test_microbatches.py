@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop import Task, TaskError, Trainer, hookimpl
-from eventloop.data import Microbatches, collated
+from eventloop.data import Microbatches, collated, zipped
 from eventloop.data.batches import (
     describe,
     inputs_of,
@@ -199,6 +200,47 @@ def test_ranks_may_have_other_numbers_of_parts():
         assert of_ranks == counted
 
 
+class Twice:
+    """Asks for the gradients twice before each step, and counts what the ranks exchange."""
+
+    def __init__(self):
+        self.num_exchanges = 0
+
+    @hookimpl
+    def wrap_model(self, state):
+        model = DistributedDataParallel(state.model)
+        model.register_comm_hook(self, _count)
+        return model
+
+    @hookimpl
+    def optimizer_step(self, state, optimizers, closure):
+        closure()
+        for optimizer in optimizers.values():
+            optimizer.step()
+        return True
+
+
+def _count(counts, bucket):
+    counts.num_exchanges += 1
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def repeated():
+    counts = Twice()
+    task = make_task(train_dataloader=Stream, algorithms=[counts])
+    return *trained(task), counts.num_exchanges
+
+
+def test_a_closure_exchanges_gradients_once_on_each_rank():
+    """Of other numbers of parts, too: else ranks would wait for each other for ever."""
+    (weights, _, num), (others, _, of_other) = run_ranks(repeated, timeout_s=60)
+
+    assert num == of_other
+    assert torch.equal(weights, others)
+    torch.testing.assert_close(weights, of_rank()[0], rtol=0, atol=1e-6)
+
+
 def test_a_rank_that_pads_resumes_with_the_same_bits(tmp_path):
     """What it pads with is in the checkpoint."""
     given = {"checkpoint_interval": "1ba", "run_dir": tmp_path, "resume": "auto"}
@@ -249,3 +291,13 @@ def test_a_batch_has_a_part():
     """One without would be a step without a gradient."""
     with pytest.raises(ValueError, match="Microbatches got no part"):
         Microbatches([])
+    with pytest.raises(ValueError, match="give the parts of all in one"):
+        Microbatches([Microbatches([X])])
+
+
+def test_loaders_side_by_side_give_no_parts():
+    """The parts of one don't belong to those of the other."""
+    both = zipped(a=loader(), b=loader(size=3))
+
+    with pytest.raises(TaskError, match="zipped: 'a' gave Microbatches of 3"):
+        next(iter(both))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch.utils.data import SequentialSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, SequentialSampler, WeightedRandomSampler
 
-from eventloop.data.sharding import RankPart
+from eventloop import TaskError
+from eventloop.data.sharding import RankPart, sharded_for_training
 
 
 def orders(seed, num_epochs=3, num_ranks=2):
@@ -46,3 +49,13 @@ def test_ranks_get_as_many_samples(even, parts):
     sampler = SequentialSampler(range(5))
 
     assert [list(RankPart(sampler, rank, 2, None, even)) for rank in range(2)] == parts
+
+
+def test_fewer_batches_than_ranks_are_told():
+    """Of a batch sampler, too; of a rank without any a message would blame the iterable."""
+    samples = [(torch.zeros(3), 0)] * 4
+    loader = DataLoader(samples, batch_sampler=[[0, 1], [2, 3]])
+    state = SimpleNamespace(world_size=3, rank=0, settings=SimpleNamespace(uneven="pad", seed=0))
+
+    with pytest.raises(TaskError, match="has 2 batches, fewer than the 3 ranks"):
+        sharded_for_training(loader, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -79,6 +80,20 @@ def test_epochs_differ_in_batches_and_in_their_order():
 
 def generator():
     return torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int32", "reversed", "generator"])
+def test_lengths_are_ints_of_any_kind(kind):
+    """As numpy has them, or what counts them."""
+    numbers = numpy.array([3, 9, 4, 7])
+    lengths = {
+        "uint16": numbers.astype("uint16"),
+        "int32": numbers.astype("int32"),
+        "reversed": numbers[::-1],
+        "generator": (one for one in numbers.tolist()),
+    }[kind]
+
+    assert sorted(idx for one in LengthBatchSampler(lengths, 3) for idx in one) == [0, 1, 2, 3]
 
 
 def test_without_shuffling_they_come_from_short_to_long():
@@ -180,10 +195,13 @@ def test_ranks_share_the_batches_and_compute_as_long_ones(tmp_path, kind):
 @pytest.mark.parametrize(
     ("make", "shown"),
     [
-        (lambda: LengthBatchSampler([], 2), "torch.float32 of shape (0,)"),
-        (lambda: LengthBatchSampler([1.5], 2), "torch.float32 of shape (1,)"),
-        (lambda: LengthBatchSampler([[1]], 2), "torch.int64 of shape (1, 1)"),
-        (lambda: TokenBatchSampler([3, -1], 4), "torch.int64 of shape (2,)"),
+        (lambda: LengthBatchSampler([], 2), "lengths is empty: give one int of 0 or more"),
+        (lambda: LengthBatchSampler([1.5], 2), "lengths has 1.5"),
+        (lambda: LengthBatchSampler(torch.ones(2), 2), "lengths has 1.0"),
+        (lambda: LengthBatchSampler([[1]], 2), "lengths has [1]"),
+        (lambda: LengthBatchSampler([True], 2), "lengths has True"),
+        (lambda: LengthBatchSampler(["a"], 2), "lengths has 'a'"),
+        (lambda: TokenBatchSampler([3, -1], 4), "lengths has -1"),
         (lambda: LengthBatchSampler([1], 0), "batch_size=0 is not an int of 1 or more"),
         (lambda: TokenBatchSampler([1], 2.0), "max_tokens=2.0 is not an int of 1 or more"),
         (lambda: TokenBatchSampler([3, 9], 8), "sample 1 has 9 tokens, more than max_tokens=8"),

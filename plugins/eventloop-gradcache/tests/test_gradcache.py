@@ -107,7 +107,7 @@ def test_both_passes_draw_the_same(tmp_path):
 
     trained(tmp_path, cache, Watches(), dropout=0.5, max_duration="1ep")
 
-    first = [one for several in joined for one in several]
+    first = [one for several in joined[1:] for one in several]  # the first of all was a check
     assert len(first) == len(watched) == 6
     for one, again in zip(first, watched, strict=True):
         assert all(map(torch.equal, one[:2], again))
@@ -179,6 +179,79 @@ def test_what_splits_already_is_refused(tmp_path):
         trained(tmp_path / "b", cache, loader=loader)
     with pytest.raises(TaskError, match=r"doesn't split[\s\S]*eventloop-gradcache"):
         trained(tmp_path / "c", microbatch_size=3)
+
+
+class Shrinks:
+    """Trains with a third of the batch."""
+
+    @hookimpl
+    def before_train_batch(self, state):
+        state.batch = tuple(one[::3] for one in state.batch)
+
+
+def test_a_batch_that_a_plugin_shrinks_has_its_own_gradient(tmp_path):
+    """Its samples are counted where it is split."""
+    expected, _ = trained(tmp_path / "whole", Shrinks())
+
+    weights, _ = trained(tmp_path / "cached", Shrinks(), GradCache(microbatch_size=2))
+
+    assert_near({**weights, "num_passes": expected["num_passes"]}, expected)
+
+
+class Bad(nn.Module):
+    """Returns what can't be joined."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.bias, self.kind = nn.Linear(5, 4), nn.Parameter(torch.ones(4)), kind
+
+    def forward(self, queries, answers):
+        queries, answers = self.layer(queries), self.layer(answers)
+        match self.kind:
+            case "square":
+                return queries @ answers.T
+            case "twice":
+                return torch.cat([queries, answers])
+            case "mean":
+                return queries, answers.mean()
+            case "loss":
+                return {"queries": queries, "loss": queries.mean()}
+            case "parameter":
+                return queries, answers, self.bias
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("square", "can't join output 1: of microbatches of"),
+        ("twice", "can't join output 1: of microbatches of"),
+        ("mean", r"can't join output 2: .* shapes \(\), and isn't the same"),
+        ("loss", "the model computes a loss of its own"),
+        ("parameter", None),
+    ],
+)
+def test_outputs_that_can_not_be_joined_are_named(tmp_path, kind, message, size):
+    """Rather than trained on another loss; a parameter may be as long as a microbatch."""
+
+    def loss(outputs, targets):
+        first = outputs if isinstance(outputs, torch.Tensor) else next(iter(outputs))
+        return (first if isinstance(first, torch.Tensor) else outputs["queries"]).square().mean()
+
+    task = Task(
+        model=lambda: Bad(kind),
+        forward=lambda model, batch: model(*batch),
+        loss=loss,
+        train_dataloader=DataLoader(TensorDataset(QUERIES, ANSWERS), 12),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    cache = GradCache(microbatch_size=size)
+    with isolated_trainer(tmp_path, task, algorithms=[cache]) as trainer:
+        if message is None:
+            trainer.fit()
+        else:
+            with pytest.raises(PluginError, match=message):
+                trainer.fit()
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, "4", True])

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop import PluginError, SettingError, Task, hookimpl
 from eventloop_selective_backprop import SelectiveBackprop, draw
-from eventloop_testing import isolated_trainer, run_ranks
+from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 
 
 def dataset(samples=20):
@@ -356,3 +356,9 @@ def test_a_start_after_which_nothing_is_selected_is_refused(tmp_path, start, end
     """The run would be one without the plugin, in silence."""
     with pytest.raises(SettingError, match=shown):
         fit(tmp_path, SelectiveBackprop(start=start, end=end), max_duration="4ep")
+
+
+def test_it_stands_off_where_the_loss_compares_samples(tmp_path):
+    """Without some of them it is another loss."""
+    with pytest.raises(PluginError, match="the loss may be one over pairs of samples"):
+        isolated_trainer(tmp_path, tiny_task(loss_splits=False), algorithms=[SelectiveBackprop()])

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.batches import num_samples, split, split_side_by_side
+from eventloop.data.batches import describe, num_samples, split, split_side_by_side
+from eventloop.data.microbatches import Microbatches
 from eventloop.errors import TaskError, a, counted
 
 USED_UP = (
@@ -92,6 +93,12 @@ class Zipped:
                 except StopIteration:
                     return
             batches = {name: found[name] for name in self.parts}
+            for name, one in batches.items():
+                if isinstance(one, Microbatches):
+                    raise TaskError(
+                        f"zipped: {name!r} gave {describe(one)}, which belong to no part of the others",
+                        fix="give zipped loaders of whole batches, without `collated`",
+                    )
             yield batches if self.by_name else tuple(batches.values())
 
     def split(self, batch: Any, size: int) -> list[Any]:

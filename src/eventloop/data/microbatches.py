@@ -27,6 +27,10 @@ class Microbatches:
         self.parts = tuple(parts)
         if not self.parts:
             raise ValueError("Microbatches got no part: a batch has at least one")
+        if any(isinstance(one, Microbatches) for one in self.parts):
+            raise ValueError(
+                "Microbatches got Microbatches as a part: give the parts of all in one"
+            )
 
     def __len__(self) -> int:
         return len(self.parts)

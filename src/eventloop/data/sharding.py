@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from eventloop.data.combine import Cycled, NoData, Zipped, innermost, is_map_style, seed_of_part
+from eventloop.data.combine import (
+    Cycled,
+    NoData,
+    Zipped,
+    innermost,
+    is_map_style,
+    known_length,
+    seed_of_part,
+)
 from eventloop.data.sample_seeds import mark_repeats, may_repeat
 from eventloop.errors import TaskError, counted
 from eventloop.rng import kept_generators, seed_everything
@@ -47,6 +55,8 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
+        if (length := known_length(dataloader)) is not None:
+            _require(length, num, "batch", "batches")
         part = RankPart(dataloader.batch_sampler, state.rank, num, seed)
         return _rebuilt(dataloader, batch_sampler=part)
     _require(len(dataloader.sampler), num, "sample")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,12 +99,13 @@ class RankHooks:
         require_same(self._processes, "schedules", schedules_of(state))
         require_same(self._processes, "data", self._lengths)
 
-    @hookimpl
-    def before_forward(self, state: State) -> None:
-        # Only the last backward of a batch exchanges gradients.
+    @hookimpl(wrapper=True)
+    def forward(self, state: State) -> Generator[None, Any, Any]:
+        # Only the last backward of a batch exchanges gradients; that of a closure, too.
         if isinstance(state.wrapped_model, DistributedDataParallel):
             is_last = state.microbatch_idx == state.num_microbatches - 1
             state.wrapped_model.require_backward_grad_sync = is_last
+        return (yield)
 
     @hookimpl(wrapper=True)
     def evaluate(self, state: State) -> Any:

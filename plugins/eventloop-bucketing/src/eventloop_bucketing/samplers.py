@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from numbers import Integral
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ class LengthBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Tensor,
+        lengths: Iterable[int] | Tensor,
         batch_size: int,
         *,
         shuffle: bool = True,
@@ -82,7 +83,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | Tensor,
+        lengths: Iterable[int] | Tensor,
         max_tokens: int,
         *,
         shuffle: bool = True,
@@ -124,14 +125,14 @@ class _Buckets:
         longest_B: the greatest length in each bucket.
     """
 
-    def __init__(self, lengths: Sequence[int] | Tensor) -> None:
-        given = torch.as_tensor(lengths)
-        if given.ndim != 1 or not len(given) or given.is_floating_point() or given.min() < 0:
-            raise ValueError(
-                f"lengths are {given.dtype} of shape {tuple(given.shape)}: give one int of 0 or more "
-                "for each sample, and at least one"
-            )
-        self.lengths_N = given.to("cpu", torch.int64)
+    def __init__(self, lengths: Iterable[int] | Tensor) -> None:
+        given = lengths.tolist() if isinstance(lengths, Tensor) else [*lengths]
+        wrong = [one for one in given if not isinstance(one, Integral) or isinstance(one, bool)]
+        wrong += [one for one in given if not wrong and one < 0]
+        if wrong or not given:
+            what = f"lengths has {wrong[0]!r}" if wrong else "lengths is empty"
+            raise ValueError(f"{what}: give one int of 0 or more for each sample, and at least one")
+        self.lengths_N = torch.tensor([int(one) for one in given])
         bounds = [1]
         while bounds[-1] < self.lengths_N.max():
             bounds.append(max(bounds[-1] + 1, int(bounds[-1] * _GROWTH)))

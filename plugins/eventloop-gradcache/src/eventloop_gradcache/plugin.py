@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
+from eventloop.toolbox.passes import evaluation_mode
 from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples, split
 
 
@@ -38,6 +39,8 @@ class GradCache:
         self.microbatch_size = microbatch_size
         self.note = f"the loss is that of the whole batch, in microbatches of {microbatch_size}"
         self._loss: Tensor | None = None
+        self._num_samples = 0
+        self._has_checked = False
         self._draws: list[_Draws] = []
         self._grads: list[list[Tensor | None]] = []
 
@@ -55,9 +58,12 @@ class GradCache:
                 fix="leave `collated` out: gradcache splits the batch",
             )
         parts = split(state.batch, self.microbatch_size)
+        if not self._has_checked:  # once: it waits for the device
+            self._check(state, parts)
         outputs = self._outputs_of(state, parts)
         found = [_tensors(one) for one in outputs]
         sizes = [num_samples(part) for part in parts]
+        self._num_samples = sum(sizes)
         joined = [_joined(one, sizes) for one in zip(*found, strict=True)]
         state.outputs = _rebuilt(outputs[0], joined)
         loss = state.call("loss")
@@ -68,8 +74,8 @@ class GradCache:
         grads = iter(torch.autograd.grad(loss * scale, wanted, allow_unused=True))
         each = [next(grads) if one.requires_grad else None for one in joined]
         shares = (
-            _shares(None if grad is None else grad / scale, like, sizes)
-            for grad, like in zip(each, found[0], strict=True)
+            _shares(None if grad is None else grad / scale, several, sizes)
+            for grad, several in zip(each, zip(*found, strict=True), strict=True)
         )
         self._grads = [[*one] for one in zip(*shares, strict=True)]
         self._loss = loss.detach()
@@ -98,7 +104,7 @@ class GradCache:
             (one * grad).sum() for one, grad in zip(outputs, grads, strict=True) if grad is not None
         ]
         # The loop weighs by the microbatch's share of the samples; these gradients are whole.
-        share = state.count.samples / num_samples(state.microbatch)
+        share = self._num_samples / num_samples(state.microbatch)
         total = torch.stack([one.float() for one in terms]).sum() * share
         return self._loss.float() + total - total.detach()
 
@@ -106,6 +112,20 @@ class GradCache:
     def after_train_batch(self, state: State) -> None:
         """Lets the gradients go."""
         self._grads, self._draws, self._loss = [], [], None
+
+    def _check(self, state: State, parts: Sequence[Any]) -> None:
+        """Computes two microbatches, and one that is smaller, to see whether outputs can be joined."""
+        if len(parts) == 1:
+            return
+        size = num_samples(parts[0])
+        tried = [*parts[:2], *([split(parts[0], size - 1)[0]] if size > 1 else [])]
+        batch = state.batch
+        with evaluation_mode(state):  # without draws; it leaves the State without a batch
+            outputs = self._outputs_of(state, tried)
+        state.batch = batch
+        found = [_tensors(one) for one in outputs]
+        _require_joinable(outputs[0], found, [num_samples(one) for one in tried])
+        self._has_checked = True
 
     def _outputs_of(self, state: State, parts: Sequence[Any]) -> list[Any]:
         """Computes each microbatch without gradients; leaves buffers as they were."""
@@ -154,27 +174,66 @@ def _tensors(outputs: Any) -> list[Tensor]:
     return found
 
 
+def _require_joinable(
+    outputs: Any, found: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+) -> None:
+    """Checks that the outputs of microbatches can be joined to those of the batch.
+
+    Args:
+        outputs: of the first microbatch.
+        found: the tensors of each microbatch's outputs.
+        sizes: samples of the microbatches.
+
+    Raises:
+        PluginError: they hold a loss, or a tensor that is neither a row for each sample nor the same
+            for all microbatches.
+    """
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if own is not None:
+        raise PluginError(
+            "gradcache can't join the outputs: the model computes a loss of its own, of each microbatch",
+            fix="let the model return embeddings, and give Task(loss=...), which sees those of all samples",
+        )
+    for idx, several in enumerate(zip(*found, strict=True)):
+        shapes = [tuple(one.shape) for one in several]
+        if _have_samples(several, sizes):
+            is_right = len({shape[1:] for shape in shapes}) == 1
+        else:
+            is_right = all(torch.equal(one, several[0]) for one in several)
+        if not is_right:
+            listed = ", ".join(map(str, dict.fromkeys(shapes)))
+            raise PluginError(
+                f"gradcache can't join output {idx + 1}: of microbatches of {max(sizes)} samples it has "
+                f"the shapes {listed}, and isn't the same for all of them",
+                fix="let the model return tensors with a row for each sample, and compute what compares "
+                "samples in Task(loss=...)",
+            )
+
+
 def _joined(several: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Joins an output of all microbatches along its samples; one without samples is that of the first."""
     first = several[0]
-    if _has_samples(first, sizes[0]):
+    if _have_samples(several, sizes):
         first = torch.cat([*several])
     if not first.is_floating_point():
         return first.detach()
     return first.detach().float().requires_grad_()
 
 
-def _shares(grad: Tensor | None, like: Tensor, sizes: Sequence[int]) -> list[Tensor | None]:
+def _shares(
+    grad: Tensor | None, several: Sequence[Tensor], sizes: Sequence[int]
+) -> list[Tensor | None]:
     """Returns each microbatch's share of a gradient; of an output without samples one of equal ones."""
     if grad is None:
         return [None] * len(sizes)
-    if _has_samples(like, sizes[0]):
+    if _have_samples(several, sizes):
         return [*torch.split(grad, [*sizes])]
     return [grad / len(sizes)] * len(sizes)
 
 
-def _has_samples(output: Tensor, size: int) -> bool:
-    return output.ndim > 0 and len(output) == size
+def _have_samples(several: Sequence[Tensor], sizes: Sequence[int]) -> bool:
+    """Whether an output has a row for each sample, in all microbatches."""
+    return all(one.ndim > 0 and len(one) == size for one, size in zip(several, sizes, strict=True))
 
 
 def _rebuilt(outputs: Any, tensors: Sequence[Tensor]) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eventloop import State, TaskError, hookimpl
 from eventloop.toolbox.messages import switch_off
+from eventloop.toolbox.samples import Microbatches, describe
 from eventloop_label_smoothing.smoothing import SmoothedAlreadyError, SmoothedCrossEntropy
 
 
@@ -46,6 +47,10 @@ class LabelSmoothing:
         if owner != "core":
             return f"train_batch is {owner}'s, which has losses of its own"
         if not _may_be_classes(state.targets):
+            if isinstance(state.batch, Microbatches):
+                return (
+                    f"it smooths the targets of a batch in one piece, not {describe(state.batch)}"
+                )
             return "the targets are neither classes nor their probabilities"
         return None
 

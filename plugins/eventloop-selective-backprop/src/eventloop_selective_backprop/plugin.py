@@ -61,6 +61,9 @@ class SelectiveBackprop:
         owner = state.owner("train_batch")
         if owner != "core":
             return f"train_batch is {owner}'s, which has losses of its own"
+        owner = state.owner("split_batch")
+        if owner in ("task", "gradcache"):
+            return f"split_batch is {owner}'s: the loss may be one over pairs of samples"
         try:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
             losses = self._losses(state)

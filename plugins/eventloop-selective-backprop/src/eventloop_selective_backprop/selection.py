@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.samples import describe, map_tensors, num_samples
+from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples
 
 
 def draw(losses: Tensor, num: int, beta: float, generator: torch.Generator) -> Tensor:
@@ -100,7 +100,8 @@ def take(batch: Any, indices: Tensor) -> Any:
     num = num_samples(batch)
     for one in _leaves(batch):
         if not _is_of_samples(one, num):
-            what = f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else repr(one)
+            what = describe(one) if isinstance(one, Microbatches) else repr(one)
+            what = f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else what
             raise ValueError(f"beside tensors of {num} samples the batch holds {what}")
     return _replaced(batch, num, lambda tensor: tensor[indices])
 
