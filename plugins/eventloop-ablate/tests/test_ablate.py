@@ -62,6 +62,7 @@ def mended(folder, broken, start):
     return json.loads(out), err
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_is_a_row_with_its_reason(broken):
     """The others go on, and the exit status tells a script."""
     status, out, err, _ = broken
@@ -148,6 +149,7 @@ def test_what_changed_since_it_was_begun_is_refused(folder, broken, start):
     assert "task.options.lr: 0.1 -> 0.2" in err
 
 
+@pytest.mark.nightly
 def test_an_ablation_that_is_interrupted_saves_and_says_how_to_go_on(folder, broken, start):
     """Ctrl-C at the terminal reaches the runs, too, each of which saves a checkpoint.
 

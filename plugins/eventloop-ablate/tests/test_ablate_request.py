@@ -187,6 +187,7 @@ def test_a_picture_needs_matplotlib_before_anything_is_trained(tiny, monkeypatch
         run(["tiny.py", "--plot", "table.png"])
 
 
+@pytest.mark.nightly
 def test_a_task_that_cannot_be_trained_is_told_of_once(tiny, install, monkeypatch, capfd):
     """Not once a run, and before any is begun."""
     install(tiny, "aa-test", ALPHA)

@@ -74,6 +74,7 @@ def as_json(ran):
     return json.loads(ran.out)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("code", "part"), DEFECTS.values(), ids=DEFECTS)
 def test_check_finds_each_defect_that_a_run_refuses(
     run, install, clean, only, tmp_path, code, part

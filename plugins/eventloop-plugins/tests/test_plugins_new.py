@@ -33,6 +33,7 @@ def python(*argv: str, path: list[str], cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("role", ["algorithm", "callback"])
 def test_a_new_plugin_installs_is_listed_and_passes_its_test(run, clean, tmp_path, role):
     """Who starts a plugin starts from something that works."""
@@ -72,6 +73,7 @@ def test_a_new_plugin_has_no_lint(run, clean, role):
         python("-m", "ruff", *command, "eventloop-demo-test", path=[], cwd=clean)
 
 
+@pytest.mark.nightly
 def test_a_new_plugin_type_checks(run, clean, run_mypy):
     """Under mypy strict, its tests too; both roles at once, for mypy reads torch first."""
     for role in ("algorithm", "callback"):

@@ -320,6 +320,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("plugin", "role", "message"), FOUND)
 def test_what_is_wrong_is_found(plugin, role, message):
     """Each kind, by what the author has to change."""

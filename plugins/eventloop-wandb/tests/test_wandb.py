@@ -146,6 +146,7 @@ def test_a_resumed_run_is_one_run_with_each_number_once(tmp_path, in_one_go, bat
     assert numbers_of(folder, with_seconds=False) == numbers_of(in_one_go, with_seconds=False)
 
 
+@pytest.mark.nightly
 def test_rows_that_a_kill_loses_are_sent_again(tmp_path, in_one_go):
     """W&B writes 32 KiB at once; what a killed process had of them is in the checkpoint."""
     folder = tmp_path / "run"
