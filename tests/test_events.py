@@ -16,7 +16,7 @@ LINES = {
     "action": ["Asked"],
 }
 # Only what is not a moment of its own: of numbers and checkpoints one hears when they have arrived.
-AT_ANY_TIME = {Event.LOG, Event.CHECKPOINT_SAVED, Event.EXCEPTION, Event.CLOSE}
+AT_ANY_TIME = {Event.LOG, Event.LOG_TEXT, Event.CHECKPOINT_SAVED, Event.EXCEPTION, Event.CLOSE}
 
 
 def first_calls(names: list[str]) -> list[str]:
@@ -34,7 +34,8 @@ def whole_run(make_trainer, make_task, make_batches, make_plugin, tmp_path):
         with make_trainer(task, callbacks=[ends_early], **given) as trainer:
             with pytest.raises(ZeroDivisionError):
                 trainer.fit()
-        with make_trainer(task, algorithms=[plugin], **given) as trainer:
+        writer = make_plugin("writer", batch_end=lambda state: state.log_text("said", "text"))
+        with make_trainer(task, algorithms=[plugin], callbacks=[writer], **given) as trainer:
             trainer.fit()
             trainer.predict(make_batches())
             with pytest.raises(TaskError):

@@ -13,7 +13,7 @@ callback only reads. *Must not*: what would break the run.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eventloop.hooks import Per, declared_hooks, hookspec
 
@@ -468,6 +468,20 @@ class Events(Protocol):
         """
 
     @hookspec(per="any")
+    def log_text(
+        self, state: State, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Called with the texts and tables that were logged at one moment.
+
+        Fires: for each moment with texts, on rank 0 alone, after `log` of the same moment.
+        State: later than the texts; `at` is the moment that they belong to. A table is a dict of its
+            columns, each a list of as many texts, numbers or None.
+        May: write them.
+        Must not: change `texts`, which all loggers share; print one as it is, since a text may be
+            long and hold control characters: see `eventloop.toolbox.messages.one_line`.
+        """
+
+    @hookspec(per="any")
     def checkpoint_saved(self, state: State, path: Path | Url) -> None:
         """Called after a checkpoint was written to disk completely.
 
@@ -542,6 +556,7 @@ class Event(StrEnum):
     PREDICT_BATCH_END = "predict_batch_end"
     PREDICT_END = "predict_end"
     LOG = "log"
+    LOG_TEXT = "log_text"
     CHECKPOINT_SAVED = "checkpoint_saved"
     EXCEPTION = "exception"
     CLOSE = "close"

@@ -175,8 +175,7 @@ class Loop:
         hooks.epoch_checkpoint(state)
         if hooks.should_checkpoint(state):
             self._save(state)
-        for at, row in self._numbers.arrived(state.clock):
-            hooks.log(state, row, at)
+        self._numbers.deliver(state, hooks)
         return bool(over or hooks.should_stop(state))
 
     def _batch(self, state: State, feed: Feed) -> None:
@@ -209,8 +208,7 @@ class Loop:
         hooks.batch_checkpoint(state)
         if hooks.should_checkpoint(state):
             self._save(state)
-        for at, row in self._numbers.arrived(state.clock):
-            hooks.log(state, row, at)
+        self._numbers.deliver(state, hooks)
 
     @hookimpl
     def train_batch(self, state: State) -> bool | StepOutcome:
@@ -401,8 +399,7 @@ class Loop:
         """
         if alone and self.feeds.are_ahead_of(state.clock):
             self._numbers.forget()
-        for at, row in self._numbers.everything(state.clock, alone=alone):
-            self.hooks.log(state, row, at)
+        self._numbers.deliver_all(state, self.hooks, alone=alone)
 
     def _start_clean(self, state: State) -> None:
         """Drops what a fit that failed in mid-batch left, gradients of half a batch included."""

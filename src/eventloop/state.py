@@ -20,6 +20,8 @@ from eventloop.errors import PluginError, closest
 from eventloop.naming import fold
 from eventloop.signals import StopReason
 from eventloop.training.logged_numbers import Numbers
+from eventloop.training.logged_text import copied_text
+from eventloop.training.metrics import metric_name
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
 
@@ -312,6 +314,27 @@ class State:
             self._numbers.record_part(name, value, self.microbatch_idx, reduce)
         elif self.is_logging:
             self._numbers.record(name, value, reduce)
+
+    def log_text(self, name: str, text: str | Mapping[str, Iterable[Any]]) -> None:
+        """Logs a text or a table for the current moment, for example what a model generates.
+
+        Rank 0's is kept; `all_gather` collects those of the others. A later one of the same name
+        and moment replaces it. While an eval set is evaluated its name is SET/NAME. In a prediction
+        it is dropped.
+
+        Args:
+            name: as in `log`; any text will do.
+            text: a text, or the columns of a table by name, with as many cells each, which are
+                texts, numbers or None: {"prompt": [...], "completion": [...]}.
+
+        Raises:
+            TypeError, ValueError: `text` is something else.
+        """
+        copied = copied_text(name, text)
+        if self.is_logging and self.rank == 0:
+            if self.eval_name is not None:
+                name = metric_name(self.eval_name, name)
+            self._numbers.record_text(name, copied)
 
     @contextmanager
     def evaluating(self, names: Iterable[str]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -125,6 +125,7 @@ class StateView(Protocol):
     def log(
         self, name: str, value: float | Tensor, reduce: Literal["mean", "sum"] | None = None
     ) -> None: ...
+    def log_text(self, name: str, text: str | Mapping[str, Iterable[Any]]) -> None: ...
     def all_gather(self, value: Any) -> list[Any]: ...
     def count_true(self, answer: bool) -> int: ...
     def request_stop(self, reason: str, kind: StopKind = ...) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +12,25 @@ from eventloop.clock import Clock, Time
 from eventloop.training.logged_numbers import Numbers
 
 
+def delivered_by(deliver, clock: Clock) -> list:
+    """Returns what comes to loggers, rows of texts as well, each with its moment."""
+    rows = []
+
+    def keep(state, row, at):
+        rows.append((at, row))
+
+    deliver(SimpleNamespace(clock=clock), SimpleNamespace(log=keep, log_text=keep))
+    return rows
+
+
 def run(numbers: Numbers, num_batches: int, value=float) -> list:
     """Logs a number a batch; gives what was delivered at each batch."""
     clock, delivered = Clock(), []
     for idx in range(num_batches):
         clock.end_batch(samples=4, tokens=0, seconds=0.1)
         numbers.record("n", value(idx))
-        delivered.append([(at.batch, row["n"]) for at, row in numbers.arrived(clock)])
-    delivered.append([(at.batch, row["n"]) for at, row in numbers.everything(clock)])
+        delivered.append([(at.batch, row["n"]) for at, row in delivered_by(numbers.deliver, clock)])
+    delivered.append([(at.batch, row["n"]) for at, row in delivered_by(numbers.deliver_all, clock)])
     return delivered
 
 
@@ -49,7 +61,7 @@ def test_a_row_holds_numbers_of_any_kind_by_name():
     for name, value in row.items():
         numbers.record(name, value)
 
-    ((at, delivered),) = numbers.everything(clock)
+    ((at, delivered),) = delivered_by(numbers.deliver_all, clock)
 
     assert at == clock.moment()
     assert delivered == {"half": 0.5, "int": 7, "row": 1.5, "double": 0.1, "host": 3, "bool": True}
@@ -70,7 +82,7 @@ def test_a_later_number_of_one_moment_replaces_the_earlier(earlier, later):
         numbers.record("n", value)
 
     expected = {"other": 6.0, "n": float(later)}
-    assert [row for _, row in numbers.everything(clock)] == [expected]
+    assert [row for _, row in delivered_by(numbers.deliver_all, clock)] == [expected]
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1, dtype=torch.float64)])
@@ -83,7 +95,9 @@ def test_what_every_batch_has_replaces_what_a_plugin_logged(rate, name):
     numbers.record(name, torch.tensor(9.0))
     numbers.record_batch(torch.tensor(2.0), {"main": torch.optim.SGD(params, lr=rate)})
 
-    assert [row for _, row in numbers.everything(clock)] == [{"train/loss": 2.0, "lr/main": 0.1}]
+    assert [row for _, row in delivered_by(numbers.deliver_all, clock)] == [
+        {"train/loss": 2.0, "lr/main": 0.1}
+    ]
 
 
 def test_a_moment_that_will_not_come_leaves_nothing():
@@ -91,12 +105,12 @@ def test_a_moment_that_will_not_come_leaves_nothing():
     numbers, clock = Numbers(Time("3ba")), Clock()
     clock.end_batch(samples=4, tokens=0, seconds=0.1)
     numbers.record("n", torch.tensor(1.0))
-    assert list(numbers.arrived(clock)) == []
+    assert delivered_by(numbers.deliver, clock) == []
 
     numbers.record("n", torch.tensor(2.0))
     numbers.forget()
 
-    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.0}]
+    assert [row for _, row in delivered_by(numbers.deliver_all, clock)] == [{"n": 1.0}]
 
 
 def test_parts_of_a_batch_that_failed_do_not_join_the_next():
@@ -110,7 +124,7 @@ def test_parts_of_a_batch_that_failed_do_not_join_the_next():
 
     numbers.record_batch(None, {})
 
-    assert [row for _, row in numbers.everything(clock)] == [{"n": 1.5}]
+    assert [row for _, row in delivered_by(numbers.deliver_all, clock)] == [{"n": 1.5}]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -120,7 +134,7 @@ def test_no_value_is_lost(value):
 
     numbers.record("n", torch.tensor(value))
 
-    ((_, row),) = numbers.everything(clock)
+    ((_, row),) = delivered_by(numbers.deliver_all, clock)
     assert repr(row["n"]) == repr(value)
 
 
@@ -128,7 +142,7 @@ def test_without_numbers_there_is_no_row():
     """Loggers aren't told of nothing."""
     numbers, clock = Numbers(Time("1ba")), Clock()
 
-    assert numbers.everything(clock) == []
+    assert delivered_by(numbers.deliver_all, clock) == []
 
 
 def test_where_nobody_listens_nothing_is_kept():

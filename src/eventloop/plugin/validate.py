@@ -25,7 +25,7 @@ def implementations(
     found: list[Implementation] = []
     problems = list(mistakes(plugin, hooks))
     marked = list(_marked(plugin))
-    logs = any((impl.opts["specname"] or name) == "log" for name, impl in marked)
+    logs = any((impl.opts["specname"] or name) in ("log", "log_text") for name, impl in marked)
     for name, impl in marked:
         hook_name = impl.opts["specname"] or name
         hook = hooks.get(hook_name)

@@ -133,7 +133,8 @@ class Run:
         state = self.state
         self._compiled = compiled_of(assembly, state)
         self.active.freeze(assembly, state, (*self._compiled, *state.observers))
-        self._numbers.is_heard = len(assembly.implementations["log"]) > 0
+        heard = (assembly.implementations[one] for one in ("log", "log_text"))
+        self._numbers.is_heard = any(heard)
         manifest = manifest_of(assembly, state.settings, state.device)
         state.manifest = {**manifest, "task": dict(self._origin or {})}
 

@@ -6,17 +6,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop.clock import Clock, Counts, Moment, Time, moment_of
+from eventloop.clock import Clock, Counts, Time, moment_of
 from eventloop.training.eval_numbers import Number, SetNumbers, weighted
+from eventloop.training.logged_text import Text, Texts
+
+if TYPE_CHECKING:
+    from eventloop.plugin.plans import Plans
+    from eventloop.state import State
 
 Reduction = Literal["mean", "sum"]
-Delivery = tuple[Moment, dict[str, float]]
 
 
 class Share(NamedTuple):
@@ -68,6 +72,7 @@ class Numbers:
         "_row",
         "_rows",
         "_tensors",
+        "_texts",
         "_update",
         "interval",
         "is_heard",
@@ -85,7 +90,8 @@ class Numbers:
         self._parts: dict[str, dict[int, _Parts]] = {}
         self._update = 0
         self._row: Row = {}
-        self._rows: list[Row] = []
+        self._texts = Texts()
+        self._rows: list[Row | Texts] = []
         self._at: list[Counts] = []
         # The cells of tensors; one may be listed twice, and hold a number by now.
         self._tensors: list[Cell] = []
@@ -135,6 +141,11 @@ class Numbers:
                 updates[update] = parts = _Parts(weights, reduce)
             parts.values[idx] = value
 
+    def record_text(self, name: str, text: Text) -> None:
+        """Keeps a text for the moment under way; a later one of the same name replaces it."""
+        if self.is_heard:
+            self._texts[name] = text
+
     def next_update(self) -> None:
         """Begins another of several updates of a batch, or ends the last one."""
         self._update += 1
@@ -165,6 +176,7 @@ class Numbers:
         """Drops the numbers of the moment under way, which won't come."""
         self._tensors = [one for one in self._tensors if one[0] is not self._row]
         self._row, self._parts, self._update = {}, {}, 0
+        self._texts = Texts()
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
@@ -175,38 +187,44 @@ class Numbers:
         finally:
             self.is_heard = is_heard
 
-    def arrived(self, clock: Clock) -> Iterable[Delivery]:
-        """Ends the current row; returns the rows that have reached the host, in order.
+    def deliver(self, state: State, hooks: Plans) -> None:
+        """Ends the current row; hands those on, in order, that have reached the host.
 
         The copy of the rows so far starts when it is due.
         """
-        copies = self._copies
+        copies, clock = self._copies, state.clock
         if self._row:
             self._rows.append(self._row)
             self._at.append(clock._now)
             self._row = {}
+        if self._texts:
+            self._end_texts(clock)
         if (self._rows or self._over_ranks) and clock.crossed(self.interval):
             self._start_copy(alone=False)
-        rows: Iterable[Delivery] = ()
         while copies and copies[0].is_ready():
-            rows = [*rows, *copies.popleft().rows()]
-        return rows
+            copies.popleft().deliver(state, hooks)
 
-    def everything(self, clock: Clock, *, alone: bool = False) -> Iterable[Delivery]:
-        """Ends the current row; waits for all rows and returns them in order.
+    def deliver_all(self, state: State, hooks: Plans, *, alone: bool = False) -> None:
+        """Ends the current row; waits for all rows and hands them on in order.
 
         Args:
             alone: without the other ranks; values not yet reduced stay those of this rank.
         """
         if self._row:
             self._rows.append(self._row)
-            self._at.append(clock._now)
+            self._at.append(state.clock._now)
             self._row = {}
+        self._end_texts(state.clock)
         if self._rows or self._over_ranks:
             self._start_copy(alone=alone)
-        rows = [row for copied in self._copies for row in copied.rows()]
-        self._copies.clear()
-        return rows
+        while self._copies:
+            self._copies.popleft().deliver(state, hooks)
+
+    def _end_texts(self, clock: Clock) -> None:
+        if self._texts:
+            self._rows.append(self._texts)
+            self._at.append(clock._now)
+            self._texts = Texts()
 
     def _join_parts(self) -> None:
         """Makes one number of those of microbatches and updates, by name, in the row under way."""
@@ -223,10 +241,9 @@ class Numbers:
                 self._reductions[name] = reduce
 
     def _start_copy(self, *, alone: bool) -> None:
-        if self._over_ranks is not None and not alone:
-            self._tensors += self._over_ranks(self._rows, self._reductions)
-        elif self._over_ranks is not None:
-            self._tensors += _own_means(self._rows)
+        if self._over_ranks is not None:
+            rows = [one for one in self._rows if not isinstance(one, Texts)]
+            self._tensors += _own_means(rows) if alone else self._over_ranks(rows, self._reductions)
         self._copies.append(_Copied(self._at, self._rows, self._tensors))
         self._at, self._rows, self._tensors = [], [], []
 
@@ -272,7 +289,7 @@ def mean(values: Sequence[Number]) -> Number:
     return sum(weighted(value, 1.0) for value in values) / len(values)
 
 
-def _own_means(rows: Iterable[Row]) -> list[Cell]:
+def _own_means(rows: Iterable[Row]) -> Iterable[Cell]:
     """Puts a rank's own means in the place of its shares; returns where."""
     cells = []
     for row in rows:
@@ -286,18 +303,21 @@ def _own_means(rows: Iterable[Row]) -> list[Cell]:
 class _Copied:
     """Rows on their way to the host, and the moment of each."""
 
-    def __init__(self, at: list[Counts], rows: list[Row], tensors: list[Cell]) -> None:
+    def __init__(self, at: list[Counts], rows: list[Row | Texts], tensors: list[Cell]) -> None:
         self._at, self._rows = at, rows
         self._tensors = [(row, name) for row, name in tensors if isinstance(row[name], Tensor)]
         self._copy = HostCopy(cast("list[Tensor]", [row[name] for row, name in self._tensors]))
         self.is_ready = self._copy.is_ready
 
-    def rows(self) -> Iterable[Delivery]:
-        """Yields the rows with their moments, with numbers in place of tensors."""
+    def deliver(self, state: State, hooks: Plans) -> None:
+        """Hands the rows on with their moments, with numbers in place of tensors."""
         for (row, name), number in zip(self._tensors, self._copy.numbers(), strict=True):
             row[name] = number
-        rows = cast("list[dict[str, float]]", self._rows)
-        return zip(map(moment_of, self._at), rows, strict=True)
+        for at, one in zip(map(moment_of, self._at), self._rows, strict=True):
+            if one.__class__ is Texts:  # cheaper than a call
+                hooks.log_text(state, one, at)
+            else:
+                hooks.log(state, cast("dict[str, float]", one), at)
 
 
 class HostCopy:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The core's own, in which the task's model and loss run.
 _TASK_INSIDE_CORE = {"forward": "model", "loss": "loss"}
 _READ = "aten::_local_scalar_dense"
-_ACTS = ("log", "request_checkpoint", "request_stop", "update")
+_ACTS = ("log", "log_text", "request_checkpoint", "request_stop", "update")
 # They read without an operation that could be seen.
 _METHODS = {"tolist": "tolist", "numpy": "numpy", "__repr__": "print"}
 _TORCH = Path(torch.__file__).parent
