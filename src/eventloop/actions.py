@@ -48,6 +48,16 @@ class Actions(Protocol):
         """
 
     @hookspec(per="run", firstresult=True)
+    def wrap_companion(self, state: State, companion: nn.Module) -> nn.Module:
+        """Returns a second model where this rank computes with it: a teacher, a reference.
+
+        Asked: by `state.companion`, before the optimizers are built.
+
+        Its parameters may be replaced, in place. Nothing in it is trained, and all ranks have the same
+        weights. Default: on `state.device`.
+        """
+
+    @hookspec(per="run", firstresult=True)
     def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
         """Returns the optimizers by name, over the parameters of `state.model`.
 

@@ -16,12 +16,14 @@ from eventloop.clock import Clock, Time, resolve
 from eventloop.data import batches
 from eventloop.data.batches import Count
 from eventloop.data.loaders import training_pass
-from eventloop.errors import PluginError, closest
+from eventloop.errors import PluginError, a, closest
 from eventloop.naming import fold
+from eventloop.rng import kept_generators
 from eventloop.signals import StopReason
 from eventloop.training.logged_numbers import Numbers
 from eventloop.training.logged_text import copied_text
 from eventloop.training.metrics import metric_name
+from eventloop.training.weight_digest import digest_of
 from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
 
@@ -444,6 +446,49 @@ class State:
     def generators(self) -> Mapping[str, torch.Generator]:
         """Returns all generators that were requested, by name."""
         return self._generators
+
+    def companion(self, name: str, build: Callable[[], nn.Module]) -> nn.Module:
+        """Returns a second model that only computes, placed as the run's is: a teacher, a reference.
+
+        Called at `init` or later, before the run is loaded, alike on all ranks. The model is frozen and in
+        evaluation mode, on `device`, or sharded by the plugin that shards the run's. It isn't part of
+        `model`, of an optimizer or of a checkpoint: a resumed run builds it again, and is refused if
+        its weights are others. Where it is sharded, every rank must call it equally often.
+
+        Args:
+            name: in the manifest and in messages; that of the plugin, say.
+            build: returns the model; the global random generators are as before afterwards.
+
+        Raises:
+            PluginError: it comes too late, the name is taken, the model shares parameters with the
+                run's, or the ranks have built different weights.
+        """
+        known: dict[str, str] = self.manifest.get("companions", {})
+        if self.metrics or name in known:
+            late = "is there already" if name in known else "is asked for when all is built"
+            raise PluginError(
+                f"the companion {name!r} {late}", fix="call state.companion once, at `init`"
+            )
+        with kept_generators():
+            made = build()
+        if not isinstance(made, nn.Module):
+            raise PluginError(
+                f"the companion {name!r} is {a(type(made).__name__)}, not an nn.Module",
+                fix="give a function that returns the model",
+            )
+        if {*made.parameters()} & {*self.model.parameters()}:
+            raise PluginError(
+                f"the companion {name!r} shares parameters with the model, which are trained",
+                fix="give a copy: copy.deepcopy(model)",
+            )
+        digest = digest_of(made.requires_grad_(False).eval().state_dict(), lambda one: [one])
+        if len({*self.all_gather(digest)}) > 1:
+            raise PluginError(
+                f"the companion {name!r} has other weights on each rank",
+                fix="load the same weights on all ranks, or draw them from a seed",
+            )
+        self.manifest = {**self.manifest, "companions": {**known, name: f"weights {digest}"}}
+        return self._active.plans.wrap_companion(self, made)
 
     def update(
         self,

@@ -244,13 +244,14 @@ _PLUGIN_FACT = keys(
     source=STR,
     options=NAMED,
 )
+_COMPANIONS = {"companions": by_name(STR)}
 FACTS = keys(
     {"status": optional(STR)},
     moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
     duration=optional(STR),
     stop_reason=optional(STR),
     manifest=keys(
-        {"absent": each(_PLUGIN_FACT), "tested": keys(checkpoint=optional(STR))},
+        {"absent": each(_PLUGIN_FACT), "tested": keys(checkpoint=optional(STR)), **_COMPANIONS},
         plugins=each(_PLUGIN_FACT),
         off=each(keys({"kind": STR}, name=STR, reason=STR)),
         settings=NAMED,

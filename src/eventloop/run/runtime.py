@@ -136,7 +136,7 @@ class Run:
         heard = (assembly.implementations[one] for one in ("log", "log_text"))
         self._numbers.is_heard = any(heard)
         manifest = manifest_of(assembly, state.settings, state.device)
-        state.manifest = {**manifest, "task": dict(self._origin or {})}
+        state.manifest = {**state.manifest, **manifest, "task": dict(self._origin or {})}
 
     @contextmanager
     def guarded(self, *, closing: bool = False) -> Iterator[None]:

@@ -162,7 +162,9 @@ class FromCheckpoint(Start):
     def load(self, run: Run) -> None:
         """Calls `before_load`, then restores everything; the loop restores the RNG states later."""
         state, hooks, loop, capture = run.state, run.active.plans, run.loop, run.capture
-        self._refuse(list(config_differences(self._then, state.manifest, "optimizers")))
+        then, now = self._then, state.manifest
+        companions = config_differences(then, now, "companions")
+        self._refuse([*config_differences(then, now, "optimizers"), *companions])
         state.manifest = {**state.manifest, "absent": list(self._missing)}
         parts, self._parts = self._parts, None
         assert parts is not None

@@ -108,6 +108,10 @@ class Defaults:
         return self._wrap(state)
 
     @hookimpl
+    def wrap_companion(self, state: State, companion: nn.Module) -> nn.Module:
+        return companion.to(state.device)
+
+    @hookimpl
     def build_optimizers(self, state: State) -> dict[str, Optimizer]:
         return {}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
 from eventloop.toolbox.messages import as_option, switch_off
-from eventloop.toolbox.passes import kept_generators, predictions
+from eventloop.toolbox.passes import predictions
 from eventloop_distill.softened import class_dim, counted_positions, soft_loss
 from eventloop_distill.teacher import named_teacher, parts_of
 
@@ -71,23 +71,15 @@ class Distill:
     @hookimpl
     def init(self, state: State) -> None:
         """Builds the teacher, without advancing any other random generator."""
-        if isinstance(self.teacher, nn.Module):
-            model = self.teacher
-        else:
-            with kept_generators():
-                model = _built(self.teacher, self.weights)
-        self._model = model.to(state.device).eval()
+        self._model = state.companion("distill", self._teacher)
+
+    def _teacher(self) -> nn.Module:
+        given = self.teacher
+        return given if isinstance(given, nn.Module) else _built(given, self.weights)
 
     @hookimpl
     def after_load(self, state: State) -> None:
-        """Refuses a teacher that is trained, and a training that asks for no loss."""
-        assert self._model is not None
-        trained = {id(param) for param in state.model.parameters()}
-        if any(id(param) in trained for param in self._model.parameters()):
-            raise PluginError(
-                "distill: the teacher shares parameters with the model that it should teach",
-                fix="give a copy: Distill(teacher=copy.deepcopy(model))",
-            )
+        """Refuses a training that asks for no loss."""
         owner = state.owner("train_batch")
         if owner != "core":
             raise PluginError(

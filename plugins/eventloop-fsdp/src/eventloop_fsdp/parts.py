@@ -87,6 +87,7 @@ def shard(
     policy: MixedPrecisionPolicy,
     reshard_after_forward: bool = True,
     offload: bool = False,
+    keeps_root: bool = True,
 ) -> list[FSDPModule]:
     """Shards parts and model over the ranks of a mesh, in place: their parameters are DTensors.
 
@@ -95,6 +96,7 @@ def shard(
         reshard_after_forward: whether a part is given up between its forward and its backward.
             The root's own parameters are kept where that is torch's way: backward begins there.
         offload: whether shards and their gradients stay on the host.
+        keeps_root: False where no backward follows, so that the root's are given up, too.
 
     Returns:
         Parts and model as what they have become; they keep their names, and are the same objects.
@@ -108,7 +110,8 @@ def shard(
     # The first module to be sharded owns its parameters alone.
     for one in reversed(parts):
         fully_shard(one, reshard_after_forward=reshard_after_forward, **given)
-    fully_shard(model, reshard_after_forward=None if reshard_after_forward else False, **given)
+    of_root = (None if keeps_root else True) if reshard_after_forward else False
+    fully_shard(model, reshard_after_forward=of_root, **given)
     return [one for one in model.modules() if isinstance(one, FSDPModule)]
 
 

@@ -140,6 +140,24 @@ class Fsdp:
             self._root.set_reduce_scatter_unused_params(True)
         return state.model
 
+    @hookimpl(conditional=True)
+    def wrap_companion(self, state: State, companion: nn.Module) -> nn.Module | None:
+        """Shards a model that only computes, in place; each part is given up after its forward."""
+        if state.world_size == 1:
+            return None
+        from eventloop_fsdp.parts import mesh_of, parts_of, shard
+
+        self._require_usable(state)
+        shard(
+            companion,
+            parts_of(companion),
+            mesh_of(state.device.type, state.world_size, self.replicate),
+            policy=self._policy(),
+            offload=self.offload,
+            keeps_root=False,
+        )
+        return companion
+
     @hookimpl(wrapper=True)
     def build_optimizers(
         self, state: State
