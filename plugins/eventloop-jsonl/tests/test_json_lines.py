@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventloop import Moment
-from eventloop_jsonl import LineFile, lines
+from eventloop_jsonl import LineFile, lines, text_lines
 
 AT = Moment(epoch=2, batch=40, sample=2560, token=0, seconds=1.25)
 
@@ -54,6 +54,50 @@ def test_whatever_is_logged_can_be_parsed(numbers):
     for value, line in zip(numbers.values(), parsed, strict=True):
         back = float(line["value"]) if isinstance(line["value"], str) else line["value"]
         assert back == value or (math.isnan(back) and math.isnan(value))
+
+
+def test_a_text_and_a_table_are_a_line_each():
+    """In the order and with the keys of the numbers, so that one reader takes all."""
+    texts = {"said": "a\nb\x1b", "samples": {"prompt": ["x", "y"], "score": [math.nan, None]}}
+
+    first, second = map(strictly, text_lines(texts, AT, "run").splitlines())
+
+    assert first == {"name": "said", "text": "a\nb\x1b", **AT._asdict(), "run": "run"}
+    assert second["table"] == {"prompt": ["x", "y"], "score": ["NaN", None]}
+    assert list(second) == ["name", "table", *AT._fields, "run"]
+
+
+cells = st.one_of(any_text, st.floats(), st.integers(), st.booleans(), st.none())
+tables = st.dictionaries(any_text, st.lists(cells), max_size=3)
+
+
+@given(st.dictionaries(any_text, st.one_of(any_text, tables), max_size=3))
+def test_whatever_is_logged_as_text_can_be_parsed(texts):
+    """What a model says may be anything: half of an emoji, an escape sequence."""
+    written = text_lines(texts, AT)
+
+    parsed = [strictly(line) for line in written.splitlines()]
+    assert written.isascii()
+    assert len(parsed) == len(texts)
+    for text, line in zip(texts.values(), parsed, strict=True):
+        if isinstance(text, str):
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            assert line["text"] == whole
+        else:
+            assert [*map(len, line["table"].values())][:1] == [*map(len, text.values())][:1]
+
+
+def test_half_of_a_long_text_is_cut_off(tmp_path):
+    """A killed process leaves half a line, of a text longer than what is read at once."""
+    path = tmp_path / "metrics.jsonl"
+    whole = lines({"n": 1.0}, AT)
+    path.write_text(whole + text_lines({"said": "x" * 3_000_000}, AT)[:2_500_000])
+
+    file = LineFile(path)
+    file.append(whole)
+    file.close()
+
+    assert path.read_text() == whole * 2
 
 
 def test_the_strict_parser_is_strict():

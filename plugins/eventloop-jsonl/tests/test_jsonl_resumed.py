@@ -26,11 +26,16 @@ class Dies:
         self.by_kill = by_kill
 
     @hookimpl
+    def eval_end(self, state):
+        state.log_text("samples", {"of": [state.eval_name], "at": [state.clock.batch]})
+
+    @hookimpl
     def batch_end(self, state):
         if state.clock.batch == self.batch:
             if self.by_kill:
                 os._exit(0)
             raise EOFError
+        state.log_text("said", f"after {state.clock.batch}")
 
 
 def fit(folder, dies=None, *, path=None, run="run", **given):
@@ -84,6 +89,15 @@ def test_a_resumed_run_has_the_lines_of_one_in_one_go(tmp_path, in_one_go, name,
     fit(tmp_path, path=path)
 
     assert rows(path or tmp_path / "run" / "metrics.jsonl") == in_one_go
+
+
+def test_texts_are_among_the_lines(in_one_go):
+    """So that the comparisons of this file are about them, too: of training and of evaluation."""
+    said = [row["text"] for row in in_one_go if row["name"] == "said"]
+    samples = [row["table"] for row in in_one_go if row["name"] == "test/samples"]
+
+    assert said == [f"after {batch}" for batch in range(1, 7)]
+    assert samples == [{"of": ["test"], "at": [batch]} for batch in range(1, 7)]
 
 
 def test_there_are_lines_to_be_taken_back(tmp_path, in_one_go):
@@ -170,9 +184,9 @@ def test_looking_at_a_run_takes_nothing_back(tmp_path, in_one_go):
         trainer.fit()
 
     assert looked.startswith(before)
-    extra = rows(path)[len([row for row in in_one_go if row["batch"] <= 4]) :][:2]
-    assert sorted(one["name"] for one in extra) == ["test/accuracy", "test/loss"]
-    assert len(rows(path)) == len(in_one_go) + 2
+    extra = rows(path)[len([row for row in in_one_go if row["batch"] <= 4]) :][:3]
+    assert sorted(one["name"] for one in extra) == ["test/accuracy", "test/loss", "test/samples"]
+    assert len(rows(path)) == len(in_one_go) + 3
 
 
 def test_two_ranks_write_one_file(tmp_path):

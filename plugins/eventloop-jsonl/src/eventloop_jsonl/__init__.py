@@ -1,6 +1,6 @@
-"""Every number that eventloop logs as one line of JSON."""
+"""Every number and text that eventloop logs as one line of JSON."""
 
-from eventloop_jsonl.lines import LineFile, lines
+from eventloop_jsonl.lines import LineFile, lines, text_lines
 from eventloop_jsonl.plugin import Jsonl
 
-__all__ = ["Jsonl", "LineFile", "lines"]
+__all__ = ["Jsonl", "LineFile", "lines", "text_lines"]

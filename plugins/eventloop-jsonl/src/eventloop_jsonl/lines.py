@@ -1,4 +1,4 @@
-"""Numbers as lines of JSON, and a file that holds whole lines only.
+"""Numbers and texts as lines of JSON, and a file that holds whole lines only.
 
 JSON has no NaN and no infinities: they are the texts "NaN", "Infinity" and "-Infinity", which
 Python's `float` and JavaScript's `Number` read back; an integer beyond every float counts as
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eventloop import Moment
 from eventloop.toolbox.run_files import RunFolder, append_whole
@@ -24,7 +24,7 @@ _START = '{"name": '
 _MOST_CHARS = 200
 _CHUNK_BYTES = 2**20
 _NUM_DIGESTED = 16
-_OWN = ("value", "seconds", "run")  # what two runs that log alike needn't share
+_OWN = ("value", "text", "table", "seconds", "run")  # what two runs that log alike needn't share
 
 
 def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> str:
@@ -33,11 +33,20 @@ def lines(numbers: Mapping[str, float], at: Moment, run: str | None = None) -> s
     Args:
         run: what tells this run's lines from those of others, where they may share a file.
     """
+    values = {name: f'"value": {_value(value)}' for name, value in numbers.items()}
+    return _lines(values, at, run)
+
+
+def text_lines(
+    texts: Mapping[str, str | Mapping[str, Iterable[Any]]], at: Moment, run: str | None = None
+) -> str:
+    """Returns a line of JSON for each text or table, with its name, itself and its moment."""
+    return _lines({name: _text(text) for name, text in texts.items()}, at, run)
+
+
+def _lines(values: Mapping[str, str], at: Moment, run: str | None) -> str:
     moment = _encode(at._asdict() | ({} if run is None else {"run": run}))[1:]
-    return "".join(
-        f'{_START}{_name(name)}, "value": {_value(value)}, {moment}\n'
-        for name, value in numbers.items()
-    )
+    return "".join(f"{_START}{_name(name)}, {value}, {moment}\n" for name, value in values.items())
 
 
 def _name(name: str) -> str:
@@ -61,6 +70,19 @@ def _value(value: float) -> str:
     if abs(value) <= sys.float_info.max:
         return _encode(value)
     return '"Infinity"' if value > 0 else '"-Infinity"'
+
+
+def _text(text: str | Mapping[str, Iterable[Any]]) -> str:
+    if isinstance(text, str):
+        return f'"text": {_encoded(text)}'
+    columns = (f"{_encoded(name)}: [{', '.join(map(_cell, one))}]" for name, one in text.items())
+    return f'"table": {{{", ".join(columns)}}}'
+
+
+def _cell(cell: str | float | None) -> str:
+    if isinstance(cell, str):
+        return _encoded(cell)
+    return "null" if cell is None else _value(cell)
 
 
 def is_of_run(line: bytes, run: str) -> bool:
@@ -232,8 +254,11 @@ def _mend(descriptor: int) -> None:
     num_bytes = os.fstat(descriptor).st_size
     if not num_bytes:
         return
-    start = max(0, num_bytes - 2**16)
-    _, _, half = os.pread(descriptor, num_bytes - start, start).rpartition(b"\n")
+    half, start = b"", num_bytes
+    while start and b"\n" not in half:  # a text may be long
+        stop, start = start, max(0, start - _CHUNK_BYTES)
+        half = os.pread(descriptor, stop - start, start) + half
+    half = half.rpartition(b"\n")[2]
     ours = _START.encode()
     if half.startswith(ours) or ours.startswith(half):
         os.ftruncate(descriptor, num_bytes - len(half))

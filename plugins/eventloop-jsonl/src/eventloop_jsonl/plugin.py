@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eventloop import Moment, PluginError, hookimpl
 from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.run_files import RunFolder
-from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines
+from eventloop_jsonl.lines import LineFile, Position, is_of_run, lines, text_lines
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -20,7 +20,7 @@ _NAME = "metrics.jsonl"
 
 
 class Jsonl:
-    """Writes every logged number as one line of JSON.
+    """Writes every logged number, text and table as one line of JSON.
 
     Args:
         path: the file, which is appended to; not set: metrics.jsonl in the folder of the run.
@@ -55,12 +55,14 @@ class Jsonl:
     @hookimpl(rank_zero=True)
     def log(self, state: StateView, numbers: dict[str, float], at: Moment) -> None:
         """Appends a line for each number."""
-        if self._file is None:  # the trainer failed before it was complete
-            self._file = self._file_in(state.run_dir)
-        text = lines(numbers, at, self._run)
-        if self._resumed_at is not None:
-            self._since += text  # of an evaluation before the run goes on
-        self._tried(functools.partial(self._file.append, text))
+        self._append(state, lines(numbers, at, self._run))
+
+    @hookimpl(rank_zero=True)
+    def log_text(
+        self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Appends a line for each text."""
+        self._append(state, text_lines(texts, at, self._run))
 
     @hookimpl
     def close(self) -> None:
@@ -77,6 +79,13 @@ class Jsonl:
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Notes where the file ended; it is cut when the run goes on, not when it is looked at."""
         self._resumed_at, self._since = Position(**state) if "num_lines" in state else None, ""
+
+    def _append(self, state: StateView, text: str) -> None:
+        if self._file is None:  # the trainer failed before it was complete
+            self._file = self._file_in(state.run_dir)
+        if self._resumed_at is not None:
+            self._since += text  # of an evaluation before the run goes on
+        self._tried(functools.partial(self._file.append, text))
 
     def _is_surplus(self, line: bytes) -> bool:
         return self._run is None or is_of_run(line, self._run)
