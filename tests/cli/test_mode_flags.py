@@ -167,7 +167,7 @@ class Plugin:
 
 def test_the_check_is_an_observer_of_a_package(run, tiny, install):
     """It reports when the run is over, and what it found is the exit status."""
-    install("check", OBSERVER, group="eventloop.observers")
+    install("check", OBSERVER, group="eventloop.options")
 
     ran = run(*FIT, "--check")
 
@@ -184,18 +184,18 @@ def test_the_check_without_its_package_says_which_to_install(run, tiny, monkeypa
     ran = run(*FIT, "--check")
 
     assert (ran.status, ran.out) == (2, "")
-    assert "--check is an option of eventloop-check, which isn't installed" in ran.err
+    assert "--check needs eventloop-check, which isn't installed" in ran.err
     assert "`pip install ./plugins/eventloop-check`" in ran.err
 
 
 def test_two_packages_with_a_check_are_an_error(run, tiny, install):
     """None is taken by chance, and each is named."""
-    install("check", OBSERVER, group="eventloop.observers", distribution="eventloop-check")
-    install("check", OBSERVER, group="eventloop.observers", distribution="eventloop-other")
+    install("check", OBSERVER, group="eventloop.options", distribution="eventloop-check")
+    install("check", OBSERVER, group="eventloop.options", distribution="eventloop-other")
 
     ran = run(*FIT, "--check")
 
     assert (ran.status, ran.out) == (1, "")
-    assert "2 packages add the observer 'check': " in ran.err
+    assert "2 packages add the option 'check': " in ran.err
     assert "eventloop-check" in ran.err
     assert "eventloop-other" in ran.err

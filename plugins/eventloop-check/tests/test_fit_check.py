@@ -38,7 +38,7 @@ def checked(
     """Trains with `--check` and plugins of one hook; returns exit status and stdout."""
     for variable in [name for name in os.environ if name.startswith("EVENTLOOP_")]:
         monkeypatch.delenv(variable)
-    install(tmp_path, "check", "observers", "eventloop_check:Check")
+    install(tmp_path, "check", "options", "eventloop_check:Check")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").touch()

@@ -15,16 +15,16 @@ from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
 from eventloop.cli.job import Job, header_lines, output_path, prepare
 from eventloop.cli.launch import NPROC, launch
-from eventloop.cli.mode_flags import OPTIONS, Modes
+from eventloop.cli.mode_flags import OPTIONS, Modes, from_package
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
-from eventloop.cli.result_file import ResultFile
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
 from eventloop.errors import SettingError, counted
 from eventloop.hooks import hookimpl
 from eventloop.naming import fold
+from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.lock import require_lock
+from eventloop.plugin.lock import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.text import pip, shell
@@ -62,8 +62,9 @@ def run(arguments: Arguments) -> int:
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     job = prepare(arguments, COMMAND)
-    if "unlocked" not in arguments.given:
-        require_lock(job.configuration, job.candidates)
+    if "unlocked" not in arguments.given and (lock := lock_path(Path.cwd())).is_file():
+        installed = dry_assemble(job.configuration, candidates=job.candidates).assembly
+        from_package("lock", f"{NAME} is here, so that fit")(lock, installed)
     task = job.build_task()
     if "print_config" in arguments.given:
         write_text("\n".join(config_lines(job, task_defaults_of(task).settings)))
@@ -78,7 +79,6 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
     configuration = modes.configured(job.configuration)
     settings = configuration.settings(task_defaults_of(task).settings)
     _require_duration(settings)
-    result_file = ResultFile(arguments.path("result"))
     lines = ProgressLines(write=lambda line: write_lines([line]))
     is_compiled = settings.compile is not False
     with (
@@ -88,7 +88,7 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
                 task,
                 configuration,
                 modes.algorithms,
-                result_file.callbacks,
+                modes.callbacks,
                 observers=modes.observers,
                 allowed=allowed(arguments),
                 origin=job.origin(),
@@ -118,7 +118,6 @@ def _train(arguments: Arguments, job: Job, task: object, modes: Modes) -> None:
         if export is not None and not modes.is_dry:
             trainer.export(export)
             exported = [_exported(trainer, export)]
-        result_file.write(trainer, result)
         stopped = [] if state.stop_reason is None else [f"stopped: {state.stop_reason}"]
         is_used = export is not None or modes.algorithms or interval_of(state.settings) is not None
         is_saved = Store(state.run_dir / FOLDER).paths() != []

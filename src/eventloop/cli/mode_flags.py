@@ -35,6 +35,8 @@ OPTIONS = (
 )
 # What a command that makes runs hands on to them: the options that change what is trained.
 FIT_OPTIONS = (NPROC, *(one for one in OPTIONS if one.name.startswith("limit-")))
+# The package of each option that isn't the core's.
+_PACKAGES = {"check": "check", "lock": "plugins", "result": "runs"}
 _LIMITS = ("limit_train_batches", "limit_eval_batches")
 # Each says which batches there are, so that two of them contradict each other.
 _CONTRADICTIONS = (
@@ -54,11 +56,13 @@ class Modes:
         is_dry: whether to keep nothing.
         counts: the requested numbers of batches by folded option.
         checks: the observer of `--check`, which reports at the end of the run, or none.
+        results: what `--result` measures and writes, or none.
     """
 
     is_dry: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     checks: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     _folder: str = ""
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -68,7 +72,7 @@ class Modes:
 
         Raises:
             UsageError: a value is not a number of batches, two modes can't be combined, or the
-                package of `--check` isn't installed.
+                package of one isn't installed.
             PluginError: that package can't be used.
         """
         for one, other in _CONTRADICTIONS:
@@ -82,8 +86,10 @@ class Modes:
             for option in OPTIONS
             if option.metavar and option.name.replace("-", "_") in arguments.given
         }
-        checks = [_check()] if "check" in arguments.given else []
-        return cls("dry_run" in arguments.given, counts, checks)
+        checks = [from_package("check", "--check")()] if "check" in arguments.given else []
+        path = arguments.path("result")
+        results = [from_package("result", "--result")(path)] if path is not None else []
+        return cls("dry_run" in arguments.given, counts, checks, results)
 
     @property
     def algorithms(self) -> list[object]:
@@ -98,6 +104,11 @@ class Modes:
         train, evaluation = map(self.counts.get, _LIMITS)
         limit = LimitBatches(train_batches=train, eval_batches=evaluation)
         return [FlagPlugin(limit, " ".join(map(flag, limits)))]
+
+    @property
+    def callbacks(self) -> list[object]:
+        """The callbacks that measure the run."""
+        return [FlagPlugin(one.cost, "--result") for one in self.results]
 
     @property
     def observers(self) -> list[Observer]:
@@ -125,10 +136,11 @@ class Modes:
             yield f"overfit: trains and evaluates on the same batches, {batches} of them"
 
     def fit(self, trainer: Trainer) -> Result:
-        """Trains as the modes say.
+        """Trains as the modes say, and writes the result where it was asked for.
 
         Raises:
             UsageError: a mode needs eval data, and there is none.
+            EventloopError: the result can't be written.
         """
         for name in ("sanity_eval", "limit_eval_batches"):
             if name in self.counts and not trainer.state.eval_dataloaders:
@@ -138,7 +150,10 @@ class Modes:
                 )
         if (num_batches := self.counts.get("sanity_eval")) is not None:
             trainer.sanity_eval(num_batches)
-        return rehearse(trainer) if self.is_dry else trainer.fit()
+        result = rehearse(trainer) if self.is_dry else trainer.fit()
+        for one in self.results:
+            one.write(trainer, result)
+        return result
 
     def __enter__(self) -> Self:
         if self.is_dry:
@@ -162,14 +177,24 @@ def _count(arguments: Arguments, name: str) -> int:
     return int(text)
 
 
-def _check() -> Any:
-    """Makes the observer named `check` of the entry-point group `eventloop.observers`."""
-    installed = extensions("eventloop.observers")
-    found = next((one for one in installed if one.name == "check"), None)
+def from_package(name: str, subject: str) -> Any:
+    """Imports what does the work of an option: of the entry-point group `eventloop.options`.
+
+    Args:
+        name: of the entry point.
+        subject: the option, for messages.
+
+    Raises:
+        UsageError: its package isn't installed.
+        PluginError: that package can't be used.
+    """
+    installed = extensions("eventloop.options")
+    found = next((one for one in installed if one.name == name), None)
     if found is None:
+        package = _PACKAGES[name]
         raise UsageError(
-            "--check is an option of eventloop-check, which isn't installed", fix=install("check")
+            f"{subject} needs eventloop-{package}, which isn't installed", fix=install(package)
         )
     if problem := extension_problems(installed, {}).get(found):
         raise problem
-    return imported_callable(found)()
+    return imported_callable(found)

@@ -1,35 +1,27 @@
-"""What a project keeps of its plugins: the lock, and which algorithms have run in it before."""
+"""What a project keeps of its plugins: digests of files and order, and which algorithms have run before."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import importlib_metadata
+from typing import TYPE_CHECKING
 
 from eventloop.config.layers import find_pyproject
-from eventloop.errors import PluginError, Wording
+from eventloop.errors import Wording
 from eventloop.files import disk
 from eventloop.naming import fold
-from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.records import Plugin
 from eventloop.text import shell, switch_off
 
 if TYPE_CHECKING:
-    from eventloop.config.configuration import Configuration
-    from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.order import Ordered
     from eventloop.plugin.records import Found
 
 NAME = "eventloop.lock"
-_HEAD = "# Written by `eventloop plugins lock`; `eventloop fit` refuses any difference.\n"
 FOLDER, FILE = ".eventloop", "algorithms.json"
 # What has been said already where nothing can be written.
 _SAID: set[tuple[Path | None, str]] = set()
@@ -39,20 +31,6 @@ def lock_path(directory: Path) -> Path:
     """Returns the path of the lock: next to the nearest `pyproject.toml`, or in the directory."""
     found = find_pyproject(directory)
     return (found[0].parent if found else directory) / NAME
-
-
-def lock_text(plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]) -> str:
-    """Returns the active plugins, their files, and a digest of their order, as TOML.
-
-    Args:
-        plugins: the active ones; those passed in Python are left out.
-        implementations: by hook.
-    """
-    core = importlib_metadata.version("torch-eventloop")
-    head = f'{_HEAD}eventloop = "{core}"\norder = "{order_digest(implementations)}"\n'
-    locked = [(one, one.found) for one in plugins if one.found is not None]
-    locked.sort(key=lambda one: fold(one[0].name))
-    return "\n".join([head, *(_table(plugin, found) for plugin, found in locked)])
 
 
 def order_digest(implementations: Mapping[str, Ordered]) -> str:
@@ -68,88 +46,6 @@ def order_digest(implementations: Mapping[str, Ordered]) -> str:
                 orders.setdefault(hook, []).append(called)
     listed = json.dumps(orders, sort_keys=True)
     return f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
-
-
-def check_lock(
-    path: Path, plugins: Iterable[Plugin], implementations: Mapping[str, Ordered]
-) -> None:
-    """Compares the active plugins with the lock; does nothing without one.
-
-    Raises:
-        PluginError: they differ; the message has a diff from the lock to the environment.
-    """
-    if not path.is_file():
-        return
-    locked = _read(path)
-    actual = lock_text(plugins, implementations)
-    if _content(locked) != _content(actual):
-        diff = difflib.unified_diff(
-            _content(locked), _content(actual), "locked", "installed", n=2, lineterm=""
-        )
-        files = ", ".join(_changes(tomllib.loads(locked), tomllib.loads(actual)))
-        changed: dict[str, Any] = {"changed": files} if files else {}
-        raise PluginError(
-            f"the plugins differ from what {path.name} says",
-            lock=path,
-            **changed,
-            diff="\n    ".join(["", *diff]),
-            fix="install what is locked, or write a new lock with `eventloop plugins lock`, or go "
-            "without this time with `--unlocked`",
-        )
-
-
-def require_lock(configuration: Configuration, candidates: Candidates) -> None:
-    """Compares the installed plugins, independent of the task, with the lock of the working directory.
-
-    Raises:
-        PluginError: they differ; the message has a diff.
-    """
-    path = lock_path(Path.cwd())
-    if path.is_file():
-        assembly = dry_assemble(configuration, candidates=candidates).assembly
-        check_lock(path, assembly.plugins, assembly.implementations)
-
-
-def _changes(locked: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the changed files of plugins that are in both."""
-    before, now = (
-        {one.get("name"): one.get("files", {}) for one in each.get("plugins", ())}
-        for each in (locked, actual)
-    )
-    for name in before.keys() & now.keys():
-        files = before[name].items() ^ now[name].items()
-        yield from (f"{file} of {name}" for file in sorted({file for file, _ in files}))
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-        tomllib.loads(text)
-    except (OSError, ValueError) as error:  # what is not a text or no TOML
-        raise PluginError(
-            f"{path.name} can't be read: {' '.join(str(error).split())}",
-            lock=path,
-            fix="write a new one with `eventloop plugins lock`, or ignore it once with "
-            "`--unlocked`",
-        ) from error
-    return text
-
-
-def _table(plugin: Plugin, found: Found) -> str:
-    lines = [
-        "[[plugins]]",
-        f"name = {_toml(plugin.name)}",
-        f"role = {_toml(plugin.role)}",
-        f"distribution = {_toml(plugin.distribution or plugin.source)}",
-        f"version = {_toml(plugin.version)}",
-    ]
-    if _is_editable(found):
-        lines.append("editable = true")
-    options = [f"{name} = {_toml(plugin.options[name])}" for name in sorted(plugin.options)]
-    files = [f"{_toml(name)} = {_toml(digest)}" for name, digest in sorted(file_digests(found))]
-    for title, entries in (("options", options), ("files", files)):
-        lines += [f"[plugins.{title}]", *entries] if entries else []
-    return "\n".join(lines) + "\n"
 
 
 def file_digests(found: Found) -> Iterator[tuple[str, str]]:
@@ -172,7 +68,7 @@ def _files(found: Found) -> Iterator[tuple[str, Path]]:
     distribution = found.entry_point.dist
     if found.path is not None:
         yield found.path.name, found.path
-    elif distribution is None or distribution.files is None or _is_editable(found):
+    elif distribution is None or distribution.files is None or is_editable(found):
         yield from _files_of_module(found.entry_point.module)
     else:
         for file in distribution.files:
@@ -203,7 +99,7 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
         return
 
 
-def _is_editable(found: Found) -> bool:
+def is_editable(found: Found) -> bool:
     """Returns whether a distribution is an editable install."""
     distribution = found.entry_point.dist
     try:
@@ -211,22 +107,6 @@ def _is_editable(found: Found) -> bool:
         return bool(origin["dir_info"]["editable"])
     except (ValueError, KeyError, TypeError):  # it has none, or holds anything
         return False
-
-
-def _toml(value: object) -> str:
-    """Formats a value as TOML; values that TOML doesn't support, as text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(str(value), ensure_ascii=False)
-
-
-def _content(text: str) -> list[str]:
-    """Returns the lines without comments and empty ones."""
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 def first_runs(unasked: Iterable[Plugin], installed: Iterable[str], here: Path | None) -> list[str]:

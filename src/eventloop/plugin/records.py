@@ -15,7 +15,7 @@ from eventloop.errors import EventloopError, PluginError, Wording
 from eventloop.plugin.facts import PluginFacts, facts_of
 from eventloop.text import switch_off
 
-Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "observer"]
+Role = Literal["task", "algorithm", "callback", "core", "command", "storage", "option"]
 Status = Literal["active", "off"]
 FROM_ENTRY_POINT = "entry point"
 GROUPS: dict[str, Role] = {
@@ -26,7 +26,7 @@ GROUPS: dict[str, Role] = {
 EXTENSIONS: dict[str, Role] = {
     "eventloop.commands": "command",
     "eventloop.storage": "storage",
-    "eventloop.observers": "observer",
+    "eventloop.options": "option",
 }
 
 

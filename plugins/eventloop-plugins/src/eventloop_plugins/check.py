@@ -22,9 +22,10 @@ from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, in_shell, text_of
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.load import imported
-from eventloop.plugin.lock import check_lock, lock_path
+from eventloop.plugin.lock import lock_path
 from eventloop.plugin.metadata import extensions
 from eventloop.text import plain
+from eventloop_plugins.lock_text import check_lock
 from eventloop_plugins.reading import Extension, dry_assembled, imported_extensions, remarks
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run(arguments: Arguments) -> int:
 
 def _lock_problems(assembly: Assembly) -> Iterator[PluginError]:
     try:
-        check_lock(lock_path(Path.cwd()), assembly.plugins, assembly.implementations)
+        check_lock(lock_path(Path.cwd()), assembly)
     except PluginError as error:
         yield error
 

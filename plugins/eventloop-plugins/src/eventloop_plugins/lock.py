@@ -9,7 +9,8 @@ from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
 from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError
-from eventloop.plugin.lock import NAME, check_lock, lock_path, lock_text, order_digest
+from eventloop.plugin.lock import NAME, lock_path, order_digest
+from eventloop_plugins.lock_text import check_lock, lock_text
 from eventloop_plugins.reading import dry_assembled
 
 _CHECK = CommandOption("check", "", "compare with the lock instead of writing it; 1 if any differs")
@@ -37,7 +38,7 @@ def run(arguments: Arguments) -> int:
     path, assembly = lock_path(Path.cwd()), found.assembly
     if "check" in arguments.given:
         _require_file(path)
-        check_lock(path, assembly.plugins, assembly.implementations)
+        check_lock(path, assembly)
         done = "as locked"
     else:
         text = lock_text(assembly.plugins, assembly.implementations)

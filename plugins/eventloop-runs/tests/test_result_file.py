@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventloop.cli.result_file import Cost, peak_memory_bytes
+from eventloop_runs.result_file import Cost, peak_memory_bytes
+from eventloop_testing import tiny_batches, tiny_task
 
 
 @pytest.mark.parametrize(
@@ -16,10 +17,10 @@ from eventloop.cli.result_file import Cost, peak_memory_bytes
         ({"max_duration": "1ba"}, 0),
     ],
 )
-def test_steps_are_timed_but_not_evaluations(given, num_steps, make_trainer, make_task):
+def test_steps_are_timed_but_not_evaluations(given, num_steps, make_trainer):
     """Three batches an epoch are two steps from one to the next; what lies between is not a step."""
     cost = Cost()
-    task = make_task(eval_dataloaders={"test": [(torch.zeros(1, 3), torch.zeros(1).long())]})
+    task = tiny_task(eval_dataloaders={"test": tiny_batches(1)})
 
     make_trainer(task, callbacks=[cost], **given).fit()
 

@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.errors import EventloopError
-from eventloop.files import disk
-from eventloop.hooks import hookimpl
-from eventloop.plugin.records import FlagPlugin
-from eventloop.training.metrics import named_metrics
+from eventloop import EventloopError, hookimpl
+from eventloop.toolbox.metric_names import named_metrics
+from eventloop.toolbox.run_files import replace_file
 
 if TYPE_CHECKING:
-    from eventloop.run.result import Result
-    from eventloop.trainer import Trainer
-    from eventloop.view import StateView
+    from eventloop import Result, StateView, Trainer
 
 _MOST_STEPS = 10_000  # the latest; an event of a GPU is kept for each
 _STATUS = Path("/proc/self/status")
@@ -35,17 +31,15 @@ class ResultFile:
     """Measures a run and writes its results.
 
     Args:
-        path: of the file; None for none.
+        path: of the file.
+
+    Attributes:
+        cost: the callback that measures the run.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._cost = Cost()
-
-    @property
-    def callbacks(self) -> list[object]:
-        """The plugins that measure the run."""
-        return [FlagPlugin(self._cost, "--result")] if self._path is not None else []
+        self.cost = Cost()
 
     def write(self, trainer: Trainer, result: Result) -> None:
         """Writes metrics, time per step and memory atomically, on rank 0.
@@ -53,16 +47,15 @@ class ResultFile:
         Raises:
             EventloopError: it can't be written.
         """
-        path = self._path
-        if path is None or trainer.state.rank != 0:
+        if trainer.state.rank != 0:
             return
-        content = _content(trainer, result, self._cost)
+        content = _content(trainer, result, self.cost)
         text = json.dumps(content, indent=2, allow_nan=False)
         try:
-            disk.replace_file(path, f"{text}\n".encode("ascii"))
+            replace_file(self._path, f"{text}\n".encode("ascii"))
         except OSError as error:
             raise EventloopError(
-                f"the result can't be written to {path}: {error.strerror or error}",
+                f"the result can't be written to {self._path}: {error.strerror or error}",
                 fix="free space, or give another file",
             ) from error
 
