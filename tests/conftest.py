@@ -23,10 +23,11 @@ from torch.distributed import TCPStore
 from torch.nn.functional import cross_entropy
 
 import eventloop
-from eventloop import Event, Task, Trainer, TrainerBuilder, hookimpl
+from eventloop import Task, Trainer, TrainerBuilder, hookimpl
 from eventloop.distributed.join import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
+from eventloop.events import EVENTS
 
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
@@ -112,8 +113,8 @@ def make_plugin() -> Callable[..., Any]:
 def make_recorder() -> Callable[..., Any]:
     """Makes a plugin whose `seen` lists the hooks by name as they are called: every event."""
 
-    def make_recorder(hooks: Iterable[str] = tuple(Event), name: str = "recorder") -> Any:
-        methods = {str(hook): hookimpl(_recording(str(hook))) for hook in hooks}
+    def make_recorder(hooks: Iterable[str] = tuple(EVENTS), name: str = "recorder") -> Any:
+        methods = {hook: hookimpl(_recording(hook)) for hook in hooks}
         return type("Recorder", (), {"name": name, "seen": [], **methods})()
 
     return make_recorder

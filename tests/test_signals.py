@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop import Event, hookimpl
+from eventloop import hookimpl
+from eventloop.events import EVENTS
 from eventloop.signals import Interrupted, Terminated
 from eventloop_testing import isolated_trainer, run_ranks, tiny_task
 
@@ -69,8 +70,8 @@ def _sending(hook):
     return send
 
 
-for _hook in Event:
-    setattr(Sends, str(_hook), hookimpl(_sending(str(_hook))))
+for _hook in EVENTS:
+    setattr(Sends, _hook, hookimpl(_sending(_hook)))
 
 
 @pytest.fixture
@@ -330,9 +331,9 @@ class Counts:
             os.kill(os.getpid(), self.number)
 
 
-for _hook in Event:
+for _hook in EVENTS:
     if _hook not in ("init", "after_load", "before_load", "close", "exception", "log"):
-        setattr(Counts, str(_hook), hookimpl(_sending(str(_hook))))
+        setattr(Counts, _hook, hookimpl(_sending(_hook)))
 
 
 @pytest.mark.parametrize("rank_of_signal", [None, 0, 1])

@@ -22,7 +22,6 @@ from .errors import (
     TaskError as TaskError,
     UsageError as UsageError,
 )
-from .events import Event as Event
 from .hooks import (
     hookimpl as hookimpl,
     hookspec as hookspec,

@@ -12,10 +12,9 @@ callback only reads. *Must not*: what would break the run.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.hooks import Per, declared_hooks, hookspec
+from eventloop.hooks import declared_hooks, hookspec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -515,67 +514,6 @@ class Events(Protocol):
         """
 
 
-class Event(StrEnum):
-    """The events by name: `Event.BEFORE_FORWARD == "before_forward"`."""
-
-    INIT = "init"
-    BEFORE_LOAD = "before_load"
-    AFTER_LOAD = "after_load"
-    TRAINING_START = "training_start"
-    FIT_START = "fit_start"
-    EPOCH_START = "epoch_start"
-    BEFORE_DATALOADER = "before_dataloader"
-    AFTER_DATALOADER = "after_dataloader"
-    BATCH_START = "batch_start"
-    BEFORE_TRAIN_BATCH = "before_train_batch"
-    BEFORE_FORWARD = "before_forward"
-    AFTER_FORWARD = "after_forward"
-    BEFORE_LOSS = "before_loss"
-    AFTER_LOSS = "after_loss"
-    BEFORE_BACKWARD = "before_backward"
-    AFTER_BACKWARD = "after_backward"
-    AFTER_TRAIN_BATCH = "after_train_batch"
-    BATCH_END = "batch_end"
-    EVAL_BEFORE_ALL = "eval_before_all"
-    EVAL_START = "eval_start"
-    EVAL_BATCH_START = "eval_batch_start"
-    EVAL_BEFORE_FORWARD = "eval_before_forward"
-    EVAL_AFTER_FORWARD = "eval_after_forward"
-    EVAL_BATCH_END = "eval_batch_end"
-    EVAL_END = "eval_end"
-    EVAL_AFTER_ALL = "eval_after_all"
-    BATCH_CHECKPOINT = "batch_checkpoint"
-    EPOCH_END = "epoch_end"
-    EPOCH_CHECKPOINT = "epoch_checkpoint"
-    FIT_END = "fit_end"
-    TRAINING_END = "training_end"
-    PREDICT_START = "predict_start"
-    PREDICT_BATCH_START = "predict_batch_start"
-    PREDICT_BEFORE_FORWARD = "predict_before_forward"
-    PREDICT_AFTER_FORWARD = "predict_after_forward"
-    PREDICT_BATCH_END = "predict_batch_end"
-    PREDICT_END = "predict_end"
-    LOG = "log"
-    LOG_TEXT = "log_text"
-    CHECKPOINT_SAVED = "checkpoint_saved"
-    EXCEPTION = "exception"
-    CLOSE = "close"
-
-    @property
-    def per(self) -> Per:
-        """How often it fires: per run, fit, epoch, batch, microbatch, eval, ..."""
-        return HOOKS[self.value].per
-
-    @property
-    def closes(self) -> Event | None:
-        """The event that this one ends."""
-        opener = HOOKS[self.value].closes
-        return Event(opener) if opener else None
-
-    @property
-    def opens(self) -> Event | None:
-        """The event that ends this one."""
-        return next((event for event in Event if event.closes is self), None)
-
-
 HOOKS = declared_hooks([Events])
+# The events alone, without the questions.
+EVENTS = {name: hook for name, hook in HOOKS.items() if hook.kind == "event"}

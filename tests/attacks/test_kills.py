@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 import pytest
 
-from eventloop import Event, hookimpl
+from eventloop import hookimpl
 from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.states import Generators
 from eventloop.checkpoint.verifying import name_of
+from eventloop.events import EVENTS as ALL_EVENTS
 from eventloop.files import disk
 from eventloop.run.start import Allowed
 from eventloop_checkpoints.differences import differences
@@ -32,7 +33,7 @@ from eventloop_jsonl import Jsonl
 from eventloop_testing.case import isolated_trainer
 
 TABLE = runpy.run_path(str(Path(__file__).with_name("kill_table.py")))
-EVENTS = [one for one in Event if one not in (Event.CLOSE, Event.EXCEPTION)]
+EVENTS = [one for one in ALL_EVENTS if one not in ("close", "exception")]
 EXPECTED_WARNINGS = (
     "nothing to train",
     "[0-9]+ batches were read once more",

@@ -20,7 +20,8 @@ BOUND_S = 10
 FAILING = '''
 from pathlib import Path
 
-from eventloop import Event, hookimpl
+from eventloop import hookimpl
+from eventloop.events import EVENTS
 from eventloop.plugin.declared import HOOKS
 from eventloop_testing import tiny_task
 
@@ -54,8 +55,8 @@ def failing(hook):
     return plain
 
 
-for hook in Event:
-    setattr(Fails, str(hook), hookimpl(failing(str(hook))))
+for hook in EVENTS:
+    setattr(Fails, hook, hookimpl(failing(hook)))
 
 
 class Loud:

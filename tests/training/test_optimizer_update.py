@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torchmetrics import Metric
 
-from eventloop import Event, Task, hookimpl
+from eventloop import Task, hookimpl
 from eventloop.errors import PluginError
 from eventloop_testing import isolated_trainer, recorder, run_ranks
 
@@ -120,8 +120,8 @@ def test_two_ranks_update_as_one_process(trained, microbatch_size):
 
 def test_each_update_has_its_events_and_the_batch_its_own(tmp_path):
     """What is told once a batch isn't told again."""
-    events = [Event(name) for name in ("before_train_batch", "before_forward", "after_forward",
-              "after_loss", "after_backward", "after_train_batch", "batch_end")]  # fmt: skip
+    events = ["before_train_batch", "before_forward", "after_forward", "after_loss", "after_backward",
+              "after_train_batch", "batch_end"]  # fmt: skip
     watch = recorder(events)
     plugins = {"algorithms": [Adversarial()], "callbacks": [watch]}
     with isolated_trainer(tmp_path, task(), max_duration="1ba", **plugins) as trainer:

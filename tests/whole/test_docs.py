@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from eventloop import Event, PluginError, hookimpl
+from eventloop import PluginError, hookimpl
+from eventloop.events import EVENTS
 from eventloop.plugin.declared import HOOKS
 from eventloop_ablate.paired import paired_difference
 from eventloop_ablate.variants import read_variants
@@ -110,17 +111,14 @@ def test_a_comparison_holds_among_others_by_the_method_of_holm():
 def events_in(text: str) -> list[str]:
     """The events in the order of the text: each stands alone on its line, or first on it."""
     first_words = re.findall(r"^ *([a-z_]+)(?=\s{2,}|$)", text, re.MULTILINE)
-    return [word for word in first_words if word in set(Event)]
+    return [word for word in first_words if word in EVENTS]
 
 
 def test_the_pseudo_code_has_every_event_in_order(pseudo_code):
-    """The page, the enum and the loop are one order; evaluation stands in a section of its own."""
-    aside = {event: event.per in ("eval", "eval batch") for event in Event}
-    order = [*(event for event in Event if not aside[event] and event.per not in ("predict", "any")),
-             *(event for event in Event if aside[event]),
-             *(event for event in Event if event.per == "predict"),
-             *(event for event in Event if event.per == "any")]  # fmt: skip
-    order.sort(key=lambda event: event is Event.CLOSE)
+    """The page, the hookspecs and the loop are one order; evaluation stands in a section of its own."""
+    floors = {"eval": 1, "eval batch": 1, "predict": 2, "any": 3}
+    order = sorted(EVENTS, key=lambda name: floors.get(EVENTS[name].per, 0))
+    order.sort(key=lambda name: name == "close")
 
     assert events_in(pseudo_code) == order
 

@@ -15,7 +15,7 @@ SOURCES = [str(Path(one.__file__).parents[1]) for one in (eventloop, eventloop_t
 PLUGIN = "eventloop_testing.plugin"
 TESTS = """
 import torch
-from eventloop import Event, hookimpl
+from eventloop import hookimpl
 
 class Reads:
     @hookimpl
@@ -31,7 +31,7 @@ def test_a_trainer_is_alone(make_trainer, tiny_task):
 def test_a_recorder_records(make_trainer, make_recorder):
     recorder = make_recorder()
     make_trainer(callbacks=[recorder]).fit()
-    assert recorder.seen.count(Event.BATCH_END) == 3
+    assert recorder.seen.count("batch_end") == 3
 
 def test_nobody_reads(make_trainer, no_device_reads, make_recorder):
     make_trainer(callbacks=[make_recorder()], observers=[no_device_reads]).fit()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop.config.configuration import Configuration
-from eventloop.events import Event
+from eventloop.events import EVENTS
 from eventloop.hooks import hookimpl
 from eventloop.run.open import Request
 from eventloop.run.start import NOTHING, Allowed
@@ -259,13 +259,13 @@ class Recorder:
         self.seen: list[str] = []
 
 
-def recorder(hooks: Iterable[str] = tuple(Event), name: str = "recorder") -> Recorder:
+def recorder(hooks: Iterable[str] = tuple(EVENTS), name: str = "recorder") -> Recorder:
     """Makes a plugin whose `seen` lists hooks by name as they are called.
 
     Args:
         hooks: events and questions; all events unless given.
     """
-    methods = {str(hook): hookimpl(_recording(str(hook))) for hook in hooks}
+    methods = {hook: hookimpl(_recording(hook)) for hook in hooks}
     kind = type("Recorder", (Recorder,), {"name": name, **methods})
     return cast("Recorder", kind())
 
