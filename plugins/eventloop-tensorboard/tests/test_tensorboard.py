@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -46,6 +47,10 @@ class Dies:
             if self.by_kill:
                 os._exit(9)
             raise EOFError
+
+    @hookimpl
+    def eval_end(self, state):
+        state.log_text("samples", {"prompt": ["1+1=", "# 2"], "at": [state.clock.batch, None]})
 
 
 class Keeps:
@@ -106,6 +111,23 @@ def numbers(folder):
         for name in found.Tags()["scalars"]
         for event in found.Scalars(name)
     )
+
+
+def texts(folder):
+    """Returns all texts as TensorBoard's own pages read them: name, step, shape and cells."""
+    path = str(folder / "run" / "tensorboard")
+    found = plugin_event_accumulator.EventAccumulator(path, tensor_size_guidance={"text": 0})
+    found.Reload()
+    return [
+        (
+            name,
+            one.step,
+            [dim.size for dim in one.tensor_proto.tensor_shape.dim],
+            list(one.tensor_proto.string_val),
+        )
+        for name in found.PluginTagToContent("text")
+        for one in found.Tensors(name)
+    ]
 
 
 def histograms(folder):
@@ -262,6 +284,19 @@ def test_a_resumed_run_reads_as_one_in_one_go(tmp_path, in_one_go, batches, by_k
     expected = [row for row in numbers(folder) if row[0] != "own/value"]
     assert numbers(tmp_path) == expected
     assert histograms(tmp_path) == histograms(folder)
+    assert texts(tmp_path) == texts(folder)
+
+
+def test_texts_stand_at_their_step(in_one_go):
+    """A table with its head; each cell is indented, so that no Markdown is made of it."""
+    cells = [
+        [b"    prompt", b"    at", b"    1+1=", b"    %d" % step, b"    # 2", b""]
+        for step in (3, 6, 9)
+    ]
+
+    assert texts(in_one_go[0]) == [
+        ("test/samples/text_summary", step, [3, 2], one) for step, one in zip((3, 6, 9), cells)
+    ]
 
 
 def test_there_are_points_to_be_hidden(tmp_path):

@@ -22,6 +22,7 @@ from eventloop.toolbox.run_files import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
 from eventloop_tensorboard.histograms import OnTheWay, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters
+from eventloop_tensorboard.texts import summary_of
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -30,7 +31,7 @@ _MOST = torch.finfo(torch.float32).max
 
 
 class Tensorboard:
-    """Writes logged numbers, histograms and hyperparameters for TensorBoard.
+    """Writes logged numbers, texts, histograms and hyperparameters for TensorBoard.
 
     They are in the folder tensorboard of the run's; `tensorboard --logdir runs` shows all runs.
 
@@ -74,6 +75,14 @@ class Tensorboard:
         if self._file is None:  # the trainer failed before it was complete
             return
         self._write(at.batch, [_number(name, value) for name, value in numbers.items()])
+
+    @hookimpl(rank_zero=True)
+    def log_text(
+        self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Writes the texts and tables."""
+        if self._file is not None:
+            self._write(at.batch, [summary_of(name, text) for name, text in texts.items()])
 
     @hookimpl(rank_zero=True)
     def after_train_batch(self, state: StateView) -> None:
