@@ -58,6 +58,11 @@ class Dies:
                 os.kill(os.getpid(), 9)
             raise EOFError
 
+    @hookimpl
+    def eval_end(self, state):
+        state.log_text("said", f"\x1b\ud800 after {state.clock.batch}")
+        state.log_text("samples", {"prompt": ["a", "\ud800"], "score": [state.clock.batch, None]})
+
 
 def fit(folder, dies=None, *, options=None, fits=1, **given):
     """Trains 9 batches with a checkpoint after every fourth."""
@@ -87,8 +92,20 @@ def numbers_of(folder, *, with_seconds=True):
         (name, *(row[f"moment/{one}"] for one in moment), repr(float(value)))
         for _, row in rows_of(folder)
         for name, value in row.items()
-        if name not in OF_WANDB and not name.startswith(MOMENT)
+        if name not in (*OF_WANDB, "test/said", "test/samples") and not name.startswith(MOMENT)
     )
+
+
+def texts_of(folder):
+    """Returns all texts of the history, and the rows of all tables, each with its batch."""
+    found = []
+    for _, row in rows_of(folder):
+        if "test/said" in row:
+            found.append((row["moment/batch"], row["test/said"]))
+        if "test/samples" in row:
+            (file,) = (folder / "wandb").glob(f"*/files/{row['test/samples']['path']}")
+            found.append((row["moment/batch"], json.loads(file.read_text())))
+    return found
 
 
 def logged(folder, *, with_seconds=True):
@@ -96,7 +113,9 @@ def logged(folder, *, with_seconds=True):
     moment = (*COUNTS, "seconds") if with_seconds else COUNTS
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return sorted(
-        (one["name"], *(one[count] for count in moment), repr(float(one["value"]))) for one in lines
+        (one["name"], *(one[count] for count in moment), repr(float(one["value"])))
+        for one in lines
+        if "value" in one
     )
 
 
@@ -144,6 +163,19 @@ def test_a_resumed_run_is_one_run_with_each_number_once(tmp_path, in_one_go, bat
 
     assert steps_of(folder) == list(range(len(rows_of(folder))))
     assert numbers_of(folder, with_seconds=False) == numbers_of(in_one_go, with_seconds=False)
+    assert texts_of(folder) == texts_of(in_one_go)
+
+
+def test_texts_and_tables_are_there_at_their_batch(in_one_go):
+    """A text as it is, but for what is no character; a table as W&B's own."""
+    assert texts_of(in_one_go) == [
+        one
+        for batch in (3, 6, 9, 9)  # evaluated once more when all is done
+        for one in (
+            (batch, f"\x1b? after {batch}"),
+            (batch, {"columns": ["prompt", "score"], "data": [["a", batch], ["?", None]]}),
+        )
+    ]
 
 
 @pytest.mark.nightly

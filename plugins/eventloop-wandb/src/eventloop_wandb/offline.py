@@ -63,8 +63,14 @@ def _history(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     for message in _messages(data):
         record = _record(message)
         if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            row = {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in items}
+            row: dict[str, Any] = {}
+            for one in record.history.item:
+                name, *within = one.nested_key or [one.key]
+                value = json.loads(one.value_json)
+                if within:  # of a table
+                    row.setdefault(name, {})["/".join(within)] = value
+                else:
+                    row[name] = value
             yield record.history.step.num, row
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from eventloop import StateView
 
 Result = TypeVar("Result")
-Row = dict[str, float]
+# A table is a dict of its columns.
+Row = dict[str, Any]
 # What each row says of when it was logged.
 MOMENT = "moment/"
 _BATCH = f"{MOMENT}batch"
@@ -33,7 +34,7 @@ _KEPT_CHARS = 128 * 1024
 
 
 class Wandb:
-    """Keeps a run in Weights & Biases: every logged number, and what the run was told.
+    """Keeps a run in Weights & Biases: every logged number and text, and what the run was told.
 
     It sleeps until a project or a mode is set. W&B's own variables, `WANDB_MODE` and `WANDB_PROJECT`
     among them, say what isn't set.
@@ -107,11 +108,12 @@ class Wandb:
     @hookimpl(rank_zero=True)
     def log(self, numbers: dict[str, float], at: Moment) -> None:
         """Sends a row: the numbers, and the moment that they belong to."""
-        row = {**numbers, **{f"{MOMENT}{name}": value for name, value in at._asdict().items()}}
-        if self.run is None:
-            self._waiting.append(row)
-        else:
-            self._tried(lambda: self._add(row))
+        self._send(numbers, at)
+
+    @hookimpl(rank_zero=True)
+    def log_text(self, texts: dict[str, str | dict[str, list[Any]]], at: Moment) -> None:
+        """Sends a row of texts and tables."""
+        self._send(texts, at)
 
     @hookimpl
     def exception(self, error: BaseException) -> None:
@@ -140,6 +142,13 @@ class Wandb:
         self._kept = deque((step, text) for step, text in state["rows"])
         self._num_chars = sum(len(text) for _, text in self._kept)
         self._waiting = []
+
+    def _send(self, values: Mapping[str, Any], at: Moment) -> None:
+        row = {**values, **{f"{MOMENT}{name}": value for name, value in at._asdict().items()}}
+        if self.run is None:
+            self._waiting.append(row)
+        else:
+            self._tried(lambda: self._add(row))
 
     def _begin(self, manifest: Mapping[str, Any]) -> None:
         import wandb  # takes a second
@@ -206,7 +215,9 @@ class Wandb:
         new = {name: one for name, one in row.items() if not self._is_there(name, batch)}
         if all(name.startswith(MOMENT) for name in new):
             return
-        self.run.log(dict(new), step=self._step, commit=True)
+        self.run.log(
+            {name: _as_sent(one) for name, one in new.items()}, step=self._step, commit=True
+        )
         self._kept.append((self._step, text := json.dumps(new)))
         self._step += 1
         self._num_chars += len(text)
@@ -232,6 +243,21 @@ class Wandb:
                 + ", or "
                 "switch the plugin off with " + switch_off("wandb"),
             ) from error
+
+
+def _as_sent(value: Any) -> Any:
+    """Returns a value as W&B takes it: of a table a `wandb.Table`."""
+    import wandb
+
+    if not isinstance(value, dict):
+        return _encodable(value)
+    rows = [[_encodable(one) for one in row] for row in zip(*value.values(), strict=True)]
+    return wandb.Table([*map(_encodable, value)], rows, allow_mixed_types=True)
+
+
+def _encodable(value: Any) -> Any:
+    # Half a surrogate pair is not a text.
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _sent(run: Run, first: int) -> Iterable[Mapping[str, Any]]:
