@@ -46,6 +46,11 @@ class Dies:
                 os._exit(9)
             raise self.error
 
+    @hookimpl
+    def eval_end(self, state):
+        state.log_text("said", f"\ud800 after {state.clock.batch}")
+        state.log_text("samples", {"prompt": ["a", None], "score": [math.inf, state.clock.batch]})
+
 
 class Keeps:
     """A callback that logs numbers, one an epoch, and keeps all that are logged."""
@@ -91,6 +96,15 @@ class Store:
             for name in run.data.metrics
             for one in self.client.get_metric_history(run.info.run_id, name)
         )
+
+    def texts(self):
+        """Returns the content of all texts and tables by their paths."""
+        run_id, found = self.run().info.run_id, {}
+        for name in ("said", "samples"):
+            for one in self.client.list_artifacts(run_id, f"texts/test/{name}"):
+                path = Path(self.client.download_artifacts(run_id, one.path))
+                found[one.path] = path.read_text()
+        return found
 
     def files(self, folder=None):
         found = self.client.list_artifacts(self.run().info.run_id, folder)
@@ -242,6 +256,17 @@ def test_a_resumed_run_goes_on_with_its_numbers_once(tmp_path, store, in_one_go,
     _, _, logged = in_one_go
     assert store.numbers() == [row for row in logged if row[0] != "own"]
     assert store.run().info.status == "FINISHED"
+
+
+def test_texts_are_files_of_the_run(in_one_go):
+    """By name and batch; what is no character or no JSON is written as a text is."""
+    _, store, _ = in_one_go
+
+    table = '{{"columns": ["prompt", "score"], "data": [["a", "inf"], [null, {}]]}}'
+    assert store.texts() == {
+        **{f"texts/test/said/{batch:08}.txt": f"? after {batch}" for batch in (3, 6, 9)},
+        **{f"texts/test/samples/{batch:08}.json": table.format(batch) for batch in (3, 6, 9)},
+    }
 
 
 def test_there_are_points_to_be_left_out(tmp_path, store):
@@ -412,7 +437,8 @@ def test_a_store_that_is_never_there_lets_a_run_go_on(tmp_path, store):
     with pytest.warns(UserWarning, match="MLflow at|never reached") as warned:
         fit(tmp_path, store, options={"on_error": "warn"})
 
-    assert [str(one.message) for one in warned][-1].startswith("24 numbers never reached sqlite")
+    said = "24 numbers and 6 texts never reached sqlite"
+    assert [str(one.message) for one in warned][-1].startswith(said)
 
 
 def test_the_default_is_a_database_where_mlflow_looks(tmp_path, copied, monkeypatch):

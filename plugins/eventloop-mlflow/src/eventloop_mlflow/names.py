@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # MLflow takes 250 characters; some stores count bytes.
@@ -41,6 +43,16 @@ def accepted_name(name: str) -> str:
     return f"{accepted[: _MOST_CHARS - 9]}-{digest}"
 
 
+def artifact_of(name: str, text: str | Mapping[str, Sequence[Any]], batch: int) -> tuple[str, str]:
+    """Returns the path and the content of a text, or of a table as JSON that MLflow shows as one."""
+    path = f"texts/{accepted_name(name)}/{batch:08}"
+    if isinstance(text, str):
+        return f"{path}.txt", text.encode("utf-8", "replace").decode()
+    columns = [[one if _is_json(one) else str(one) for one in column] for column in text.values()]
+    rows = [*zip(*columns, strict=True)]
+    return f"{path}.json", json.dumps({"columns": [*text], "data": rows})
+
+
 def parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns settings, options of the task, and options of plugins, flat, by their flags' names.
 
@@ -72,6 +84,10 @@ def tags(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: str(value)[:_MOST_VALUE_CHARS] for name, value in found.items() if value is not None
     }
+
+
+def _is_json(cell: Any) -> bool:
+    return not isinstance(cell, float) or math.isfinite(cell)
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

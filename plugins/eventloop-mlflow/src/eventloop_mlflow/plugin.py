@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from eventloop import Moment, PluginError, hookimpl, is_interruption
 from eventloop.toolbox.messages import as_option, switch_off
 from eventloop_mlflow.beside import Beside
-from eventloop_mlflow.names import Point, accepted_name
+from eventloop_mlflow.names import Point, accepted_name, artifact_of
 
 if TYPE_CHECKING:
     from eventloop import StateView, Url
     from eventloop_mlflow.tracking import Status, TrackedRun
 
 _AGAIN_AFTER_S = 60.0
-_MOST_WAITING = 100_000
+_MOST_WAITING, _MOST_TEXTS = 100_000, 1_000
 
 
 class Mlflow:
-    """Keeps a run in MLflow: parameters, metrics, tags, the manifest, checkpoints, its status.
+    """Keeps a run in MLflow: parameters, metrics, texts, tags, the manifest, checkpoints, status.
 
     Args:
         tracking_uri: where; not set: what MLFLOW_TRACKING_URI says, else a database mlflow.db in
@@ -66,7 +66,8 @@ class Mlflow:
         self._run_id: str | None = None
         self._was_loaded = False
         self._waiting: list[Point] = []
-        self._num_lost = 0
+        self._texts: dict[str, str] = {}  # by the artifact that each becomes
+        self._num_lost = self._num_texts_lost = 0
         self._send_at = 0.0
         self._is_failing = False
         self._last_checkpoint: Path | None = None
@@ -109,6 +110,17 @@ class Mlflow:
         del self._waiting[:-_MOST_WAITING]
 
     @hookimpl(rank_zero=True)
+    def log_text(
+        self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Keeps the texts until they are sent, each as a file: sent again, it is the same one."""
+        for name, text in texts.items():
+            self._texts.update([artifact_of(name, text, at.batch)])
+        while len(self._texts) > _MOST_TEXTS:
+            self._num_texts_lost += 1
+            del self._texts[next(iter(self._texts))]
+
+    @hookimpl(rank_zero=True)
     def batch_checkpoint(self, state: StateView) -> None:
         """Sends the numbers, if it is time."""
         if self._beside is not None:
@@ -144,14 +156,17 @@ class Mlflow:
     def close(self) -> None:
         """Gives up what could not be sent."""
         num_lost = self._num_lost + len(self._waiting)
-        if self._is_failing and self.on_error == "warn" and num_lost:
-            warnings.warn(f"{num_lost} numbers never reached {self.tracking_uri}", stacklevel=2)
-        self._waiting, self._num_lost = [], 0
+        num_texts = self._num_texts_lost + len(self._texts)
+        if self._is_failing and self.on_error == "warn" and num_lost + num_texts:
+            lost = f"{num_lost} numbers" + (f" and {num_texts} texts" if num_texts else "")
+            warnings.warn(f"{lost} never reached {self.tracking_uri}", stacklevel=2)
+        self._waiting, self._texts = [], {}
+        self._num_lost = self._num_texts_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the run's id and what of the latest step was told; what was told is sent before."""
         # At the start of a fit nothing is there to send, and the run is found again by its folder.
-        if self._begin is not None and (self._waiting or self._run is not None):
+        if self._begin is not None and (self._waiting or self._texts or self._run is not None):
             self._send()
         of_this_run = {"run_id": self._run_id}
         return {"of_this_run": of_this_run, "step": self._step, "told": dict(self._told)}
@@ -210,6 +225,10 @@ class Mlflow:
         while self._waiting:
             run.send(self._waiting[:POINTS_AT_ONCE])
             del self._waiting[:POINTS_AT_ONCE]
+        while self._texts:
+            path = next(iter(self._texts))
+            run.add_text(path, self._texts[path])
+            del self._texts[path]
 
     def _end(self, status: Status) -> None:
         def end() -> None:

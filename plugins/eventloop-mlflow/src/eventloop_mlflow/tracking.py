@@ -105,6 +105,10 @@ class TrackedRun:
         metrics = [Metric(one.name, one.value, one.time_ms, one.step) for one in points]
         self._client.log_batch(self.run_id, metrics=metrics)
 
+    def add_text(self, path: str, text: str) -> None:
+        """Writes a file of the run, over one of the same name."""
+        self._client.log_text(self.run_id, text, path)
+
     def add_files(self, path: Path, folder: str) -> None:
         """Copies a folder with its files; MLflow follows links, so that none may be in it."""
         files = RunFolder(path)
