@@ -297,6 +297,19 @@ class Actions(Protocol):
         """
 
     @hookspec(per="run", firstresult=True)
+    def select_weights(self, state: State, names: Sequence[str]) -> Iterable[str]:
+        """Returns the names of the weights that a checkpoint holds. Default: all.
+
+        Asked: for each checkpoint, on every rank.
+
+        What is left out has to be what the task builds again, and must not change: a checkpoint has a
+        digest of it, and is loaded into a model with the same weights only.
+
+        Args:
+            names: those of `capture_model`.
+        """
+
+    @hookspec(per="run", firstresult=True)
     def capture_optimizers(self, state: State) -> Mapping[str, dict[str, Any]]:
         """Returns the optimizers' state dicts by name, as torch's `state_dict()`.
 

@@ -285,12 +285,12 @@ class Trainer:
         with self._run.guarded():
             try:
                 averaging = self.assembly.exporting if as_evaluated else ()
-                found, states = weights_and_states(Path(path), averaging)
-                weights = with_tied(self.state.model, found)
+                found, states, left_out = weights_and_states(Path(path), averaging)
+                weights = found if left_out else with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)
                 self._run.capture.plugins.put(states)
-                restore_model(self.state, self._hooks, weights, strict=strict)
+                restore_model(self.state, self._hooks, weights, left_out, strict=strict)
             except (OSError, RuntimeError) as error:
                 raise TaskError(
                     f"the weights in {path} can't be loaded: {error}",

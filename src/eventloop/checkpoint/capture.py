@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense, map_leaves
+from eventloop.checkpoint.left_out import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
@@ -69,6 +70,7 @@ class Capture:
         self._own = own
         self.plugins = plugins
         self.generators = Generators()
+        self._left_out: dict[str, str] = {}
 
     def take(self, state: State) -> Captured:
         """Returns a checkpoint's content, see `State.capture`. Collective: every rank must call it.
@@ -81,9 +83,11 @@ class Capture:
         """
         hooks = self._hooks
         weights = dict(hooks.capture_model(state))
-        _require_own_memory(weights)
+        saved, left_out = selected(state, hooks, weights, self._left_out)
+        _require_own_memory(saved)
+        facts = checkpoint_facts(state) | left_out
         parts: Parts = {
-            "model": weights,
+            "model": saved,
             "optimizers": dict(hooks.capture_optimizers(state)),
             "training": {
                 **{name: dict(one.state_dict()) for name, one in self._of_training(state).items()},
@@ -107,19 +111,23 @@ class Capture:
         }
         if holds_slices(weights):
             of_all = parts if state.rank == 0 else {name: parts[name] for name in _SLICED}
-            return Captured(of_all | {f"rank{state.rank}": own}, checkpoint_facts(state))
+            return Captured(of_all | {f"rank{state.rank}": own}, facts)
         of_ranks = self._processes.gather(_moved(own, "cpu")) if state.world_size > 1 else [own]
         parts |= {f"rank{rank}": one for rank, one in enumerate(of_ranks)}
-        return Captured(parts, checkpoint_facts(state))
+        return Captured(parts, facts)
 
     def _of_training(self, state: State) -> dict[str, Stateful]:
         return {"clock": state.clock, "precision": state.precision, **self._training}
 
-    def put(self, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores the run but what ranks have of their own; raises CheckpointError."""
+    def put(self, state: State, parts: Mapping[str, Any], left_out: str | None) -> None:
+        """Restores the run but what ranks have of their own; raises CheckpointError.
+
+        Args:
+            left_out: the digest of the weights that the parts don't have; None if they have all.
+        """
         hooks, training = self._hooks, parts["training"]
         try:
-            restore_model(state, hooks, parts["model"], strict=True)
+            restore_model(state, hooks, parts["model"], left_out)
             states = _optimizer_states(state, hooks, parts["optimizers"])
             hooks.restore_optimizers(state, states)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -157,11 +165,28 @@ class Capture:
             self.generators.join(state, parts["rank0"]["generators"])
 
 
-def restore_model(state: State, hooks: Plans, weights: Mapping[str, Any], *, strict: bool) -> None:
+def restore_model(
+    state: State,
+    hooks: Plans,
+    weights: Mapping[str, Any],
+    left_out: str | None,
+    *,
+    strict: bool = True,
+) -> None:
     """Loads weights by the action of that name; only one that supports slices gets `SavedTensor`s.
 
     The core's implementation reads and loads one tensor at a time.
+
+    Args:
+        left_out: the digest of what the weights lack, which the model must have already; None if they
+            are whole.
+
+    Raises:
+        CheckpointError: it has something else.
     """
+    if left_out is not None and strict:
+        require_same_rest(state, hooks, weights, left_out)
+        weights = {**state.model.state_dict(), **weights}
     if not _is_sharded(state, hooks):
         is_core = state.owner("restore_model") == "core"
         weights = unread(weights) if is_core else read_all(weights)

@@ -246,7 +246,7 @@ _PLUGIN_FACT = keys(
 )
 _COMPANIONS = {"companions": by_name(STR)}
 FACTS = keys(
-    {"status": optional(STR)},
+    {"status": optional(STR), "left_out": STR},
     moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
     duration=optional(STR),
     stop_reason=optional(STR),

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.checkpoint.left_out import FACT
 from eventloop.checkpoint.manifest import FILE
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
 from eventloop.checkpoint.storage import FOLDER, checkpoint_at
@@ -55,6 +56,11 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
     try:
         with refusing(checkpoint, "the weights of the checkpoint"):
             manifest = checked_manifest(checkpoint)
+            if FACT in manifest.known:
+                raise CheckpointError(
+                    f"{checkpoint.name} isn't exported: it leaves out the weights that the task builds",
+                    fix="export the run's model: `eventloop fit TASK --run-dir RUN --export FILE`",
+                )
             if reason := why_passed_over(manifest.known):
                 raise CheckpointError(
                     f"{checkpoint.name} isn't exported: {reason}",
@@ -142,24 +148,32 @@ def saved_weights_at(path: Path) -> dict[str, SavedTensor]:
     return weights_and_states(path)[0]
 
 
-def weights_and_states(
-    path: Path, plugins: Collection[str] = ()
-) -> tuple[dict[str, Any], dict[str, Any]]:
+class FoundWeights(NamedTuple):
+    """Weights by name, and what is known of the rest.
+
+    Attributes:
+        weights, states: those of the model, and of plugins; loaded lazily, those of a checkpoint
+            verified.
+        left_out: the digest of what the checkpoint lacks of the model; None if it has all.
+    """
+
+    weights: dict[str, Any]
+    states: dict[str, Any]
+    left_out: str | None = None
+
+
+def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeights:
     """Finds weights as `saved_weights_at` does, and the states of plugins saved with them.
 
     Args:
-        plugins: the folded names of the plugins.
-
-    Returns:
-        The weights by name, and the states of those plugins that saved one; all are loaded lazily,
-        and those of a checkpoint are verified.
+        plugins: the folded names of the plugins whose states are wanted, if they saved one.
     """
     from eventloop.checkpoint.format import read_checkpoint, verify_part
 
     if not path.is_dir():
-        return _in_file(path), {}
+        return FoundWeights(_in_file(path), {})
     if _is_pretrained(path):
-        return _in_pretrained(path), {}
+        return FoundWeights(_in_pretrained(path), {})
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)
@@ -171,11 +185,13 @@ def weights_and_states(
             f"the weights of the checkpoint {str(checkpoint)!r} aren't tensors by name",
             fix="take another checkpoint",
         )
+    left_out = found.facts.get(FACT)
     if not plugins or STATES not in found.names:
-        return weights, {}
+        return FoundWeights(weights, {}, left_out)
     verify_part(checkpoint, STATES)
     states = read_checkpoint(checkpoint, only=[STATES], leaving=[STATES]).parts[STATES]
-    return weights, {name: states[name] for name in plugins if name in states}
+    of_plugins = {name: states[name] for name in plugins if name in states}
+    return FoundWeights(weights, of_plugins, left_out)
 
 
 def _in_file(path: Path) -> dict[str, SavedTensor]:

@@ -173,7 +173,7 @@ class FromCheckpoint(Start):
         carried = {name: one for name, one in parts["plugins"].items() if name in missing}
         capture.plugins.carried = read_all(carried)
         made = MadeWith(state)
-        capture.put(state, parts)
+        capture.put(state, parts, self._facts.get("left_out"))
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
         capture.put_own(state, parts)

@@ -342,6 +342,10 @@ class Defaults:
         return state.model.state_dict()
 
     @hookimpl
+    def select_weights(self, state: State, names: Sequence[str]) -> Sequence[str]:
+        return names
+
+    @hookimpl
     def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]]:
         return {name: optimizer.state_dict() for name, optimizer in state.optimizers.items()}
 

@@ -1,5 +1,5 @@
 """Fine-tuning: groups of parameters by patterns of their names, frozen parts, parts that thaw."""
 
-from eventloop_finetune.parameter_groups import Unfreeze, freeze, param_groups
+from eventloop_finetune.parameter_groups import SaveTrained, Unfreeze, freeze, param_groups
 
-__all__ = ["Unfreeze", "freeze", "param_groups"]
+__all__ = ["SaveTrained", "Unfreeze", "freeze", "param_groups"]

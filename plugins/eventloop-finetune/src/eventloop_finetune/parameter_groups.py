@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +135,22 @@ class Unfreeze:
             if state.clock.reached(time):
                 param.requires_grad_(True)
                 del self._waiting[name]
+
+
+class SaveTrained:
+    """An algorithm whose checkpoints leave out the parameters that are frozen.
+
+    The task has to build these again, with the same weights; a digest in each checkpoint proves it.
+    """
+
+    name = "save-trained"
+
+    @hookimpl
+    def select_weights(self, state: State, names: Sequence[str]) -> list[str]:
+        """Returns all names but those of frozen parameters."""
+        named = state.model.named_parameters(remove_duplicate=False)
+        frozen = {name for name, param in named if not param.requires_grad}
+        return [name for name in names if name not in frozen]
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:

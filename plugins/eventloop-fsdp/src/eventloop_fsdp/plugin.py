@@ -176,15 +176,20 @@ class Fsdp:
 
     @hookimpl
     def before_load(self, state: State) -> None:
-        """Leaves the weights to the checkpoint."""
+        """Leaves the weights to the checkpoint, unless there may be some that it leaves out."""
+        if state.owner("select_weights") != "core":
+            self._fill(state)
         self._goes_on = True
 
     @hookimpl(tryfirst=True)
     def after_load(self, state: State) -> None:
         """Loads the weights of a run that begins, or draws them where none takes memory yet."""
-        deferred, self._deferred = self._deferred, None
-        if self._goes_on:
-            return
+        if not self._goes_on:
+            self._fill(state)
+        self._deferred = None
+
+    def _fill(self, state: State) -> None:
+        deferred = self._deferred
         if self.weights is not None:
             from eventloop_fsdp.pretrained import load_pretrained
 
