@@ -14,6 +14,8 @@ from eventloop_progress.bar import Field, Line
 from eventloop_progress.notebook import Notebook
 from eventloop_progress.table import ResultsTable
 from eventloop_progress.text import printable
+from eventloop_progress.texts import Text as LoggedText
+from eventloop_progress.texts import lines_of
 
 
 class Display(Protocol):
@@ -32,6 +34,9 @@ class Display(Protocol):
 
     def note(self, text: str) -> None:
         """Shows what is worth knowing once."""
+
+    def text(self, name: str, text: LoggedText) -> None:
+        """Shows the beginning of a logged text or table."""
 
     def close(self, *, keep: bool) -> None:
         """Restores the terminal; the next call of `draw` takes it again.
@@ -83,6 +88,10 @@ class Terminal:
         line = Text(printable(text, self._console.encoding), "dim")
         self._console.print(line, soft_wrap=True)
 
+    def text(self, name: str, text: LoggedText) -> None:
+        """Adds it above the bar."""
+        _print(self._console, name, text)
+
     def close(self, *, keep: bool) -> None:
         """Ends the drawing; the cursor is shown again."""
         if self._live is not None:
@@ -113,6 +122,10 @@ class Log:
         """Prints it as one line."""
         self._console.print(Text(printable(text, self._console.encoding)), soft_wrap=True)
 
+    def text(self, name: str, text: LoggedText) -> None:
+        """Prints it as a few lines."""
+        _print(self._console, name, text)
+
     def close(self, *, keep: bool) -> None:
         """Has nothing to give back."""
 
@@ -122,3 +135,8 @@ def display_on(console: Console) -> Display:
     if console.is_jupyter:
         return Notebook()
     return Terminal(console) if console.is_interactive else Log(console)
+
+
+def _print(console: Console, name: str, text: LoggedText) -> None:
+    for line in lines_of(name, text):
+        console.print(Text(printable(line, console.encoding)), soft_wrap=True)

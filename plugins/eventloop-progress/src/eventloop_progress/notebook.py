@@ -8,10 +8,12 @@ from html import escape
 
 from eventloop.toolbox.progress_lines import Results, short
 from eventloop_progress.bar import Field
+from eventloop_progress.texts import Text, html_of
 
 # Shows HTML in the output of a cell, and returns what replaces it.
 Show = Callable[[str], Callable[[str], None]]
 MOST_EVALUATIONS = 20  # in the table; the latest
+MOST_TEXTS = 8
 _NUMBER = 'style="text-align: right; font-variant-numeric: tabular-nums"'
 _BAR = '<progress value="{:.4f}" max="1" style="width: 16em; vertical-align: middle"></progress>'
 
@@ -30,6 +32,7 @@ class Notebook:
         self._replace: Callable[[str], None] | None = None
         self._rows: deque[tuple[int, int, Results]] = deque(maxlen=MOST_EVALUATIONS)
         self._notes: list[str] = []
+        self._texts: dict[str, str] = {}  # the latest of each name, as HTML
         self._bar = ""
 
     def draw(self, fields: Sequence[Field], frac: float) -> None:
@@ -52,6 +55,13 @@ class Notebook:
         self._notes.append(text)
         self._write()
 
+    def text(self, name: str, text: Text) -> None:
+        """Shows it above the bar, in the place of an earlier one of its name."""
+        self._texts[name] = html_of(name, text)
+        while len(self._texts) > MOST_TEXTS:
+            del self._texts[next(iter(self._texts))]
+        self._write()
+
     def close(self, *, keep: bool) -> None:
         """Leaves what stands there; the next call of `draw` begins anew, in the cell of then."""
         if self._replace is not None and not keep:
@@ -59,11 +69,11 @@ class Notebook:
             self._write()
         self._replace = None
         self._rows.clear()
-        self._notes, self._bar = [], ""
+        self._notes, self._texts, self._bar = [], {}, ""
 
     def _write(self) -> None:
         notes = "".join(f"<div><small>{escape(one)}</small></div>" for one in self._notes)
-        html = f"<div>{table(self._rows)}{self._bar}{notes}</div>"
+        html = f"<div>{table(self._rows)}{''.join(self._texts.values())}{self._bar}{notes}</div>"
         if self._replace is None:
             self._replace = self._show(html)
         else:

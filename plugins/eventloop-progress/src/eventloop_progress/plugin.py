@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -108,6 +108,14 @@ class Progress:
         """Takes the loss from the numbers that have arrived on the host."""
         loss = numbers.get("train/loss")
         self._loss = self._loss if loss is None else loss
+
+    @hookimpl(rank_zero=True)
+    def log_text(
+        self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Shows the beginning of each text and table."""
+        for name, text in texts.items():
+            self._display.text(name, text)
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
