@@ -13,6 +13,7 @@ from eventloop.toolbox.run_files import RunFolder, why_no_file
 from eventloop_report import facts
 from eventloop_report.page import Page, Table
 from eventloop_report.series import Numbers, Series
+from eventloop_report.texts import Texts
 
 if TYPE_CHECKING:
     from eventloop import StateView
@@ -45,6 +46,7 @@ class Report:
         self.pngs = pngs
         self._numbers = Numbers()
         self._throughput = Series()
+        self._texts = Texts()
         self._seconds = dict.fromkeys(_PHASES, 0.0)
         self._previous: Moment | None = None
         self._page: Path | None = None
@@ -111,6 +113,14 @@ class Report:
             self._throughput.add(at.batch, speed)
 
     @hookimpl(rank_zero=True)
+    def log_text(
+        self, state: StateView, texts: dict[str, str | dict[str, list[Any]]], at: Moment
+    ) -> None:
+        """Keeps the latest of each name."""
+        for name, text in texts.items():
+            self._texts.add(name, at.batch, text)
+
+    @hookimpl(rank_zero=True)
     def fit_end(self, state: StateView) -> None:
         """Writes the page."""
         self._enter("everything else")
@@ -137,11 +147,14 @@ class Report:
                 "throughput": self._throughput.state_dict(),
             },
             "numbers": self._numbers.state_dict(),
+            "texts": self._texts.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
         """Goes on from it."""
         self._numbers.load_state_dict(state["numbers"])
+        if "texts" in state:  # older checkpoints have none
+            self._texts.load_state_dict(state["texts"])
         # In older checkpoints the throughput is one of the numbers, and nothing is apart.
         self._throughput = self._numbers.by_name.pop(THROUGHPUT, Series())
         of_this_run = state.get("of_this_run", state)
@@ -178,6 +191,7 @@ class Report:
             tables=(
                 Table("Run", list(facts.about(state))),
                 facts.results(series),
+                *self._texts.tables(),
                 facts.phases(self._seconds),
                 facts.plugin_costs(state),
             ),

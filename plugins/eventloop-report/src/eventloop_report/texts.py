@@ -1,0 +1,56 @@
+"""The latest texts and tables of a run, each cut to what a page can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from eventloop.toolbox.messages import one_line
+from eventloop_report.page import Table
+
+MAX_TEXTS, MAX_ROWS, MAX_CHARS = 20, 50, 2_000
+
+
+class Texts:
+    """The latest text of each name, as rows with their columns; of many names those that came last."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, dict[str, Any]] = {}
+
+    def add(self, name: str, batch: int, text: str | Mapping[str, Sequence[Any]]) -> None:
+        """Keeps a text in the place of an earlier one of its name."""
+        columns = {"text": text.split("\n")} if isinstance(text, str) else text
+        rows = zip(*(one[:MAX_ROWS] for one in columns.values()), strict=True)
+        num_left_out = max(map(len, columns.values()), default=0) - MAX_ROWS
+        name = one_line(name, MAX_CHARS)
+        self._by_name.pop(name, None)
+        self._by_name[name] = {
+            "batch": batch,
+            "columns": [*map(_cell, columns)],
+            "rows": [[*map(_cell, row)] for row in rows],
+            "num_left_out": max(0, num_left_out),
+        }
+        if len(self._by_name) > MAX_TEXTS:
+            del self._by_name[next(iter(self._by_name))]
+
+    def tables(self) -> Iterator[Table]:
+        """Yields a table for each name."""
+        for name, found in self._by_name.items():
+            left_out = found["num_left_out"]
+            more = f"; {left_out:,} more rows aren't shown" if left_out else ""
+            note = f"Logged after batch {found['batch']:,}{more}."
+            yield Table(name, found["rows"], found["columns"], note)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything."""
+        return {"by_name": [[name, found] for name, found in self._by_name.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        self._by_name = {name: dict(found) for name, found in state["by_name"]}
+
+
+def _cell(cell: str | float | None) -> str | float:
+    if isinstance(cell, str):
+        return one_line(cell, MAX_CHARS)
+    return "" if cell is None else cell
