@@ -9,7 +9,6 @@ from eventloop_report import Page, Report
 from eventloop_report.texts import MAX_CHARS, MAX_ROWS, MAX_TEXTS, Texts
 from eventloop_testing import edited_checkpoint, isolated_trainer
 
-
 NAMES = ("early", "test/samples")
 
 
