@@ -13,7 +13,11 @@ import torch
 sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
 
 # What a bridge leads to isn't installed for the tests of the others: `tox -e bridges` has it.
-BRIDGES = {"eventloop-composer": "composer", "eventloop-lightning": "lightning"}
+BRIDGES = {
+    "eventloop-composer": "composer",
+    "eventloop-lightning": "lightning",
+    "eventloop-transformers": "accelerate",
+}
 collect_ignore = [
     folder for folder, module in BRIDGES.items() if importlib.util.find_spec(module) is None
 ]

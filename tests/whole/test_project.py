@@ -30,6 +30,7 @@ IMPORTED = {
     "eventloop-runs",
     "eventloop-surgery",
     "eventloop-testing",
+    "eventloop-transformers",
 }
 # Released with the core: one shows what it does with plugins, one makes trainers and checkpoints for tests.
 DEEP = {"eventloop-plugins", "eventloop-testing"}

@@ -1,0 +1,5 @@
+"""Runs Hugging Face's Trainer, and any subclass of it, on eventloop's loop, unchanged."""
+
+from eventloop_transformers.trainer import Trainer, on_eventloop
+
+__all__ = ["Trainer", "on_eventloop"]

@@ -1,0 +1,114 @@
+"""What a checkpoint of eventloop's has of a trainer: state, control, callbacks, schedule and counts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eventloop import PluginError
+from eventloop_transformers.kept import Attributes, NotPlainError, decoded, encoded
+from eventloop_transformers.step_end import StepEnd
+
+_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+class Saved:
+    """Collects what changes in a trainer as it trains, and puts it back.
+
+    Args:
+        trainer: as it is before its first callback.
+        end: what is known of the epoch under way.
+        output_dir: where the trainer writes its own checkpoints.
+    """
+
+    def __init__(self, trainer: Any, end: StepEnd, output_dir: str) -> None:
+        self._trainer, self._end = trainer, end
+        self._attributes = Attributes(trainer)
+        self._callbacks = [(one, Attributes(one)) for one in trainer.callback_handler.callbacks]
+        self._folder = Path(output_dir)
+        self._older = sorted(_checkpoints(self._folder))
+        self._loaded: Mapping[str, Any] = {}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return bool(self._loaded)
+
+    def take(self) -> dict[str, Any]:
+        """Returns what a checkpoint has of the trainer."""
+        trainer, end = self._trainer, self._end
+        scaler = trainer.accelerator.scaler
+        return {
+            "state": _encoded("the TrainerState", vars(trainer.state)),
+            "control": dict(vars(trainer.control)),
+            "attributes": self._attributes.changed(),
+            "callbacks": [
+                {"name": type(one).__name__, "changed": attributes.changed()}
+                for one, attributes in self._callbacks
+            ],
+            "scheduler": _encoded("the learning rate scheduler", trainer.lr_scheduler.state_dict()),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "epoch": [end.step, encoded(end.grad_norm), encoded(end.learning_rate)],
+            "older": self._older,
+        }
+
+    def keep(self, state: Mapping[str, Any]) -> None:
+        """Keeps what `take` returned."""
+        self._loaded = state
+
+    def put_trainer(self) -> None:
+        """Restores the trainer, if there is something; its checkpoints of later steps are removed."""
+        if not self._loaded:
+            return
+        trainer, loaded, end = self._trainer, self._loaded, self._end
+        for name, value in decoded(loaded["state"]).items():
+            setattr(trainer.state, name, value)
+        self._attributes.put(loaded["attributes"])
+        trainer.lr_scheduler.load_state_dict(decoded(loaded["scheduler"]))
+        if loaded["scaler"] is not None and trainer.accelerator.scaler is not None:
+            trainer.accelerator.scaler.load_state_dict(loaded["scaler"])
+        end.step, end.grad_norm, end.learning_rate = loaded["epoch"]
+        self._older = loaded["older"]
+        self._put_control()
+        if trainer.is_world_process_zero():
+            self._remove_later()
+
+    def put_callbacks(self) -> None:
+        """Restores the callbacks, once they have been told that training begins."""
+        for (one, attributes), saved in zip(
+            self._callbacks, self._loaded["callbacks"], strict=False
+        ):
+            if type(one).__name__ == saved["name"]:
+                attributes.put(saved["changed"])
+        self._put_control()
+
+    def _put_control(self) -> None:
+        vars(self._trainer.control).update(self._loaded["control"])
+
+    def _remove_later(self) -> None:
+        """Removes checkpoints that the run wrote after the step from which it goes on.
+
+        They are written again; the last may be torn, and the trainer counts them by their time.
+        """
+        for name, step in _checkpoints(self._folder).items():
+            if step > self._trainer.state.global_step and name not in self._older:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _checkpoints(folder: Path) -> dict[str, int]:
+    """Returns the trainer's own checkpoints, with their steps."""
+    found = {one.name: _FOLDER.fullmatch(one.name) for one in folder.glob("checkpoint-*")}
+    return {name: int(match[1]) for name, match in found.items() if match}
+
+
+def _encoded(what: str, value: Any) -> Any:
+    try:
+        return encoded(value)
+    except NotPlainError as error:
+        raise PluginError(
+            f"{what} can't be saved: it holds a {error}",
+            fix="hold numbers, text, tensors and collections of them, or leave run_dir out",
+        ) from error

@@ -1,0 +1,198 @@
+"""The class that puts a trainer of Hugging Face's on eventloop's loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import transformers
+from transformers.trainer_utils import TrainOutput
+
+from eventloop import SettingError
+from eventloop import Trainer as Loop
+from eventloop_transformers.named import plugins_of, unnamed
+from eventloop_transformers.refused import refuse_class, refuse_fit, refuse_plugins, refuse_settings
+from eventloop_transformers.task import Fit, TrainerTask
+from eventloop_transformers.updates import Resumed, Updates
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+T = TypeVar("T", bound=type)
+
+
+class OnEventloop(Base):
+    """A trainer whose `train()` runs on eventloop's loop; comes before a trainer's class.
+
+    Attributes:
+        eventloop_plugins: the plugins of eventloop's that take part.
+        eventloop_settings: eventloop's settings.
+        eventloop: the trainer that has run the last `train()`; None before the first.
+    """
+
+    eventloop_plugins: Sequence[object] = ()
+    eventloop_settings: Mapping[str, Any] = {}
+    eventloop: Loop | None = None
+    _task: TrainerTask | None = None
+    _is_inside = False
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Prepares as transformers' Trainer does, trains on eventloop's loop, and ends as it does."""
+        settings = dict(self.eventloop_settings)
+        refuse_settings(settings)
+        refuse_fit(self, settings)
+        self._close_last(settings)
+        self.accelerator.free_memory()
+        if args.auto_find_batch_size:
+            self._update_auto_batch_size(batch_size)
+        data = self.get_train_dataloader()
+        found = self.set_initial_training_values(args, data)
+        num_epochs, num_updates, _, num_samples, _, steps_in_epoch, max_steps = found
+        first_epoch, num_over = self._init_training_state(
+            max_steps, num_updates, num_epochs, resume_from_checkpoint, trial
+        )
+        model, data = self._prepare_for_training(max_steps, data, resume_from_checkpoint)
+        start_time = time.time()
+        self._begin_counts(args.device)
+        updates = Updates(
+            self,
+            data,
+            steps_in_epoch,
+            Resumed(resume_from_checkpoint, first_epoch, num_over),
+            keeps_position=settings.get("run_dir") is not None,
+        )
+        fit = Fit(
+            model, updates, num_epochs, first_epoch, steps_in_epoch, trial, ignore_keys_for_eval,
+            start_time,
+        )  # fmt: skip
+        task = TrainerTask(self, fit)
+        if first_epoch < num_epochs:
+            self._run(task, max_steps, settings)
+        else:
+            task.begin()
+        return self._finalize_training(trial, num_samples, start_time)
+
+    def _begin_counts(self, device: torch.device) -> None:
+        """Sets what the trainer's methods count with, as its own loop does."""
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+        self._tr_loss = torch.tensor(0.0, device=device)
+        self._total_loss_scalar = 0.0
+
+    def _run(self, task: TrainerTask, max_steps: int, settings: Mapping[str, Any]) -> None:
+        """Trains on eventloop's loop."""
+        args = self.args
+        algorithms, callbacks = plugins_of(self.eventloop_plugins)
+        tf32 = torch.backends.cuda.matmul.allow_tf32 and args.device.type == "cuda"
+        given: dict[str, Any] = {
+            "max_duration": f"{max(1, max_steps)}ba",
+            "device": str(args.device),
+            # Accelerate has the model under autocast, and the scaler of fp16.
+            "precision": "tf32" if tf32 else "fp32",
+            "seed": args.seed % 2**32,
+            "seed_samples": False,
+            "eval_interval": None,
+            "on_bad_loss": "ignore",
+            "gc_interval": None,
+            "autoload": False,
+            **settings,
+        }
+        self._task = task
+        self.eventloop = run = Loop(task, algorithms=algorithms, callbacks=callbacks, **given)
+        try:
+            refuse_plugins(run.state, self, run.assembly)
+            self._announce(run)
+            run.fit()
+        finally:
+            if not self._lends:
+                run.close()
+
+    def _announce(self, run: Loop) -> None:
+        """Says which installed algorithms don't take part."""
+        if self.is_world_process_zero() and (names := unnamed(run.plugins)):
+            sys.stderr.write(f"eventloop: off, unless named in plugins=[...]: {', '.join(names)}\n")
+
+    @property
+    def _lends(self) -> bool:
+        """Whether a plugin may lend evaluation other weights."""
+        run = self.eventloop
+        return run is not None and any(one.role == "algorithm" for one in run.plugins)
+
+    def _close_last(self, settings: Mapping[str, Any]) -> None:
+        if self.eventloop is None:
+            return
+        self.eventloop.close()
+        if settings.get("run_dir") is not None:
+            raise SettingError(
+                "this trainer has trained already, and a run_dir is for one run",
+                fix="make another trainer, with another run_dir",
+            )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluates as the trainer does; with the weights of a plugin that lends others."""
+        evaluate: Callable[..., dict[str, float]] = super().evaluate
+        if self._is_inside or not self._lends:
+            return evaluate(*args, **kwargs)
+        found: dict[str, float] = {}
+
+        def inside() -> dict[str, float]:
+            found.update(evaluate(*args, **kwargs))
+            return found
+
+        assert self.eventloop is not None
+        assert self._task is not None
+        self._task.evaluation, self._is_inside = inside, True
+        try:
+            self.eventloop.eval()
+        finally:
+            self._is_inside = False
+        return found
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs as the trainer does, and hands the numbers to plugins of eventloop's."""
+        super().log(logs, *args, **kwargs)
+        if self._task is not None:
+            self._task.log(self.state.log_history[-1])
+
+
+def on_eventloop(trainer: T, *, plugins: Sequence[object] = (), **settings: Any) -> T:
+    """Returns a class of a trainer whose `train()` runs on eventloop's loop.
+
+    Args:
+        trainer: `transformers.Trainer`, or a subclass of it.
+        plugins: what takes part of eventloop's: objects, or names of installed plugins.
+        settings: of eventloop, by name: run_dir="runs/a", checkpoint_interval="100ba".
+
+    Raises:
+        TypeError: it isn't a trainer, or has a loop of its own.
+        SettingError: a setting can't be honoured.
+    """
+    refuse_class(trainer)
+    refuse_settings(settings)
+    bases = (trainer,) if issubclass(trainer, OnEventloop) else (OnEventloop, trainer)
+    known = {**getattr(trainer, "eventloop_settings", {}), **settings}
+    named = (*getattr(trainer, "eventloop_plugins", ()), *plugins)
+    attributes = {
+        "__doc__": trainer.__doc__,
+        "__module__": trainer.__module__,
+        "__qualname__": trainer.__qualname__,
+        "eventloop_plugins": named,
+        "eventloop_settings": known,
+    }
+    return type(trainer.__name__, bases, attributes)  # type: ignore[return-value]
+
+
+class Trainer(OnEventloop, transformers.Trainer):
+    """transformers' Trainer, on eventloop's loop."""
