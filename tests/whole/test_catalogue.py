@@ -162,7 +162,8 @@ def test_a_command_of_the_catalogue_describes_itself(folder, clean, monkeypatch,
         if group != "eventloop.commands":
             continue
         assert command.__doc__
-        is_alone = name == "plugins-new"  # it starts a plugin: none takes part
+        # They start a plugin, or switch one: none takes part.
+        is_alone = name in ("plugins-new", "plugins-enable", "plugins-disable")
         assert command(["--help", *["--no-plugins"] * (not is_alone)]) == 0
         written = name.replace("plugins-", "plugins ")
         assert capsys.readouterr().out.startswith(f"usage: eventloop {written} ")

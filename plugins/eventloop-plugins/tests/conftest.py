@@ -39,7 +39,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     commands = (f"plugins-{one} = eventloop_plugins.{one}:main"
                 for one in ("check", "hooks", "lock", "new", "order", "show"))  # fmt: skip
-    (info / "entry_points.txt").write_text("\n".join(["[eventloop.commands]", *commands]))
+    switches = (f"plugins-{one} = eventloop_plugins.lists:{one}" for one in ("enable", "disable"))
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[eventloop.commands]", *commands, *switches])
+    )
     (info / "REQUESTED").touch()
     return site
 

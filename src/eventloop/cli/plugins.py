@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.arguments import JSON, Arguments, Command, configuration_of
 from eventloop.cli.output import write_json, write_lines, write_table, write_text
 from eventloop.cli.registry import (
-    ADDED_SUBCOMMANDS,
     COMMANDS,
     SUBCOMMAND_PREFIX,
     run_added,
@@ -32,7 +31,7 @@ COMMAND = Command(
     argument="",
     takes_options=False,
 )
-# Those of this file and of `plugin_lists`, and those that a package adds.
+# `list`, and those of eventloop-plugins, which are commands named `plugins-show` and so on.
 SUBCOMMANDS = {
     "list": "what is installed, and whether it takes part",
     "show": "one plugin: options, hooks, edges, import time",
@@ -64,13 +63,9 @@ def run_subcommand(argv: Sequence[str]) -> int:
             f"`eventloop plugins` has no subcommand {rest[0]!r}{closest(rest[0], SUBCOMMANDS)}",
             fix=f"one of {', '.join(SUBCOMMANDS)}",
         )
-    if name in ADDED_SUBCOMMANDS:
-        return run_added(f"{SUBCOMMAND_PREFIX}{name}", rest)
     if name == "list":
         return run_command(COMMAND, _run, rest)
-    from eventloop.cli.plugin_lists import enable_or_disable  # with tomlkit
-
-    return enable_or_disable(name, rest)
+    return run_added(f"{SUBCOMMAND_PREFIX}{name}", rest)
 
 
 def _help() -> str:

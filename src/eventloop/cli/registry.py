@@ -31,7 +31,7 @@ PACKAGES = {
     for name in ("ablate", "check-loss", "checkpoints", "lr-finder", "sweep")
 }
 # Subcommands of `plugins` that a package adds, as commands named `plugins-show` and so on.
-ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "lock", "new")
+ADDED_SUBCOMMANDS = ("show", "order", "hooks", "check", "enable", "disable", "lock", "new")
 SUBCOMMAND_PREFIX = "plugins-"
 
 

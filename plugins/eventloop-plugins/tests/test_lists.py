@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from eventloop.cli.plugin_lists import has_name, with_name, without_name
+from eventloop_plugins.lists import has_name, with_name, without_name
 
 FILES = {
     "empty": "",

@@ -30,9 +30,19 @@ _DISABLE = (
 )
 
 
-def enable_or_disable(name: str, argv: Sequence[str]) -> int:
-    """Runs `plugins enable` or `plugins disable`, as `name` says; returns the exit status."""
-    summary, edit = (_ENABLE, _enabled) if name == "enable" else (_DISABLE, _disabled)
+def enable(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins enable`; returns the exit status."""
+    return _run("enable", _ENABLE, _enabled, argv)
+
+
+def disable(argv: Sequence[str]) -> int:
+    """Runs `eventloop plugins disable`; returns the exit status."""
+    return _run("disable", _DISABLE, _disabled, argv)
+
+
+def _run(
+    name: str, summary: str, edit: Callable[[str, Candidate], str], argv: Sequence[str]
+) -> int:
     command = Command(
         f"plugins {name}", summary, argument="NAME", takes_plugins=False, takes_options=False
     )
