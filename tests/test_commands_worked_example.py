@@ -46,6 +46,7 @@ def grid(clean, install):
     (clean / "tiny.py").write_text(TASK)
 
 
+@pytest.mark.nightly
 def test_the_page_s_command_runs_goes_on_and_reports_what_failed(grid, capfd):
     """What authors copy is the pattern of each command that trains several times."""
     line = ("grid", "tiny.py", "--no-plugins", "--run-dir", "here", "--lrs")

@@ -41,6 +41,7 @@ def test_without_a_gpu_it_runs_and_says_what_that_is_worth(gpu_step, capsys):
     assert "these numbers mean nothing" in told
 
 
+@pytest.mark.nightly
 def test_every_workload_is_measured_with_the_machine_named(gpu_step, capsys):
     """A number without its machine is not a number."""
     gpu_step.main(["--device", "cpu", "--steps", "1", "--turns", "2", "--json"])

@@ -392,6 +392,7 @@ def test_the_commands_read_shards(store, capsys):
     assert row["bytes"] > sum(shard.stat().st_size for shard in shards.glob("*-0000*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["verify", "diff", "export"])
 def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what, memory_kb):
     """Not that of all of them: 24 tensors of 16 MB. What Python and torch load meanwhile is less."""
@@ -409,6 +410,7 @@ def test_it_takes_the_memory_of_a_tensor(store, tmp_path, what, memory_kb):
     assert memory_kb(lambda: main(commands[what])) < 250_000
 
 
+@pytest.mark.nightly
 def test_400_flipped_bits_and_100_truncations_are_found(store):
     """Anywhere in all files; by name, and by the rank that reads that file."""
     draw = random.Random(0)

@@ -213,6 +213,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.nightly
 def test_no_second_copy_is_made_in_memory(run_python, tmp_path):
     """Weights of half the memory can be saved: one tensor is copied at a time, if it has to be."""
     done = run_python(f"import sys; sys.argv.append({str(tmp_path / 'a')!r})\n{MEMORY}")

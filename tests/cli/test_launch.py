@@ -121,6 +121,7 @@ def test_a_restart_of_torchrun_s_is_not_ended_by_the_failure_before(start, tiny)
     assert ran.stdout.count("2 epochs, 4 batches") == 1
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_on_all_ranks_is_said_once(start):
     """A task that isn't there is missing for everybody."""
     ran = start("fit", "tinny.py", "--nproc", "2")

@@ -134,6 +134,7 @@ def test_a_mode_for_eval_data_needs_eval_data(mode, run, tiny):
     assert f"{mode} has no effect: the task has no eval data" in ran.err
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
 def test_compile_is_a_switch_or_a_mapping_of_options(run, tiny):
     """The command says both; the header says what came of it."""

@@ -290,6 +290,7 @@ def test_a_seeded_data_set_can_be_sent_to_a_worker():
         dataset.missing
 
 
+@pytest.mark.nightly
 def test_workers_that_are_no_forks_draw_the_same():
     """The epoch reaches them through memory that is shared."""
     loader = DataLoader(Drawing(), 4, num_workers=1, multiprocessing_context="spawn")

@@ -266,6 +266,7 @@ def test_documents_in_one_row_do_not_see_each_other(family):
     assert embedded.grad[:, 4:].abs().max() > 0
 
 
+@pytest.mark.nightly
 def test_a_compiled_model_is_compiled_once():
     """What is looked up at the first pass would be another graph at the second."""
     torch._dynamo.reset()

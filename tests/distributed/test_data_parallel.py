@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -32,6 +33,7 @@ def train(folder, batches):
         return nn.utils.parameters_to_vector(trainer.state.model.parameters()).detach()
 
 
+@pytest.mark.nightly
 def test_four_ranks_go_on_with_the_same_bits(tmp_path):
     """The order in which ranks' gradients are added up follows from their place in a bucket."""
     whole = run_ranks(train, tmp_path / "whole", 20, world_size=4)

@@ -188,6 +188,7 @@ def test_an_error_of_all_ranks_is_reported_once(end_ranks, clean):
     assert err.count("Traceback") == 1
 
 
+@pytest.mark.nightly
 def test_a_rank_that_goes_on_alone_leaves_the_others_to_end(end_ranks, clean):
     """Its exception was caught, but they wait for it."""
 
@@ -248,6 +249,7 @@ def test_a_rank_that_left_in_order_ends_nobody(end_ranks, monkeypatch, leaves, s
     assert bool(err) != leaves
 
 
+@pytest.mark.nightly
 def test_ranks_end_when_the_store_is_lost(end_ranks, clean):
     """It goes with what started them; nobody else would end them."""
 

@@ -49,6 +49,7 @@ def test_a_hang_ends_with_the_place_of_each_rank(end_ranks, clean, monkeypatch):
     assert re.match(rf"{hangs}; {waits}: RuntimeError: .*Timed out waiting 4000ms", first)
 
 
+@pytest.mark.nightly
 def test_a_hang_that_ends_in_an_abort_is_told_likewise(end_ranks, clean, monkeypatch):
     """NCCL's timeout ends the process from C++, where nobody asks the ranks where they are."""
     monkeypatch.setenv("EVENTLOOP_TIMEOUT_S", "4")
@@ -88,7 +89,7 @@ def task():
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "names"), [((0,), "0"), ((0, 1), "1")])
 def test_ranks_that_leave_alone_are_named_long_before_a_timeout(end_ranks, clean, ranks, names):
     """The others wait in their backward pass, in which nothing is exchanged that would fail."""
@@ -107,7 +108,7 @@ def test_ranks_that_leave_alone_are_named_long_before_a_timeout(end_ranks, clean
     assert time.monotonic() - start < 60
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("clause", "is_ended"), [("finally", True), ("except LookupError", False)])
 def test_a_finally_that_waits_for_the_others_keeps_no_failure_back(
     end_ranks, clean, clause, is_ended
@@ -132,7 +133,7 @@ def test_a_finally_that_waits_for_the_others_keeps_no_failure_back(
     assert err.startswith("rank 1: LookupError: on purpose") == is_ended
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("closing", ["time.sleep(1000)", "torch.distributed.barrier()"])
 def test_a_rank_that_has_failed_waits_for_none_while_it_closes(end_ranks, clean, closing):
     """Its own watchdog ends it, with the status of the failure; no signal is taken for its end."""

@@ -100,6 +100,7 @@ def assert_near(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.nightly
 def test_one_rank_under_ddp_ends_as_one_process_does(device, run, alone):
     """Its steps wait for nothing, sums over the ranks included."""
     with socket.create_server(("127.0.0.1", 0)) as server:

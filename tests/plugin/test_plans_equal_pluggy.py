@@ -330,6 +330,7 @@ class Halves:
         return with_context(one, lambda state: nullcontext(), in_halves=True)
 
 
+@pytest.mark.nightly
 @SETTINGS
 @given(DRAWN)
 def test_watched_plans_equal_pluggy(new_state, drawn):

@@ -125,6 +125,7 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, uninterrupted, batch):
     assert log.numbers == numbers
 
 
+@pytest.mark.nightly
 def test_killed_again_and_again_it_ends_the_same(tmp_path, uninterrupted):
     """Each process gets a few batches further."""
     log = Log()

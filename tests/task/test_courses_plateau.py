@@ -105,6 +105,7 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(tmp_path):
         assert fit(tmp_path / "stopped", untils=(3, 4, 9, None)) == expected
 
 
+@pytest.mark.nightly
 def test_without_what_was_saved_it_would_go_on_otherwise(tmp_path, monkeypatch):
     """Control."""
     expected = fit(tmp_path / "whole")
@@ -113,6 +114,7 @@ def test_without_what_was_saved_it_would_go_on_otherwise(tmp_path, monkeypatch):
     assert fit(tmp_path / "stopped", untils=(7, None)) != expected
 
 
+@pytest.mark.nightly
 def test_ranks_whose_values_differ_have_the_rates_of_the_first(tmp_path):
     """A metric that isn't reduced may differ by rank; the weights must not."""
 

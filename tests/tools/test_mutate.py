@@ -17,6 +17,7 @@ def test_a_mistake_is_detected(name):
     assert not MUTATE["survives"](MUTATE["MUTANTS"][name])
 
 
+@pytest.mark.nightly
 def test_a_mutant_without_a_mistake_survives(monkeypatch):
     """Else tests that always fail would detect everything."""
     mutant = MUTATE["MUTANTS"]["another seed may resume a run"]

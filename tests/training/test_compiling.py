@@ -184,6 +184,7 @@ def test_a_plain_run_is_two_graphs_without_a_break(trained):
     assert counters["graph_break"] == {}
 
 
+@pytest.mark.nightly
 def test_many_models_in_one_process_stay_compiled(trained, make_task):
     """They run the same code; what one recompiles isn't held against the next, from torch 2.13 on."""
     activations = (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.ELU, nn.CELU, nn.Mish,

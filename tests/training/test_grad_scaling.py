@@ -403,6 +403,7 @@ def test_a_fit_after_one_that_raised_starts_clean(make_fp16, make_plugin):
     assert (rate(trainer), scale(trainer)) == (0.1 * 0.5**2, FIRST_SCALE)
 
 
+@pytest.mark.nightly
 def test_a_thousand_skipped_steps_in_a_row_stop_the_run(make_fp16):
     """Nothing is learned any more, and nobody watches a run for days; one made in between helps."""
     trainer = make_fp16(Overflow(lambda batch: batch != 500), max_duration="2000ba")

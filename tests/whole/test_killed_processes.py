@@ -128,7 +128,7 @@ def gone(pid):
     return stat.rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("world_size", "num_kills"), [(1, 10), (2, 5)])
 def test_killed_at_random_moments_it_ends_the_same(tmp_path, soak_task, world_size, num_kills):
     """Promise A: whatever the moment, whoever is killed."""
@@ -159,7 +159,7 @@ def terminate(run, draw):
     return statuses, run.errors.read_text()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize(("world_size", "num_signals"), [(1, 6), (2, 4)])
 def test_terminated_at_random_moments_it_ends_the_same(
     tmp_path, soak_task, world_size, num_signals

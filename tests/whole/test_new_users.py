@@ -531,6 +531,7 @@ def test_a_new_users_numbers_are_true_and_resume(name, num_parts, tmp_path):
     compare(tmp_path, case.task, by_hand(case, num_parts), max_duration=f"{NUM_EPOCHS}ep", **size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_parts", [1, 4])
 def test_an_agent_s_numbers_are_true_and_resume(num_parts, tmp_path):
     """Several updates a batch: of a number that each logs, the mean; the loss is that of the last."""

@@ -96,6 +96,7 @@ def python(clean: Path, tmp_path: Path) -> Run:
     return python
 
 
+@pytest.mark.nightly
 def test_a_plugin_is_active_from_install_to_uninstall(python, package, clean, tmp_path):
     """This is the promise: pip installs it, and the next fit has it; nothing else changes."""
     (clean / "task.py").write_text(TASK)

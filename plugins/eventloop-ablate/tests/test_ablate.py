@@ -83,6 +83,7 @@ def test_what_runs_say_themselves_is_in_their_logs(folder, broken):
     assert "nudged 0.3" in (folder / "here" / "without-shaky" / "seed-0.log").read_text()
 
 
+@pytest.mark.nightly
 def test_an_ablation_goes_on_where_it_was(folder, broken, mended):
     """What is done is read, what isn't is resumed."""
     _, _, _, written_at = broken
@@ -190,6 +191,7 @@ class Plugin:
 """
 
 
+@pytest.mark.nightly
 def test_a_row_whose_algorithm_does_not_suit_the_task_is_refused_before_any_run(
     tiny, install, start
 ):

@@ -118,6 +118,7 @@ def test_reduced_precision_trains_alike(tmp_path, trained, precision):
     assert not torch.equal(weights(actual), weights(trained))
 
 
+@pytest.mark.nightly
 def test_compiled_it_is_the_same_run(tmp_path, trained):
     """In one graph, without a break."""
     given = {"backend": "aot_eager", "fullgraph": True}

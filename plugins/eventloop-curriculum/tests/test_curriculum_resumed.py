@@ -40,7 +40,7 @@ def runs(request, tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("batches", [[8], [3, 9, 11, 13]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Before and after a change, in the middle of an epoch and between two, with workers, too."""
@@ -81,6 +81,7 @@ def test_times_that_would_cut_the_epoch_under_way_are_refused(tmp_path):
         fit(tmp_path, sizes={"10ba": 4})
 
 
+@pytest.mark.nightly
 def test_two_ranks_go_on_in_the_middle_of_a_later_epoch(tmp_path):
     """Each with its part of the same order, in batches of the size that the epoch began with."""
 

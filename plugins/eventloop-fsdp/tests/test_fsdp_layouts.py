@@ -90,7 +90,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("options", "shared", "world_size"),
     [({"replicate": 2}, 2, 4), ({"replicate": 2}, 1, 2), ({"offload": True}, 2, 2),
@@ -111,6 +111,7 @@ def test_shards_in_other_places_end_with_the_weights_of_one_process(
         assert seen["held"] == pytest.approx(seen["num"] / shared, rel=0.15)
 
 
+@pytest.mark.nightly
 def test_copies_go_on_with_other_ranks(tmp_path):
     """Checkpoints hold whole tensors: copies over two ranks each go on in one rank each."""
     expected, _ = train(tmp_path / "one")
@@ -236,6 +237,7 @@ class Small(nn.Module):
         return hidden + self.score(hidden) * inputs + self.shift
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("meta", [False, True])
 def test_copies_in_which_a_rank_holds_nothing_are_saved_and_go_on(tmp_path, meta):
     """Of what is empty, too, the checkpoint says where it belongs: the same ranks read it, and others."""
@@ -256,6 +258,7 @@ def test_copies_in_which_a_rank_holds_nothing_are_saved_and_go_on(tmp_path, meta
     assert any(not torch.equal(ends[0][name], ends[1][name]) for name in expected)
 
 
+@pytest.mark.nightly
 def test_weights_of_copies_in_which_a_rank_holds_nothing_are_loaded(tmp_path):
     """By one process, by copies, and by shards without copies, as `eval --weights` does."""
     options, four = {"replicate": 2}, {"world_size": 4}

@@ -183,6 +183,7 @@ def test_no_rank_reads_or_holds_what_others_hold(tmp_path):
     assert [most for _, most in read] == [256 * 256 * 4 / 2] * 2
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_does_not_look_at_them(tmp_path, file):
     """They may be gone by then; it ends as one that was never stopped."""
     given = {"weights": str(file), "meta": True, "batch_size": 12, "until": "3ep"}

@@ -99,7 +99,7 @@ def test_each_rank_writes_its_shards(of_four):
     }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [(4, 2, 3, 1, 4), (1, 3, 2), (2, 4)])
 def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
     """Of the same global batch, the weights are those of a run in one go to 1e-6."""
@@ -130,7 +130,7 @@ def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
     assert list(differences(expected["optimizers"], actual["optimizers"])) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.nightly
 @pytest.mark.parametrize("sharded", [(True, False), (False, True)])
 def test_shards_and_copies_go_on_with_each_other(tmp_path, sharded):
     """DDP reads shards, and FSDP reads whole tensors."""
@@ -200,6 +200,7 @@ def test_weights_alone_are_read_and_exported_by_shards(tmp_path, of_four):
     assert list(differences(expected, load_file(tmp_path / "model.safetensors"))) == []
 
 
+@pytest.mark.nightly
 def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
     """As those of two machines with a disk each are."""
 
@@ -215,6 +216,7 @@ def test_folders_that_are_not_shared_are_found_before_training(tmp_path):
     assert not [*tmp_path.glob("*/run/checkpoints/[!.]*")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [True, False])
 def test_checkpoints_at_a_url(tmp_path, shared):
     """Each rank uploads its slices, whether the ranks have a folder in common or not."""

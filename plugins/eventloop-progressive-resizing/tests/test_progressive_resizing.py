@@ -236,6 +236,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path):
     assert list(differences(whole, early)) != []
 
 
+@pytest.mark.nightly
 def test_few_graphs_are_compiled(tmp_path, trained):
     """The first size, then one graph for all others: torch makes sizes that change symbols."""
     counters.clear()

@@ -130,6 +130,7 @@ ctypes.CDLL(None).printf(b"printed by a library\\n")
 """
 
 
+@pytest.mark.nightly
 def test_a_fork_leaves_what_a_new_process_leaves(tiny):
     """Though it doesn't free what it was forked with: files, threads and finalizers are its own."""
     (tiny / "tiny.py").write_text(TASK + ENDING)
@@ -149,6 +150,7 @@ def test_a_fork_leaves_what_a_new_process_leaves(tiny):
     assert printed.count("printed by a library") == 1
 
 
+@pytest.mark.nightly
 def test_a_fork_begins_with_the_modules_that_the_command_adds(tiny):
     """To import these in each run, Optuna say, would take longer than the rest of its start."""
     seen = "open('seen.txt', 'w').write(str('colorsys' in sys.modules) + str(gc.get_freeze_count() > 0))"
@@ -161,6 +163,7 @@ def test_a_fork_begins_with_the_modules_that_the_command_adds(tiny):
     assert (tiny / "seen.txt").read_text() == "TrueTrue"
 
 
+@pytest.mark.nightly
 def test_what_a_fork_shares_is_left_to_the_system(tiny, monkeypatch):
     """To free it would copy each of its pages first, which takes a second or more."""
     (tiny / "libs").mkdir()

@@ -260,6 +260,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path):
     assert 400 <= whole.state.clock.token < 400 + 48
 
 
+@pytest.mark.nightly
 def test_few_graphs_are_compiled(tmp_path, trained):
     """The first length, then one graph for all others: torch makes sizes that change symbols."""
     counters.clear()

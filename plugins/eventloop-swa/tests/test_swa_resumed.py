@@ -72,6 +72,7 @@ def test_parts_of_an_epoch_are_those_of_the_first(tmp_path):
     assert means[0] == means[1]
 
 
+@pytest.mark.nightly
 def test_a_mean_that_begins_anew_ends_elsewhere(tmp_path, runs):
     """Control: without the plugin's state the comparison fails."""
 

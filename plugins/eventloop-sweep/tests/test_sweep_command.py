@@ -56,6 +56,7 @@ class Plugin:
 """
 
 
+@pytest.mark.nightly
 def test_a_choice_of_plugins_that_does_not_suit_the_task_is_refused_before_any_trial(
     tiny, monkeypatch, capsys
 ):

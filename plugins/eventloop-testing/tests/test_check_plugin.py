@@ -62,6 +62,7 @@ class StopsAndWrites(Stops):
             next(state.model.parameters()).mul_(2)
 
 
+@pytest.mark.nightly
 def test_a_callback_that_stops_a_run_by_a_question_passes():
     """The run is shorter, and else what it would have been."""
     check_plugin(Stops, role="callback")
