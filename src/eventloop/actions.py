@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torchmetrics import Metric
 
+    from eventloop.checkpoint.weights import FoundWeights
     from eventloop.data.batches import Count
     from eventloop.state import State
     from eventloop.training.grad_scaling import StepOutcome
@@ -111,6 +112,16 @@ class Actions(Protocol):
 
         Asked: after `before_load`, and by `trainer.load_weights`. And for test sets: with the best
         weights, then with what `state.model.state_dict()` held on this rank.
+        """
+
+    @hookspec(per="run", firstresult=True)
+    def read_weights(self, state: State, path: Path, plugins: Sequence[str]) -> FoundWeights:
+        """Finds the weights at a path; default: those of safetensors files and of checkpoints.
+
+        Asked: by `trainer.load_weights`, which has `restore_model` load them.
+
+        Args:
+            plugins: the folded names of those whose states are wanted, if they were saved, too.
         """
 
     @hookspec(per="run", firstresult=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from torch import Tensor
 
 from eventloop.checkpoint.capture import restore_model
-from eventloop.checkpoint.weights import warn_of_misfits, weights_and_states, with_tied
+from eventloop.checkpoint.weights import warn_of_misfits, with_tied
 from eventloop.clock import Time, resolve
 from eventloop.config.configuration import Configuration
 from eventloop.errors import (
@@ -271,7 +271,8 @@ class Trainer:
         Args:
             path: a file that `export` wrote, the folder of a pretrained model in safetensors files, a
                 checkpoint, or the folder of a run, which stands for its newest checkpoint that
-                verifies. It is read tensor by tensor into the model.
+                verifies; or what a plugin reads, a folder of adapters, say. It is read tensor by
+                tensor into the model.
             strict: whether missing and unexpected names are errors; otherwise they are warned of,
                 and what is missing stays as it is.
             as_evaluated: whether plugins that export other weights than the model's, averages say,
@@ -285,7 +286,9 @@ class Trainer:
         with self._run.guarded():
             try:
                 averaging = self.assembly.exporting if as_evaluated else ()
-                found, states, left_out = weights_and_states(Path(path), averaging)
+                found, states, left_out = self._hooks.read_weights(
+                    self.state, Path(path), averaging
+                )
                 weights = found if left_out else with_tied(self.state.model, found)
                 if not strict:
                     warn_of_misfits(self.state.model.state_dict(), weights, path)

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from eventloop import hookimpl
 from eventloop.checkpoint.format import write_checkpoint
 from eventloop.checkpoint.states import UnreadTensor, unread
-from eventloop.checkpoint.weights import saved_weights_at, weights_at
+from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at
 from eventloop.errors import TaskError
 
 WEIGHTS = {
@@ -244,3 +245,36 @@ def test_weights_are_loaded_with_the_memory_of_a_tensor(
     assert min(memory_kb(lambda: trainer.load_weights(path)) for _ in range(3)) < 330_000
     trainer.load_weights(path)
     assert [one[0, 0].item() for one in model.parameters()] == list(range(24))
+
+
+def test_a_plugin_reads_what_the_core_does_not_know(make_trainer, tmp_path):
+    """A format of its own; what it passes over is the core's to read."""
+
+    class Reads:
+        name = "reads"
+
+        @hookimpl(conditional=True)
+        def read_weights(self, state, path, plugins):
+            if path.suffix != ".pt":
+                return None
+            return FoundWeights(torch.load(path, weights_only=True), {})
+
+    torch.save({"weight": torch.eye(3), "bias": torch.ones(3)}, tmp_path / "model.pt")
+    trainer = make_trainer(algorithms=[Reads()])
+
+    trainer.load_weights(tmp_path / "model.pt")
+    assert torch.equal(trainer.state.model.weight, torch.eye(3))
+    save_file({"weight": torch.zeros(3, 3), "bias": torch.ones(3)}, tmp_path / "model.safetensors")
+    trainer.load_weights(tmp_path / "model.safetensors")
+    assert not trainer.state.model.weight.any()
+
+
+def test_adapters_for_a_model_that_has_none_are_refused(make_trainer, tmp_path):
+    """The message names what gives it some."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+
+    with pytest.raises(
+        TaskError, match="has adapters for a model, and this model has none"
+    ) as caught:
+        make_trainer().load_weights(tmp_path)
+    assert "--lora.r 8" in str(caught.value)

@@ -18,6 +18,7 @@ from eventloop.checkpoint.best import SETTING, Best
 from eventloop.checkpoint.capture import Snapshot
 from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
+from eventloop.checkpoint.weights import FoundWeights, weights_and_states
 from eventloop.clock import Time
 from eventloop.distributed.crew import ALONE
 from eventloop.errors import (
@@ -163,6 +164,10 @@ class Saver:
         if not batch:
             self._settle(state)  # a run that can't save shows it before it trains
         return self._store.folder / name_of(batch)
+
+    @hookimpl
+    def read_weights(self, state: State, path: Path, plugins: Collection[str]) -> FoundWeights:
+        return weights_and_states(path, plugins)
 
     @hookimpl(wrapper=True)
     def fit_end(self, state: State) -> Generator[None, None, None]:

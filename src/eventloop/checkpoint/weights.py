@@ -37,6 +37,7 @@ STATES = "plugins"
 _MOST_NAMED = 3
 _SINGLE = "model.safetensors"  # as transformers calls it, and the index of several
 _INDEX = f"{_SINGLE}.index.json"
+_ADAPTERS = "adapter_config.json"  # as peft calls it
 
 
 def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
@@ -174,6 +175,12 @@ def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeight
         return FoundWeights(_in_file(path), {})
     if _is_pretrained(path):
         return FoundWeights(_in_pretrained(path), {})
+    if (path / _ADAPTERS).exists():
+        raise TaskError(
+            f"{path} has adapters for a model, and this model has none",
+            fix="give it some, with eventloop-lora: `--lora.r 8`, or Task(algorithms=[Lora(r=8)]) with "
+            f"what {_ADAPTERS} says; Lora() loads them into a model that peft has made",
+        )
     checkpoint, refused = checkpoint_at(path)
     for one in refused:
         warnings.warn(f"{one.path} isn't used: {one.reason}", stacklevel=3)

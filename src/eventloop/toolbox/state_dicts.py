@@ -6,11 +6,12 @@ from eventloop.checkpoint.encoding import flatten
 from eventloop.checkpoint.format import read_checkpoint as read_checkpoint
 from eventloop.checkpoint.format import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.saved_tensors import SavedTensor
-from eventloop.checkpoint.weights import saved_weights_at, weights_at, with_tied
+from eventloop.checkpoint.weights import FoundWeights, saved_weights_at, weights_at, with_tied
 from eventloop.distributed.averaging import take_from_first
 from eventloop.training.tensor_slices import TensorSlice, gathered
 
 __all__ = [
+    "FoundWeights",
     "SavedTensor",
     "TensorSlice",
     "flatten",
