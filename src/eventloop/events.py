@@ -246,7 +246,7 @@ class Events(Protocol):
         """Called before an evaluation over all eval data loaders.
 
         Fires: once an evaluation.
-        State: the model in evaluation mode; gradients off; `batch` empty.
+        State: until `eval_after_all` mode and weights of the evaluation, no gradients; `batch` empty.
         May: change what the evaluation sees; to swap weights, wrap the action `evaluate`.
         Must not: train.
         """
@@ -307,7 +307,7 @@ class Events(Protocol):
 
         Fires: once an eval data loader.
         State: `eval_metrics[eval_name]`: tensors, shape (), by metric name.
-        May: log numbers of its own.
+        May: log numbers and texts of its own; call `state.model`, to generate from prompts say.
         Must not: change the metrics.
         """
 
@@ -317,7 +317,7 @@ class Events(Protocol):
 
         Fires: once an evaluation.
         State: `eval_metrics` of every data loader; the model is still in evaluation mode.
-        May: decide by the metrics.
+        May: decide by the metrics; log texts, call `state.model`.
         Must not: train.
         """
 

@@ -390,3 +390,43 @@ def test_a_number_of_batches_that_is_none_is_refused(value, error):
     """Where it is written."""
     with pytest.raises(error, match="update_every="):
         Ema(update_every=value)
+
+
+class Watches:
+    """A callback that looks at the weights at the ends of evaluations and predictions."""
+
+    name = "watches"
+
+    def __init__(self):
+        self.seen = []
+
+    @hookimpl
+    def eval_end(self, state):
+        self.seen.append(weights_of(state.model))
+
+    @hookimpl
+    def eval_after_all(self, state):
+        self.seen.append(weights_of(state.model))
+
+    @hookimpl
+    def predict_end(self, state):
+        self.seen.append(weights_of(state.model))
+
+
+def test_a_callback_that_generates_sees_the_averages(tmp_path):
+    """In the events of an evaluation the model has the weights that it is evaluated with."""
+    watches, steps = Watches(), Steps()
+    given = {"callbacks": [watches, steps], "algorithms": [Ema(decay=0.8, rampup=0)]}
+
+    with isolated_trainer(tmp_path, max_duration="4ep", **given) as trainer:
+        trainer.fit()
+        in_fit, watches.seen = watches.seen[-2:], []
+        trainer.eval()
+        trainer.predict(tiny_batches(1))
+        trained = weights_of(trainer.state.model)
+
+    for found in (*in_fit, *watches.seen):
+        torch.testing.assert_close(found.double(), steps.averaged(0.8), rtol=0, atol=1e-6)
+    assert len(watches.seen) == 3
+    assert torch.equal(trained, steps.weights[-1])
+    assert not torch.allclose(trained, watches.seen[0], atol=1e-3)

@@ -740,3 +740,37 @@ def test_a_test_set_is_evaluated_with_the_best_weights(tmp_path, best):
         history[0 if best else -1]["valid/loss"], rel=1e-5
     )
     assert history[0]["valid/loss"] > 1.01 * history[-1]["valid/loss"]
+
+
+class Calls:
+    """A callback that calls the model by itself, as often on each rank."""
+
+    name = "calls"
+
+    def __init__(self):
+        self.seen = []
+
+    @hookimpl
+    def eval_end(self, state):
+        hidden = state.model(X[:2])
+        for _ in range(2):  # each word from the one before
+            hidden = state.model(hidden)
+        self.seen.append(hidden.tolist())
+
+
+def test_a_callback_calls_a_sharded_model_while_it_is_evaluated(tmp_path):
+    """Layers are gathered by the call itself; ranks have the results of one process."""
+    task = {"eval_dataloaders": {"test": DataLoader(TensorDataset(X[:20], Y[:20]), 4)}}
+
+    def seen(folder, *plugins, **given):
+        calls = Calls()
+        with trainer_of(folder, *plugins, task=task, callbacks=[calls], **given) as trainer:
+            trainer.fit()
+            trainer.eval()
+        return calls.seen
+
+    first, second = run_ranks(lambda: seen(tmp_path / "two", Fsdp()))
+    alone = seen(tmp_path / "one", batch_size=16)
+
+    assert first == second
+    torch.testing.assert_close(torch.tensor(first), torch.tensor(alone), rtol=0, atol=1e-5)
