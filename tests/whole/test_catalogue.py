@@ -74,7 +74,12 @@ class Counts:
 
 
 # Checked by their own tests, beside the frameworks that they are for.
-BRIDGES = {"eventloop-composer", "eventloop-lightning", "eventloop-transformers"}
+BRIDGES = {
+    "eventloop-composer",
+    "eventloop-lightning",
+    "eventloop-lora",
+    "eventloop-transformers",
+}
 FOLDERS = sorted(
     one
     for one in (Path(__file__).parents[2] / "plugins").glob("eventloop-*")

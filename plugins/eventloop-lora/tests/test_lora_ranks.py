@@ -1,0 +1,92 @@
+"""Adapters on several ranks, whole and sharded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lora_cases import TARGETS, fit, last, llama, trainer_of
+from safetensors.torch import load_file
+
+from eventloop import EventloopError
+from eventloop.checkpoint.format import read_checkpoint
+from eventloop_fsdp import Fsdp
+from eventloop_lora import Lora
+from eventloop_testing import run_ranks
+
+STRATEGIES = {"ddp": list, "fsdp": lambda: [Fsdp()]}
+OPTIONS = {"lora": {}, "dora": {"use_dora": True}, "head": {"modules_to_save": ["lm_head"]}}
+
+
+def lora(**options):
+    return Lora(**{"r": 2, "target_modules": TARGETS} | options)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_two_ranks_train_what_one_process_does(tmp_path, strategy, kind):
+    """Adapters are sharded like the base, which takes part in no exchange of gradients."""
+    alone = {"shuffle": False, "batch_size": 12, "export": tmp_path / "one-adapter"}
+    fit(tmp_path / "one", lora(**OPTIONS[kind]), **alone)
+    shared = {"shuffle": False, "batch_size": 6, "export": tmp_path / "two-adapter"}
+
+    def train():
+        fit(tmp_path / "two", lora(**OPTIONS[kind]), *STRATEGIES[strategy](), **shared)
+
+    run_ranks(train)
+
+    expected, actual = (
+        load_file(tmp_path / f"{one}-adapter" / "adapter_model.safetensors")
+        for one in ("one", "two")
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+    saved = read_checkpoint(last(tmp_path / "two")).parts["model"]
+    assert len(saved) == len(expected)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_ranks_go_on_with_the_same_bits(tmp_path, strategy):
+    """And what they saved goes on in one process, whose base has the same digest."""
+    plugins = lambda: [lora(lora_dropout=0.1), *STRATEGIES[strategy]()]  # noqa: E731
+    expected = run_ranks(lambda: fit(tmp_path / "one", *plugins()))
+    run_ranks(lambda: fit(tmp_path / "two", *plugins(), batch=1))
+
+    actual = run_ranks(lambda: fit(tmp_path / "two", *plugins()))
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    with trainer_of(tmp_path / "alone", lora(lora_dropout=0.1)) as trainer:
+        trainer.load_weights(last(tmp_path / "two"))
+        own = trainer.state.model.state_dict()
+    saved = read_checkpoint(last(tmp_path / "two")).parts["model"]
+    torch.testing.assert_close({name: own[name] for name in saved}, saved, rtol=0, atol=0)
+
+
+def test_sharded_ranks_load_a_folder_and_refuse_to_merge(tmp_path):
+    """Each reads its share of the adapter."""
+    fit(tmp_path, lora(), export=tmp_path / "adapter")
+    expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+
+    def again():
+        with trainer_of(tmp_path / "two", lora(merge=True), Fsdp()) as trainer:
+            trainer.load_weights(tmp_path / "adapter")
+            trainer.export(tmp_path / "again")
+            try:
+                trainer.export(tmp_path / "merged.safetensors")
+            except EventloopError as error:
+                return str(error)
+
+    assert "can't be merged" in run_ranks(again)[0]
+    actual = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_a_rank_with_another_base_is_noticed(tmp_path):
+    """Control: the base of the resumed ranks is compared, shards and all."""
+    run_ranks(lambda: fit(tmp_path, lora(), Fsdp(), batch=1))
+
+    def other():
+        try:
+            fit(tmp_path, lora(), Fsdp(), model=lambda: llama(4))
+        except EventloopError as error:
+            return str(error)
+
+    assert "whose others aren't this one's" in run_ranks(other)[1]
