@@ -243,6 +243,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
-    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    example = text.partition("In Python:\n")[2].partition("\nA model that has adapters")[0]
+    exec(textwrap.dedent(example), {})
 
     assert {one.name for one in (tmp_path / "adapter").iterdir()} >= {"adapter_config.json"}
