@@ -61,6 +61,7 @@ class Loop:
 
     __slots__ = (
         "_accumulate",
+        "_active",
         "_best_weights",
         "_can_update",
         "_evaluated_at",
@@ -86,7 +87,7 @@ class Loop:
         numbers: Numbers,
         best_weights: Callable[[State], AbstractContextManager[None]],
     ) -> None:
-        self.hooks, self.quiet = active.plans, active.quiet
+        self._active, self.hooks, self.quiet = active, active.plans, active.quiet
         self.move = move
         self.processes = processes
         self._accumulate = retry(self._microbatches)
@@ -313,7 +314,7 @@ class Loop:
         """Makes one update of some of the optimizers: see `State.update`."""
         if not self._can_update:
             raise misplaced_update()
-        optimizers = named(state.optimizers, names)
+        optimizers = named(state.optimizers, names, self._active)
         own_passes = passes_of(state.precision.under_autocast(loss_fn))
 
         def accumulate(

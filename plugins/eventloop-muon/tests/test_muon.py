@@ -178,13 +178,91 @@ def frozen():
 
 
 class Updates:
-    """A task that asks for its optimizer by name."""
+    """Makes two updates a batch; `named` asks for the task's optimizer."""
 
     name = "updates"
+    free_options = ("named", "stop")
+
+    def __init__(self, *, named=None, stop=None):
+        self.named, self.stop = named, stop
 
     @hookimpl
     def train_batch(self, state):
-        return state.update(lambda state: state.model(state.inputs).square().mean(), ["sgd"])
+        for part in (0, 1):
+            state.batch = (X[part * 8 : part * 8 + 8], Y[part * 8 : part * 8 + 8])
+            stepped = state.update(self.loss_of, self.named)
+        if state.clock.batch == self.stop:
+            raise EOFError
+        return stepped
+
+    def loss_of(self, state):
+        inputs, targets = state.microbatch
+        return cross_entropy(state.model(inputs), targets)
+
+
+class Steps(Updates):
+    """An owner that steps an optimizer of its own, as a bridge does."""
+
+    @hookimpl
+    def optimizer_step(self, state, optimizers, closure):
+        return True
+
+
+def two_optimizers(model):
+    first, ends = model[:2].parameters(), model[2:].parameters()
+    return {"first": torch.optim.SGD(first, lr=0.1), "ends": torch.optim.SGD(ends, lr=0.1)}
+
+
+def test_where_the_loop_makes_the_updates_several_optimizers_are_replaced(fit):
+    """Nothing asks for them by name then."""
+    trainer = fit(Muon(), task=make_task(optimizer=two_optimizers))
+
+    assert list(trainer.state.optimizers) == ["muon", "adamw"]
+
+
+def test_updates_that_name_no_optimizer_are_of_both(fit):
+    """As reinforcement learning makes them, several a batch."""
+    trainer = fit(Muon(lr=0.05), Updates(), task=make_task(scheduler=None))
+
+    torch.manual_seed(0)
+    model = make_model()
+    hidden = [model[2].weight, model[4].weight]
+    wide = [model[0].weight, model[5].weight]
+    narrow = [layer.bias for layer in model[::2]] + [model[5].bias]
+    groups = [{"params": wide, "weight_decay": 0.1}, {"params": narrow, "weight_decay": 0.0}]
+    both = [
+        torch.optim.Muon(hidden, lr=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, 0.05, (0.9, 0.95), fused=True),
+    ]
+    for part in [slice(0, 8), slice(8, 16)] * 6:
+        cross_entropy(model(X[part]), Y[part]).backward()
+        for optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_near(weights(trainer), torch.cat([one.detach().flatten() for one in model.parameters()]))
+
+
+def test_several_updates_a_batch_are_resumed_exactly(fit, tmp_path):
+    """Momentum and counts of both optimizers are in the checkpoint."""
+    given = {"checkpoint_interval": "2ba", "run_dir": tmp_path / "run"}
+    with pytest.raises(EOFError):
+        fit(Muon(), Updates(stop=4), **given)
+
+    resumed = fit(Muon(), Updates(), **given)
+
+    assert torch.equal(weights(resumed), weights(fit(Muon(), Updates())))
+
+
+def test_an_update_that_names_the_tasks_optimizer_is_an_error(fit):
+    """It is known when it happens; what it would have trained is gone."""
+    with pytest.raises(PluginError, match="no optimizer is named 'sgd'") as caught:
+        fit(Muon(), Updates(named=["sgd"]))
+
+    assert (
+        "name some of 'muon', 'adamw', which muon built instead of the task's, or none for all; or"
+        in str(caught.value)
+    )
+    assert 'switch muon off with `disable = ["muon"]`' in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +271,17 @@ class Updates:
         ([], {"model": lambda: nn.Linear(4, 3)}, "no matrix between the first and the last layer"),
         ([], {"model": frozen}, "no matrix between the first and the last layer is trained"),
         (
-            [Updates()],
+            [Steps()],
             {},
-            "train_batch is updates's, which may ask for the task's optimizers by name; make torch.optim.Muon in its optimizers",
+            "train_batch and optimizer_step are updates's, which steps optimizers of its own; make torch.optim.Muon among them",
+        ),
+        (
+            [Updates(named=["first"])],
+            {"optimizer": two_optimizers, "scheduler": None},
+            "train_batch is updates's, which may ask for the task's optimizers by name, 'ends', 'first'; make torch.optim.Muon among them",
         ),
     ],
-    ids=["shallow", "frozen", "updates"],
+    ids=["shallow", "frozen", "steps", "two"],
 )
 def test_it_leaves_the_tasks_optimizer_where_it_has_nothing_to_do(fit, others, changes, reason):
     """Installed for another task, it mustn't be in the way; asked for, it says why."""

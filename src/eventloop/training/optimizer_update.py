@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.errors import PluginError, closest
+from eventloop.text import switch_off
 
 if TYPE_CHECKING:
-    from eventloop.plugin.plans import Plans
+    from eventloop.plugin.plans import ActivePlugins, Plans
     from eventloop.state import State
 
 # Leaves the loss of the microbatch under way in the State.
@@ -39,7 +40,9 @@ def passes_of(loss_fn: Callable[[State], Tensor]) -> Passes:
     return passes
 
 
-def named(optimizers: Mapping[str, Optimizer], names: Iterable[str]) -> dict[str, Optimizer]:
+def named(
+    optimizers: Mapping[str, Optimizer], names: Iterable[str], active: ActivePlugins
+) -> dict[str, Optimizer]:
     """Returns the optimizers of these names.
 
     Raises:
@@ -53,9 +56,13 @@ def named(optimizers: Mapping[str, Optimizer], names: Iterable[str]) -> dict[str
     names = tuple(names)
     for name in names:
         if name not in optimizers:
+            fix = f"name some of {', '.join(map(repr, optimizers))}"
+            asked = active.assembly.asked("build_optimizers")
+            if by := [one.plugin.name for one in asked if one.plugin.role == "algorithm"]:
+                fix += f", which {by[0]} built instead of the task's, or none for all; or switch "
+                fix += f"{by[0]} off with " + switch_off(by[0])
             raise PluginError(
-                f"update: no optimizer is named {name!r}{closest(name, optimizers)}",
-                fix=f"name some of {', '.join(map(repr, optimizers))}",
+                f"update: no optimizer is named {name!r}{closest(name, optimizers)}", fix=fix
             )
     if not names:
         raise PluginError("update: no optimizer is named", fix="leave `optimizers` out for all")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from torch import nn, optim
 from torch.optim import Optimizer
@@ -69,15 +69,22 @@ class Muon:
         self.hidden = hidden
         self.not_hidden = not_hidden or []
         self.note = ""
+        self._is_asking, self._of_task = False, list[str]()
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where there is nothing for Muon, or the optimizers' names are the task's."""
-        if state.owner("train_batch") != "core":
-            owner = state.owner("train_batch")
+        """Stands off where there is nothing for Muon, or where other optimizers make the steps."""
+        owner = state.owner("train_batch")
+        if owner != "core" and state.owner("optimizer_step") == owner:
             return (
-                f"train_batch is {owner}'s, which may ask for the task's optimizers by name; make "
-                "torch.optim.Muon in its optimizers, configure_optimizers() under the bridges, of "
+                f"train_batch and optimizer_step are {owner}'s, which steps optimizers of its own; "
+                "make torch.optim.Muon among them, in configure_optimizers() under Lightning, of "
                 "the matrices, and AdamW of all else"
+            )
+        if len(self._of_task) > 1:
+            return (
+                f"train_batch is {owner}'s, which may ask for the task's optimizers by name, "
+                f"{_named(self._of_task)}; make torch.optim.Muon among them, of the matrices, and "
+                "AdamW of all else"
             )
         if not any(param.requires_grad for param in self._weights(state).hidden):
             if self.hidden is not None or self.not_hidden:
@@ -85,10 +92,23 @@ class Muon:
             return "no matrix between the first and the last layer is trained"
         return None
 
+    @hookimpl(wrapper=True, specname="build_optimizers")
+    def ask_for_names(
+        self, state: State
+    ) -> Generator[None, dict[str, Optimizer], dict[str, Optimizer]]:
+        """Sees which optimizers the task has, where an update may ask for them by name."""
+        if state.owner("train_batch") == "core":
+            return (yield)
+        self._is_asking = True
+        made = yield
+        self._is_asking, self._of_task = False, list(made)
+        again: dict[str, Optimizer] = state.again()
+        return again
+
     @hookimpl(conditional=True)
     def build_optimizers(self, state: State) -> dict[str, Optimizer] | None:
         """Returns Muon and AdamW; nothing where the plugin is about to take no part."""
-        if self.unsuitable(state):
+        if self._is_asking or self.unsuitable(state):
             return None
         hidden, wide, narrow = self._weights(state)
         self.note = f"Muon for {_counted(hidden)}, AdamW for {_counted(wide + narrow)}, "
