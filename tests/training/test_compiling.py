@@ -403,6 +403,80 @@ def test_which_layers_there_are_is_not_said_here(make_trainer):
         make_trainer(compile={"layers": "Block"})
 
 
+class Updates:
+    """Samples without gradients, and makes two updates of each batch, as GRPO does."""
+
+    name = "updates"
+    free_options = ("stop",)
+    optimizers = None
+
+    def __init__(self, stop=None):
+        self.stop = stop
+
+    @hookimpl
+    def train_batch(self, state):
+        if state.clock.batch == self.stop:
+            raise EOFError
+        inputs, targets = state.batch
+        with torch.no_grad():
+            for num in (1, 2, 3):  # other shapes, which would each be compiled
+                old = state.model(inputs[:num])
+        for _ in range(2):
+            state.batch = (inputs + 0.01 * old.mean(), targets)
+            stepped = state.update(self.loss_of, self.optimizers)
+        return stepped
+
+    def loss_of(self, state):
+        inputs, targets = state.microbatch
+        return nn.functional.cross_entropy(state.model(inputs), targets)
+
+
+class UpdatesByName(Updates):
+    """Names the one optimizer that there is."""
+
+    optimizers = ("sgd",)
+
+
+@asks_for_grad
+@pytest.mark.parametrize("owner", [Updates, UpdatesByName])
+@pytest.mark.parametrize("compile", [EAGER, LAYERS])
+def test_updates_of_a_plugin_are_compiled(owner, compile, trained, make_task, make_batches):
+    """The model where it computes gradients, once; names and results are those without."""
+    task = {"model": Blocks, "eval_dataloaders": make_batches()}
+
+    compiled = trained(compile, (owner,), make_task(**task))
+    plain = trained(False, (owner,), make_task(**task))
+
+    for name, weight in weights(plain).items():
+        torch.testing.assert_close(weights(compiled)[name], weight, rtol=0, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] >= 1
+    assert compiled.state.model.state_dict().keys() == plain.state.model.state_dict().keys()
+    kind = "4 layers, each by itself" if compile is LAYERS else "the model, where updates call it"
+    assert any(note.startswith(f"compile: {kind}") for note in compiled.notes)
+
+
+@asks_for_grad
+def test_passes_that_sample_are_not_compiled(trained):
+    """Each word of a completion has another shape: a graph for each would take minutes."""
+    trained(EAGER, (Updates,), eval_interval=None)
+
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@asks_for_grad
+def test_updates_that_are_compiled_are_resumed(trained, tmp_path):
+    """With a back end that generates no kernels, to the bit."""
+    with pytest.raises(EOFError):
+        stopped = {"checkpoint_interval": "2ba", "run_dir": tmp_path / "stopped"}
+        trained(EAGER, (lambda: Updates(stop=5),), **stopped)
+
+    checkpoint = tmp_path / "stopped" / "checkpoints" / "ba00000004"
+    resumed = trained(EAGER, (Updates,), resume=str(checkpoint), run_dir=tmp_path / "resumed")
+
+    for name, weight in weights(trained(EAGER, (Updates,))).items():
+        assert torch.equal(weights(resumed)[name], weight)
+
+
 def test_a_plugin_that_owns_forward_leaves_nothing_to_compile(trained):
     """What it does beside computing isn't known; a setting without effect is an error."""
     with pytest.raises(SettingError, match=r"compile has no effect[^$]*owns-forward"):

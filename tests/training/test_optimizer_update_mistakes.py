@@ -95,12 +95,12 @@ def test_an_update_of_nothing_is_an_error(loss_fn, names, message, make_halves, 
         trainer.fit()
 
 
-def test_compile_beside_an_owner_of_train_batch_is_refused(make_halves, make_plugin):
-    """Nothing of what it computes would be compiled."""
+def test_compile_that_no_update_makes_use_of_is_an_error(make_halves, make_plugin):
+    """The model is compiled as a whole; what calls its parts is seen in the first batch."""
     owner = make_plugin("owner", train_batch=lambda state: state.update(loss_first, ["first"]))
 
-    with pytest.raises(SettingError, match=r"compile has no effect[^$]*owner"):
-        make_halves(owner, compile=True)
+    with pytest.raises(SettingError, match=r"compile has no effect: train_batch[^$]*owner"):
+        make_halves(owner, compile={"backend": "aot_eager"}).fit()
 
 
 class Before:

@@ -58,6 +58,9 @@ class Compiled:
     sharded, or the setting asks for it, each layer is compiled by itself, in place, and the code
     around the layers, which gathers their weights, isn't. Names in the state dict never change.
 
+    A `train_batch` that isn't the core's calls the model in updates of its own: the model, or each
+    layer, is compiled in place. Passes without gradients, that sample say, aren't compiled then.
+
     Args:
         assembly: who owns what.
         state: with `compile` on in its settings.
@@ -81,14 +84,9 @@ class Compiled:
                 plugin=owners["forward"].plugin.origin,
                 fix="leave compile out, or let the plugin compile what it calls",
             )
-        owner = assembly.owner("train_batch")
-        if owner.role != "core":
-            raise SettingError(
-                "compile has no effect: train_batch isn't the core's, and only the core's is compiled",
-                plugin=owner.origin,
-                fix="leave compile out, and compile the networks in the task: "
-                "`model.discriminator.compile()`",
-            )
+        trains = assembly.asked("train_batch")[-1]
+        self._trains = None if trains.plugin.role == "core" else trains
+        self._is_called = False
         self._forward_alone = self._compile(self._own["forward"].function)
         can_join = len(self._own) == len(_ACTIONS)
         self._region = self._compile(self._joined()) if can_join else None
@@ -109,6 +107,8 @@ class Compiled:
         if self._is_by_layer:
             num_layers = len(repeated_layers(self._state.model))
             return f"compile: {counted(num_layers, 'layer')}, each by itself{options}"
+        if self._trains is not None:
+            return f"compile: the model, where updates call it{options}"
         if self._is_wrapped:
             return f"compile: the model inside {type(self._state.wrapped_model).__name__}{options}"
         if self._region is not None:
@@ -121,6 +121,8 @@ class Compiled:
             return replace(one, function=self._forward)
         if one is self._own.get("loss"):
             return replace(one, function=self._loss)
+        if one is self._trains:
+            return replace(one, function=functools.partial(self._train_batch, one.function))
         return one
 
     @property
@@ -129,11 +131,7 @@ class Compiled:
 
     def _forward(self, state: State) -> Any:
         if not self._is_decided:
-            layers = layers_of(state)
-            compile_layers(layers, self._compile)
-            # Where another model takes the place for once, the layers are still to come.
-            self._is_decided = bool(layers) or not self._is_by_layer
-            self._is_by_layer = self._is_by_layer or bool(layers)
+            self._decide(state)
         if self._is_by_layer:
             return self._own["forward"].function(state)
         if self._is_wrapped and state.microbatch is not None:
@@ -149,6 +147,41 @@ class Compiled:
             loss = loss.clone()
         self._computed = _Computed(state.microbatch, outputs, loss)
         return outputs
+
+    def _decide(self, state: State) -> None:
+        layers = layers_of(state)
+        compile_layers(layers, self._compile)
+        # Where another model takes the place for once, the layers are still to come.
+        self._is_decided = bool(layers) or not self._is_by_layer
+        self._is_by_layer = self._is_by_layer or bool(layers)
+        if self._trains is not None and not layers:
+            self._compile_calls(state.model)
+
+    def _compile_calls(self, model: nn.Module) -> None:
+        """Has the model run compiled where gradients are wanted: see `compile_layers`."""
+        compiled = self._compile(_run)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return _run(model, *args, **kwargs)
+            self._is_called = True
+            return compiled(model, *args, **kwargs)
+
+        model._compiled_call_impl = call
+
+    def _train_batch(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self._is_decided:
+            self._decide(self._state)
+        stepped = function(*args)
+        if stepped is not False and not (self._is_called or self._is_by_layer):
+            assert self._trains is not None
+            raise SettingError(
+                "compile has no effect: train_batch made an update in which it didn't call state.model",
+                plugin=self._trains.plugin.origin,
+                fix="leave compile out, and compile the networks in the task: "
+                "`model.discriminator.compile()`",
+            )
+        return stepped
 
     def _loss(self, state: State) -> Any:
         computed, self._computed = self._computed, None
