@@ -247,6 +247,30 @@ def test_a_plugin_may_be_named_like_a_setting(run, tiny, install):
     assert "algorithms: seed 1.0 (alpha=0.1)" in ran.out
 
 
+def test_a_folder_is_exported_by_a_plugin_alone(run, tiny):
+    """With a slash it can't be a file whose suffix was forgotten; without a plugin it is refused."""
+    Path("folder.py").write_text(
+        "from eventloop import hookimpl\n"
+        "class Folder:\n"
+        "    role = 'algorithm'\n"
+        "    @hookimpl(conditional=True)\n"
+        "    def export(self, state, path):\n"
+        "        if path.suffix:\n"
+        "            return None\n"
+        "        path.mkdir()\n"
+        "        return path\n"
+    )
+    with_plugin = ("fit", "tiny.py", "--no-plugins", "-p", "folder.py:Folder")
+
+    assert run(*with_plugin, "--export", "out").status == 2
+    assert run("fit", "tiny.py", "--no-plugins", "--export", "out/").status == 2
+    ran = run(*with_plugin, "--export", "out/")
+
+    assert ran.status == 0, ran.err
+    assert ran.out.splitlines()[-1] == "exported: out, the weights of the last step"
+    assert Path("out").is_dir()
+
+
 def test_export_writes_the_trained_weights(run, tiny):
     """And the folder is checked before the training, not after it."""
     ran = run("fit", "tiny.py", "--no-plugins", "--export", "model.safetensors")

@@ -42,7 +42,11 @@ COMMAND = Command(
     "Trains a task; installed plugins take part.",
     (
         CommandOption("print-config", "", "write all values with their sources, and stop"),
-        CommandOption("export", "FILE.safetensors", "write the trained weights"),
+        CommandOption(
+            "export",
+            "FILE.safetensors",
+            "write the trained weights; with a plugin for it another format, or a folder, FOLDER/",
+        ),
         CommandOption("result", "FILE.json", "write metrics, time a step and memory at the end"),
         CommandOption("unlocked", "", "ignore eventloop.lock, if there is one"),
         *CHANGES,
@@ -58,7 +62,8 @@ def run(arguments: Arguments) -> int:
     if NPROC.name in arguments.given:
         return launch(COMMAND.name, arguments.argv, arguments.given[NPROC.name])
     export = arguments.path("export")
-    output_path(arguments, "export", (export and export.suffix) or SUFFIX)
+    if not arguments.given.get("export", "").endswith("/"):  # a folder: a plugin's to write
+        output_path(arguments, "export", (export and export.suffix) or SUFFIX)
     output_path(arguments, "result", ".json")
     modes = Modes.read(arguments)
     job = prepare(arguments, COMMAND)
@@ -148,7 +153,7 @@ def _exported(trainer: Trainer, path: Path) -> str:
         if plugin.role != "task" and fold(plugin.name) in trainer.assembly.exporting
     ]
     which = f"the weights of {' and '.join(by)}" if by else "the weights of the last step"
-    if trainer.state.settings.checkpoint_best is None:
+    if trainer.state.settings.checkpoint_best is None or path.suffix != SUFFIX:
         return f"exported: {path}, {which}"
     place = trainer.state.settings.run_dir or trainer.state.run_dir
     best = shell("eventloop", "export", str(place), str(path.with_stem("best")), "--best")
