@@ -162,3 +162,12 @@ def test_a_state_is_taken_back_bit_by_bit():
 
     pairs = zip(averages.state_dict().values(), other.state_dict().values(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_what_is_frozen_and_in_no_optimizer_is_not_averaged():
+    """It stays as it is, and would make a checkpoint of adapters as large as the model."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+
+    assert averaged_names(model) == ["1.weight", "1.bias"]
+    assert averaged_names(model, [model[0].weight]) == ["0.weight", "1.weight", "1.bias"]

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,12 +89,16 @@ def test_a_checkpoint_holds_what_is_trained_and_a_digest_of_the_rest(tmp_path):
     assert len(found.facts["left_out"]) == 16
 
 
-@pytest.mark.parametrize("strategy", ["one process", "ddp", "fsdp", "fsdp meta"])
+@pytest.mark.parametrize("strategy", ["one process", "ddp", "fsdp", "fsdp meta", "fsdp meta file"])
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, strategy):
-    """What no checkpoint holds is built again, and has to be what it was."""
-    fsdp = {"fsdp": [{}], "fsdp meta": [{"meta": True}]}.get(strategy, [])
+    """What no checkpoint holds is built again, drawn or read from its file as before."""
+    file = tmp_path / "base.safetensors"
+    save_file(network_drawn().state_dict(), file)
+    meta: dict = {"meta": True}
+    of_file = meta | {"weights": str(file)}
+    fsdp = {"fsdp": [{}], "fsdp meta": [meta], "fsdp meta file": [of_file]}.get(strategy, [])
     plugins = lambda: [SaveTrained(), *(Fsdp(**one) for one in fsdp)]  # noqa: E731
-    model = network_drawn if strategy == "fsdp meta" else network
+    model = network_drawn if "meta" in strategy else network
 
     def run(folder, **given):
         def train():

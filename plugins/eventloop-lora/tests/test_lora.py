@@ -130,6 +130,8 @@ def test_averages_of_adapters_are_exported(tmp_path):
     last_ones = load_file(tmp_path / "plain-adapter" / "adapter_model.safetensors")
     torch.testing.assert_close(weights, plain, rtol=0, atol=0)
     assert averaged.keys() == last_ones.keys()
+    state = read_checkpoint(last(tmp_path)).parts["plugins"]["ema"]["state"]
+    assert len(state["averages"]) == len(averaged)
     assert not any(torch.equal(one, averaged[name]) for name, one in last_ones.items())
 
 

@@ -13,15 +13,24 @@ from eventloop.toolbox.shards import local, shard_of, sharded, slice_of
 from eventloop_ema.maths import move
 
 
-def averaged_names(model: nn.Module) -> list[str]:
+def averaged_names(model: nn.Module, stepped: Iterable[nn.Parameter] = ()) -> list[str]:
     """Names what there is to average: parameters, and buffers that are saved with the model.
 
     Of these, what is floating-point or complex. A buffer with infinities, a mask of attention, is
     a constant of which no mean can be formed. Integers, the batches that a batch norm has seen, and
     buffers that aren't saved are as training left them. What is tied has one name. Reads buffers.
+
+    Args:
+        stepped: the parameters that optimizers have; frozen ones that they don't have stay as they
+            are, and are left out.
     """
     saved = model.state_dict().keys()
-    params = [name for name, one in model.named_parameters() if _has_mean(one)]
+    held = {id(one) for one in stepped}
+    params = [
+        name
+        for name, one in model.named_parameters()
+        if _has_mean(one) and (one.requires_grad or id(one) in held)
+    ]
     buffers = [
         name
         for name, one in model.named_buffers()

@@ -93,7 +93,9 @@ class Ema:
             self._length = half_life_of(self.decay)
         else:
             self._length, self._unit = _in_clock_units(self.half_life, state)
-        self._names = averaged_names(state.model)
+        groups = (group for one in state.optimizers.values() for group in one.param_groups)
+        stepped = [param for group in groups for param in group["params"]]
+        self._names = averaged_names(state.model, stepped)
         self._go_on_from(loaded, state)
 
     @hookimpl(wrapper=True)
