@@ -153,7 +153,10 @@ def test_a_misspelt_edge_is_refused_and_one_to_a_stranger_is_not(plugin, problem
     slip = plugin("a", batch_end=(acts, {"after": "mixpu"}))
     stranger = plugin("b", batch_end=(acts, {"after": "cutmix"}))
 
+    like_another = plugin("c", batch_end=(acts, {"before": "export"}))
+
     assert problems_of(stranger, installed=("ema",)) == []
+    assert problems_of(like_another, installed=("report",)) == []
     assert problems_of(slip, installed=("mixup",)) == [
         "no plugin is named 'mixpu'; the closest is 'mixup'"
     ]

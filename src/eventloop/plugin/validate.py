@@ -16,6 +16,7 @@ from eventloop.plugin.declared import HookTable
 from eventloop.plugin.mistakes import method_of, mistakes, never_called
 from eventloop.plugin.order import Implementation
 from eventloop.plugin.records import Plugin
+from eventloop.text import published
 
 
 def implementations(
@@ -72,10 +73,12 @@ def equal_plugins(plugins: Sequence[Plugin]) -> Iterator[PluginError]:
 def unknown_names(found: Sequence[Implementation], known: Sequence[str]) -> Iterator[PluginError]:
     """Finds edges that misspell the name of an installed plugin.
 
-    A name without a similar one belongs to a plugin that isn't installed, which is allowed.
+    A name without a similar one, or one of `published`, belongs to a plugin that isn't installed,
+    which is allowed.
     """
     for one, name in unknown_edges(found, known):
-        if hint := closest(name, known):
+        is_published = fold(name).replace("_", "-") in published()
+        if not is_published and (hint := closest(name, known)):
             what = f"no plugin is named {name!r}{hint}"
             yield one.problem(what, "fix the name in before= or after=")
 

@@ -123,7 +123,7 @@ class Lora:
             weights |= read_adapter(state.model, adapter, folder)
         return FoundWeights(weights, {})
 
-    @hookimpl(conditional=True, before="export")
+    @hookimpl(conditional=True, tryfirst=True)
     def export(self, state: State, path: Path) -> Path | None:
         """Writes the adapters where the path has no suffix, merged weights where that is asked for."""
         is_sharded = any(sharded(one) is not None for one in state.model.parameters())
