@@ -28,3 +28,23 @@ def in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three algorithms are installed, whatever else is."""
+    from importlib.metadata import EntryPoint
+
+    from eventloop_transformers import named
+
+    points = {
+        "checkpointing": "eventloop_checkpointing:Checkpointing",
+        "label-smoothing": "eventloop_label_smoothing:LabelSmoothing",
+        "seq-length-warmup": "eventloop_seq_length_warmup:SeqLengthWarmup",
+    }
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        found = points.items() if group == named.ALGORITHMS else ()
+        return [EntryPoint(name, value, group) for name, value in found]
+
+    monkeypatch.setattr(named, "entry_points", entry_points)

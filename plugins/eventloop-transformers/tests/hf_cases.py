@@ -26,7 +26,7 @@ from transformers import (
 os.environ["HF_HUB_OFFLINE"] = "1"
 EVENTS = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
 # What the clock and the machine say.
-TIMES = ("_runtime", "_per_second")
+TIMES = ("_runtime", "_per_second", "step_time")
 
 
 def gpt2(**more: Any) -> nn.Module:

@@ -55,8 +55,8 @@ _NO_PLACE = {
         "batch_start",
     ),
 }
-# They wrap these to look, not to change.
-_LOOK = {"sam": ("split_batch",), "ema": ("train_batch",)}
+# They implement these to look, not to change.
+_LOOK = {"agc": ("init",), "ema": ("train_batch",), "sam": ("split_batch",)}
 
 
 def refuse_class(trainer: type) -> None:

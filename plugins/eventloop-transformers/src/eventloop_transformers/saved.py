@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from eventloop import PluginError
 from eventloop_transformers.kept import Attributes, NotPlainError, decoded, encoded
@@ -52,6 +54,8 @@ class Saved:
             "scheduler": _encoded("the learning rate scheduler", trainer.lr_scheduler.state_dict()),
             "scaler": None if scaler is None else scaler.state_dict(),
             "epoch": [end.step, encoded(end.grad_norm), encoded(end.learning_rate)],
+            # Of an update without a step, whose gradients the next one adds to.
+            "gradients": {name: one.grad for name, one in self._params() if one.grad is not None},
             "older": self._older,
         }
 
@@ -77,13 +81,20 @@ class Saved:
             self._remove_later()
 
     def put_callbacks(self) -> None:
-        """Restores the callbacks, once they have been told that training begins."""
+        """Restores the callbacks, once they have been told that training begins, and gradients."""
         for (one, attributes), saved in zip(
             self._callbacks, self._loaded["callbacks"], strict=False
         ):
             if type(one).__name__ == saved["name"]:
                 attributes.put(saved["changed"])
+        for name, one in self._params():
+            if (grad := self._loaded["gradients"].get(name)) is not None:
+                one.grad = grad.to(one.device)
         self._put_control()
+
+    def _params(self) -> Iterator[tuple[str, nn.Parameter]]:
+        params: Iterator[tuple[str, nn.Parameter]] = self._trainer.model.named_parameters()
+        return params
 
     def _put_control(self) -> None:
         vars(self._trainer.control).update(self._loaded["control"])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop import Count, State, hookimpl
+from eventloop import Count, State, TaskError, hookimpl
 from eventloop.toolbox.samples import num_samples
 from eventloop_transformers.step_end import StepEnd
 from eventloop_transformers.updates import Update
@@ -57,7 +57,7 @@ class Step:
     def count_batch(self, state: State, batch: Any) -> Count:
         """Counts the samples of an update, or of a microbatch."""
         samples = batch.samples if isinstance(batch, Update) else [batch]
-        num = sum(map(num_samples, samples))
+        num = sum(map(_num_samples, samples))
         if self._count.samples != num:
             self._count = Count(num, 0)
         return self._count
@@ -182,6 +182,14 @@ class Step:
         """Whether a callback has stopped the epoch or the training."""
         control = self._trainer.control
         return bool(control.should_epoch_stop or control.should_training_stop)
+
+
+def _num_samples(batch: Any) -> int:
+    """Returns how many samples a batch has; one without tensors, prompts say, is a list of them."""
+    try:
+        return num_samples(batch)
+    except TaskError:
+        return len(batch)
 
 
 class _Until(Sequence[Any]):

@@ -192,6 +192,11 @@ class TrainerTask:
         }
         return state.eval_metrics
 
+    def request_checkpoint(self) -> None:
+        """Has the loop save a checkpoint after this batch, while it runs."""
+        if self._state is not None:
+            self._state.request_checkpoint()
+
     def log(self, logs: Mapping[str, Any]) -> None:
         """Hands numbers that the trainer logs to plugins, while the loop runs."""
         if self._state is None:

@@ -160,6 +160,12 @@ class OnEventloop(Base):
             self._is_inside = False
         return found
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Saves as the trainer does; a run with a run_dir has a checkpoint of its own then, too."""
+        super()._save_checkpoint(model, trial)
+        if self._task is not None and self.eventloop_settings.get("run_dir") is not None:
+            self._task.request_checkpoint()
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs as the trainer does, and hands the numbers to plugins of eventloop's."""
         super().log(logs, *args, **kwargs)
