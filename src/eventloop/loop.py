@@ -121,6 +121,7 @@ class Loop:
         if hooks.should_checkpoint(state):
             self._save(state)
 
+        self.processes.exchange.settle(state)
         over = self.entry.between_epochs(state)
         while not over:
             over = self._epoch(state)

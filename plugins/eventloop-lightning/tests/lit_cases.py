@@ -155,6 +155,41 @@ class Stops(Net):
             self.trainer.should_stop = True
 
 
+class StopsAt(Net):
+    """Sets `should_stop` in a hook that comes before the first batch, or before it is trained on."""
+
+    def __init__(self, hook: str, epoch: int = 0) -> None:
+        super().__init__()
+        self.hook, self.epoch = hook, epoch
+
+    def stop_in(self, hook: str) -> None:
+        if hook == self.hook and self.current_epoch == self.epoch:
+            self.trainer.should_stop = True
+
+    def on_fit_start(self):
+        self.stop_in("on_fit_start")
+
+    def on_train_start(self):
+        self.stop_in("on_train_start")
+
+    def on_train_epoch_start(self):
+        self.stop_in("on_train_epoch_start")
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.stop_in("on_train_batch_start")
+
+
+class Twice(SGD):
+    """Evaluates its closure twice in a step, and moves the weights after each."""
+
+    def step(self, closure):
+        closure()
+        super().step()
+        loss = closure()
+        super().step()
+        return loss
+
+
 class WithBackbone(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -225,6 +260,10 @@ def lbfgs(module):
     return LBFGS(module.parameters(), 0.1, max_iter=3)
 
 
+def twice(module):
+    return Twice(module.parameters(), 0.01, momentum=0.9)
+
+
 def loaders() -> tuple[Any, Any]:
     return DataLoader(DATA, 8, shuffle=True), DataLoader(DATA, 10)
 
@@ -261,6 +300,7 @@ def swa():
     return [StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=1)]
 
 
+STOPPING = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
 CASES = {
     "plain": Case(Net),
     "accumulated": Case(Net, arguments={"accumulate_grad_batches": 4}),
@@ -274,6 +314,11 @@ CASES = {
     "plateau by step": Case(lambda: Net(plateau("step", "loss", frequency=2))),
     "plateau by epoch": Case(lambda: Net(plateau("epoch", "val_loss"))),
     "LBFGS": Case(lambda: Net(lbfgs)),
+    "a closure twice": Case(lambda: Net(twice)),
+    "a closure twice, clipped": Case(lambda: Net(twice), arguments={"gradient_clip_val": 0.1}),
+    "a closure twice, accumulated": Case(
+        lambda: Net(twice), arguments={"accumulate_grad_batches": 2}
+    ),
     "two optimizers, toggled": Case(Gan),
     "two optimizers": Case(lambda: Gan(toggles=False)),
     "own optimizer_step": Case(OwnStep),
@@ -284,6 +329,15 @@ CASES = {
     "a layer in evaluation mode": Case(Frozen),
     "on_after_batch_transfer": Case(Moves),
     "should_stop": Case(Stops),
+    **{f"should_stop in {hook}": Case(lambda hook=hook: StopsAt(hook)) for hook in STOPPING},
+    "should_stop in a later epoch": Case(lambda: StopsAt("on_train_epoch_start", 1)),
+    "should_stop, with min_steps": Case(
+        lambda: StopsAt("on_train_start"), arguments={"min_steps": 7}
+    ),
+    "max_steps=0": Case(Net, arguments={"max_steps": 0}),
+    "max_epochs=0": Case(Net, arguments={"max_epochs": 0}),
+    "limit_train_batches=0": Case(Net, arguments={"limit_train_batches": 0}),
+    "no time": Case(Net, arguments={"max_time": {"seconds": 0}}),
     "min_epochs": Case(Stops, arguments={"min_epochs": 3}),
     "max_steps": Case(Net, arguments={"max_epochs": -1, "max_steps": 8}),
     "max_epochs and max_steps": Case(lambda: Net(by_epoch), arguments={"max_steps": 8}),
@@ -307,6 +361,8 @@ CASES = {
     "loaders by name": Case(Plain, side_by_side),
     "CombinedLoader, max_size_cycle": Case(Plain, combined("max_size_cycle")),
     "CombinedLoader, min_size": Case(Plain, combined("min_size")),
+    "float64": Case(Net, arguments={"precision": "64-true"}),
+    "bf16-true": Case(Net, arguments={"precision": "bf16-true"}),
     "bf16": Case(Net, arguments={"precision": "bf16-mixed"}),
     "SWA": Case(lambda: Net(by_epoch), arguments={"max_epochs": 5}, callbacks=swa),
     "SWA without batch norm": Case(Plain, callbacks=swa),

@@ -39,10 +39,11 @@ class Entry:
         self.loaded = loaded
 
     def between_epochs(self, state: State) -> bool:
-        """Whether the fit is over before an epoch is entered: `until` may have been moved."""
+        """Whether the fit is over before an epoch is entered: stopped, or `until` was moved."""
         if self._leaves("between epochs", state):
             return bool(self._hooks.should_stop(state))
-        return not self.loaded and state.clock.reached(state.until)
+        is_over = state.stop_reason is not None or state.clock.reached(state.until)
+        return is_over and not self.loaded
 
     def in_epoch(self, state: State) -> tuple[bool, bool]:
         """Whether the epoch under way is over before its next batch, and whether the fit is."""

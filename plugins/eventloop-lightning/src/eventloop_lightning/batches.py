@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 
 from eventloop_lightning.hook_calls import is_overridden
@@ -14,7 +15,9 @@ TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_ba
 
 
 def has_transfer(trainer: Any) -> bool:
-    """Returns whether module or data module move batches in a way of their own."""
+    """Returns whether the precision converts batches, or module or data module move them in their own way."""
+    if type(trainer.precision_plugin).convert_input is not Precision.convert_input:
+        return True
     selector = trainer._data_connector._datahook_selector
     things = [(selector.model, LightningModule), (selector.datamodule, LightningDataModule)]
     return any(

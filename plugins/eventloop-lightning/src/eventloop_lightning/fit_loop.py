@@ -34,11 +34,14 @@ class FitLoop(_FitLoop):
     Attributes:
         loader: what the loop takes batches from; None before it is set up.
         num_batches: how many an epoch has; infinite where that isn't known.
+        has_steps: whether the arguments allow for a batch.
+        runs: whether the run has an epoch; `should_stop` may have been set before the first.
     """
 
     loader: Any = None
     _combined_loader: CombinedLoader | None
     num_batches: float = math.inf
+    has_steps = runs = True
 
     def setup_data(self) -> None:
         """Asks for the training data, unless they are there and stay."""
@@ -57,8 +60,17 @@ class FitLoop(_FitLoop):
         self.max_batches = self.num_batches
         self.loader = _for_the_loop(combined, is_sized=not math.isinf(self.num_batches))
         self._set_val_interval()
-        if not is_first:
-            _draw_seeds(combined)
+        if not is_first or not self.has_steps:
+            self.draw_seeds()
+
+    def draw_seeds(self) -> None:
+        """Draws what a data loader draws when it is begun, where eventloop's loop begins none.
+
+        Lightning begins one when it has asked for it, and one that is reloaded twice.
+        """
+        for one in [] if self._combined_loader is None else self._combined_loader.flattened:
+            if isinstance(one, DataLoader):
+                torch.empty((), dtype=torch.int64).random_(generator=one.generator)
 
     def _request(self) -> CombinedLoader:
         """Returns the data loader, or several, as Lightning hands them to its loop."""
@@ -153,13 +165,6 @@ class WithLast:
             self.is_last = following is none
             yield batch
             batch = following
-
-
-def _draw_seeds(combined: CombinedLoader) -> None:
-    """Draws what a data loader draws when it is begun: Lightning begins one that is reloaded twice."""
-    for one in combined.flattened:
-        if isinstance(one, DataLoader):
-            torch.empty((), dtype=torch.int64).random_(generator=one.generator)
 
 
 def _for_the_loop(combined: CombinedLoader, *, is_sized: bool) -> Any:

@@ -154,10 +154,10 @@ class Automatic:
     def move(self, closure: Closure) -> bool:
         """Has the optimizer move the weights, if the batch ends with a step."""
         if self._steps:
-            if isinstance(self._optimizer, LBFGS):
-                self._optimizer.step(_FirstKnown(closure, self._state.loss))  # type: ignore[no-untyped-call]
+            if _may_evaluate_twice(optimizer := self._optimizer):
+                optimizer.step(_FirstKnown(closure, self._state.loss, optimizer))
             else:
-                self._optimizer.step()
+                optimizer.step()
         return self._steps
 
     def _pass(self) -> Tensor | None:
@@ -306,12 +306,30 @@ class _NoLossError(Exception):
     """A training step has returned None, which asks for a batch without a backward pass."""
 
 
-class _FirstKnown:
-    """The closure of a step, whose first call returns what is computed already."""
+def _may_evaluate_twice(optimizer: Any) -> bool:
+    """Whether a step may call its closure other than once, at its start, as those of torch do."""
+    step = type(optimizer).step
+    return isinstance(optimizer, LBFGS) or not step.__module__.startswith("torch.optim.")
 
-    def __init__(self, closure: Closure, loss: Tensor | None) -> None:
-        self._closure, self._loss = closure, loss
+
+class _FirstKnown:
+    """The closure of a step, whose first call returns what is computed already.
+
+    It computes again if a weight has moved since, as where an optimizer looks ahead.
+
+    Args:
+        closure: computes the gradients again, and returns the loss.
+        loss: of the gradients that are there.
+        optimizer: whose weights these are.
+    """
+
+    def __init__(self, closure: Closure, loss: Tensor | None, optimizer: Any) -> None:
+        self._closure, self._loss, self._optimizer = closure, loss, optimizer
+        self._versions = self._now()
 
     def __call__(self) -> Tensor | None:
         loss, self._loss = self._loss, None
-        return self._closure() if loss is None else loss
+        return self._closure() if loss is None or self._now() != self._versions else loss
+
+    def _now(self) -> list[int]:
+        return [one._version for group in self._optimizer.param_groups for one in group["params"]]

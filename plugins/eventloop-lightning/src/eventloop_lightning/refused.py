@@ -35,7 +35,7 @@ ARGUMENTS = {
 }
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16")
+PRECISIONS = (None, 32, "32", "32-true", "bf16-mixed", "bf16", 64, "64", "64-true", "bf16-true")
 
 
 def checked_device(arguments: Mapping[str, Any]) -> torch.device:
@@ -55,7 +55,7 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
             raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
     _require(arguments, "strategy", STRATEGIES, "start the script with torchrun for several ranks")
     _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
-    _require(arguments, "precision", PRECISIONS, "give 32-true or bf16-mixed")
+    _require(arguments, "precision", PRECISIONS, "give 32-true, 64-true, bf16-mixed or bf16-true")
     _require_ranks(arguments)
     if arguments.get("accelerator") == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")

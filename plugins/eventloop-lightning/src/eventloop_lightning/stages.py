@@ -41,17 +41,21 @@ def set_up(trainer: Any, module: LightningModule) -> None:
 
 
 def begin(trainer: Any, keeping: Keeping) -> None:
-    """Calls `on_fit_start`, tries the validation out, and calls `on_train_start`."""
+    """Calls `on_fit_start`, tries the validation out, and calls `on_train_start` if there is a first epoch."""
     call._call_callback_hooks(trainer, "on_fit_start")
     call._call_lightning_module_hook(trainer, "on_fit_start")
     if trainer.enable_autolog_hparams:
         _log_hyperparams(trainer)
     trainer.lightning_module.zero_grad()
     keeping.put_training()
+    loop = trainer.fit_loop
+    loop.runs = True
     if not keeping.is_resumed:
         with isolate_rng():
             trainer._run_sanity_check()
-    trainer.fit_loop.on_run_start()
+        loop.runs = not loop.skip
+    if loop.runs:
+        loop.on_run_start()
 
 
 def begin_epoch(loop: Any) -> None:
@@ -121,7 +125,8 @@ def is_done(trainer: Any) -> bool:
 
 def finish(trainer: Any) -> None:
     """Calls `on_train_end`, `on_fit_end` and `teardown`."""
-    trainer.fit_loop.on_run_end()
+    if trainer.fit_loop.runs:
+        trainer.fit_loop.on_run_end()
     trainer._teardown()
     call._call_callback_hooks(trainer, "on_fit_end")
     call._call_lightning_module_hook(trainer, "on_fit_end")

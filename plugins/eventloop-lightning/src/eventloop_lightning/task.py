@@ -60,9 +60,10 @@ class LightningTask:
         self._module: LightningModule
         self._calls: HookCalls
         self._optimization: Automatic | Manual
+        self._before_epoch: dict[str, Any] = {}
         self._modes: list[nn.Module] = []
         self._batch: Any = None
-        self._in_batch = self._in_train_batch = False
+        self._in_batch = self._in_train_batch = self._is_unseen = False
         self._ends_epoch = self._accumulates = self._validates = False
         self._has_transfer = False
         self._epoch = 0
@@ -183,6 +184,9 @@ class LightningTask:
     @hookimpl(wrapper=True)
     def fit_start(self, state: State) -> Generator[None, None, None]:
         """Lets a callback that has moved `max_epochs` have its epochs; then writes what it asked for."""
+        if not state.resumed and stages.is_done(self._trainer):
+            state.request_stop("Lightning's trainer was stopped before the first batch")
+            self._fit_loop.draw_seeds()
         epochs, length = self._fit_loop.max_epochs, state.duration
         if length is not None and length.unit == "ep" and state.until == length:
             state.until = Time(max(epochs, length.value), "ep")
@@ -203,6 +207,9 @@ class LightningTask:
         self._calls.tell("on_train_epoch_start")
         progress.increment_started()
         stages.begin_epoch(self._epoch_loop)
+        self._is_unseen = stages.is_done(self._trainer)
+        if self._is_unseen:
+            self._before_epoch = _collect_rng_states()
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
@@ -214,14 +221,20 @@ class LightningTask:
 
     @hookimpl
     def after_dataloader(self, state: State) -> None:
-        """Calls the hooks that move a batch, where there are any."""
-        if self._has_transfer:
+        """Converts and moves a batch as Lightning does, where it isn't only moved."""
+        if self._has_transfer and not self._is_unseen:
             state.batch = self._transferred(state.batch)
 
     @hookimpl
     def batch_start(self, state: State) -> None:
         """Calls `on_train_batch_start`, whose -1 ends the epoch."""
         progress, batch = self._progress, state.batch
+        if self._is_unseen:  # stopped at the start of the epoch: Lightning takes no batch
+            self._ends_epoch = True
+            _set_rng_states(self._before_epoch)
+            if not self._epoch:
+                self._fit_loop.draw_seeds()
+            return
         progress.increment_ready()
         progress.is_last_batch = self._is_last(progress.current.ready)
         self._numbers.begin(batch)
@@ -297,6 +310,8 @@ class LightningTask:
     def batch_end(self, state: State) -> Generator[None, None, None]:
         """Moves the schedulers and ends the batch as Lightning does, once all others have seen it."""
         yield
+        if self._is_unseen:
+            return
         loop, is_skipped = self._epoch_loop, self._ends_epoch
         self._in_batch = False
         if is_skipped or not self._accumulates:
@@ -383,6 +398,7 @@ class LightningTask:
         write_beside(self._trainer.strategy.waiting or [], state)
 
     def _transferred(self, batch: Any) -> Any:
+        batch = self._trainer.precision_plugin.convert_input(batch)
         batch = self._module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 

@@ -80,8 +80,13 @@ class Trainer(LightningTrainer):
     def _run(
         self, model: LightningModule, ckpt_path: Any = None, weights_only: bool | None = None
     ) -> Any:
-        """Runs a fit on eventloop's loop; validation, test and prediction on Lightning's own."""
-        if self.state.fn != TrainerFn.FITTING:
+        """Runs a fit on eventloop's loop; validation, test and prediction on Lightning's own.
+
+        So does a fit without a batch, in which no loop has anything to do.
+        """
+        limits = self.limit_train_batches, self.max_steps, self.max_epochs
+        self.fit_loop.has_steps = 0 not in limits
+        if self.state.fn != TrainerFn.FITTING or not self.fit_loop.has_steps:
             return super()._run(model, ckpt_path, weights_only)
         self._refuse_for_fit()
         refuse_others_words(self.eventloop_settings)
@@ -99,8 +104,7 @@ class Trainer(LightningTrainer):
                 task, algorithms=self._algorithms, callbacks=self._watchers, **settings
             ) as trainer,
         ):
-            if self.limit_train_batches != 0:
-                trainer.fit()
+            trainer.fit()
         return None
 
     def _settings(self, model: LightningModule) -> dict[str, Any]:
