@@ -38,6 +38,27 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
+    "adapters are loaded into another model": Mutant(
+        "checkpoint/left_out.py",
+        "if merged(found) != digest:",
+        "if not found:",
+        "checkpoint/test_left_out.py",
+    ),
+    "a weight that changes is left out": Mutant(
+        "checkpoint/left_out.py",
+        "if before.setdefault(name, digest) != digest:",
+        "if not before.setdefault(name, digest):",
+        "checkpoint/test_left_out.py",
+    ),
+    "a run goes on with another teacher": Mutant(
+        "run/start.py", 'now, "companions")', 'now, "absent")', "test_state_companion.py"
+    ),
+    "the order of weights doesn't matter to a digest": Mutant(
+        "training/weight_digest.py",
+        "hashed = _places(part, shape, begins).mul_(_FIRST)",
+        "hashed = _places(part, shape, begins).mul_(0)",
+        "training/test_weight_digest.py",
+    ),
     "every epoch has one order on several ranks": Mutant(
         "data/sharding.py", "self.seed + self._epoch", "self.seed", "data/test_sharding.py"
     ),
