@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -146,6 +147,14 @@ class Trainer(LightningTrainer):
                 )
 
 
+def _signature() -> inspect.Signature:
+    """Returns what the trainer takes, for command lines and editors: Lightning's arguments and ours."""
+    theirs = inspect.signature(LightningTrainer.__init__)
+    ours = inspect.signature(Trainer.__init__, eval_str=True).parameters.values()
+    added = [one for one in ours if one.kind is one.KEYWORD_ONLY]
+    return theirs.replace(parameters=[*theirs.parameters.values(), *added])
+
+
 def _checkpoint_at(path: Any) -> str:
     """Returns eventloop's checkpoint beside a file of Lightning's.
 
@@ -160,3 +169,6 @@ def _checkpoint_at(path: Any) -> str:
             "files that this trainer writes have it",
         )
     return str(folder)
+
+
+Trainer.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,0 +1,131 @@
+"""Code that imports `pytorch_lightning`, makes a trainer by itself, or reads its arguments from a command line."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+
+from eventloop_lightning import Trainer
+
+TRAINS = """
+    import torch
+    from {library} import LightningModule
+    from {library} import Trainer as Theirs
+    {imports}
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Net(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0]).pow(2).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def weights(kind, **more):
+        torch.manual_seed(0)
+        data = DataLoader(TensorDataset(torch.randn(12, 4)), 4, shuffle=True)
+        module = Net()
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        kind(max_epochs=2, accelerator="cpu", **dict.fromkeys(quiet, False), **more).fit(module, data)
+        return [one.tolist() for one in module.parameters()]
+
+    settings = {{"autoload": False}}
+"""
+
+
+def printed(code: str, folder: Path, *, library: str, imports: str = "") -> list[str]:
+    """Runs code in a process of its own, after what trains; returns the lines that it printed."""
+    text = textwrap.dedent(TRAINS.format(library=library, imports=imports)) + textwrap.dedent(code)
+    (folder / "script.py").write_text(text)
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_module_of_either_package_is_trained(library, tmp_path):
+    """Most libraries import the second; what is imported afterwards is what it was."""
+    code = """
+        assert "lightning" not in sys.modules or Theirs.__module__.startswith("lightning.")
+        print("RESULT", weights(Ours, settings=settings) == weights(Theirs), issubclass(Ours, Theirs))
+        import lightning.pytorch
+        print("RESULT", lightning.pytorch.Trainer is Theirs)
+    """
+    imports = "import sys; from eventloop_lightning import Trainer as Ours"
+
+    lines = printed(code, tmp_path, library=library, imports=imports)
+
+    assert lines == ["RESULT True True", f"RESULT {library == 'lightning.pytorch'}"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
+    """Whether it was imported before the line or comes after it; the settings are those of the line."""
+    (tmp_path / "library.py").write_text(
+        "from lightning.pytorch import Trainer\n\ndef make(**given):\n    return Trainer(**given)\n"
+    )
+    lines = ["import library", "import eventloop_lightning",
+             "eventloop_lightning.install(settings={'autoload': False, 'run_dir': 'run'})"]  # fmt: skip
+    if when == "after":
+        lines = [*lines[1:], lines[0]]
+    code = """
+        expected = weights(held[0])
+        print("RESULT", weights(library.make) == expected, len(list(Path("run/checkpoints").iterdir())) > 0)
+        from lightning.pytorch import Trainer
+        print("RESULT", isinstance(library.make(logger=False), Trainer), Trainer.__name__)
+    """
+    imports = "; ".join(["from pathlib import Path", "held = [Theirs]", *lines])
+
+    assert printed(code, tmp_path, library="lightning.pytorch", imports=imports) == [
+        "RESULT True True",
+        "RESULT True Trainer",
+    ]
+
+
+def test_the_signature_has_lightnings_arguments_and_ours():
+    """Editors and command lines read it."""
+    theirs = inspect.signature(pl.Trainer).parameters
+
+    ours = inspect.signature(Trainer).parameters
+
+    assert list(ours) == [*theirs, "settings", "algorithms", "watchers"]
+    assert all(ours[name] == one for name, one in theirs.items())
+
+
+def test_lightnings_command_line_trains_with_it(tmp_path):
+    """`LightningCLI(trainer_class=...)` makes options of the arguments."""
+    (tmp_path / "cli.py").write_text(
+        "from lightning.pytorch.cli import LightningCLI\n"
+        "from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel\n"
+        "from eventloop_lightning import Trainer\n"
+        "cli = LightningCLI(BoringModel, BoringDataModule, trainer_class=Trainer)\n"
+        "print('RESULT', type(cli.trainer) is Trainer, cli.trainer.global_step)\n"
+    )
+    options = ["--trainer.max_steps=3", "--trainer.logger=false", "--trainer.accelerator=cpu",
+               "--trainer.settings={autoload: false}", "--trainer.limit_val_batches=1"]  # fmt: skip
+
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "cli.py", "fit", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "RESULT True 3" in ran.stdout, ran.stderr
