@@ -13,7 +13,7 @@ sys.path.extend(
     for one in ("eventloop-check", "eventloop-checkpoints", "eventloop-testing")
 )
 
-pytest_plugins = ["eventloop_testing.plugin"]
+pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib
 import os
 import signal
 import subprocess
@@ -30,7 +29,6 @@ from eventloop.errors import Wording
 from eventloop.events import EVENTS
 
 ROOT = Path(__file__).parents[1]
-Install = Callable[..., None]
 Batches = list[tuple[Tensor, Tensor]]
 # Ranks that hang for so long are killed, a minute after they have written where they are.
 _HANGS_S = 300
@@ -157,23 +155,6 @@ def run_mypy() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run_mypy
 
 
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty working directory, no EVENTLOOP_ variables, and `sys` as it was afterwards."""
-    modules = dict(sys.modules)
-    for variable in [name for name in os.environ if name.startswith("EVENTLOOP_")]:
-        monkeypatch.delenv(variable)
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "pyproject.toml").touch()  # the search for one upwards ends here
-    monkeypatch.chdir(work)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield work
-    for name in sys.modules.keys() - modules.keys():
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
 class Ended(NamedTuple):
     """How ranks ended, and when."""
 
@@ -232,41 +213,3 @@ def _call_and_exit(function: Callable[..., int], args: tuple[Any, ...]) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-HEARS = "from eventloop import hookimpl\nclass Plugin:\n    @hookimpl\n    def close(self): pass\n"
-
-
-@pytest.fixture
-def install(clean: Path, tmp_path: Path) -> Install:
-    """Installs a plugin as pip leaves it: metadata and one module, on `sys.path`."""
-    site = tmp_path / "site"
-    site.mkdir()
-    sys.path.insert(0, str(site))
-
-    def install(
-        name: str,
-        code: str = HEARS,
-        *,
-        target: str = ":Plugin",
-        group: str = "eventloop.algorithms",
-        distribution: str = "",
-        version: str = "1.0",
-        requested: bool = True,
-        summary: str = "",
-    ) -> None:
-        distribution = distribution or f"eventloop-{name}"
-        module = f"{distribution.replace('-', '_')}_module"
-        (site / f"{module}.py").write_text(code)
-        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
-            + (f"Summary: {summary}\n" if summary else "")
-        )
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}{target}\n")
-        if requested:
-            (info / "REQUESTED").touch()
-        importlib.invalidate_caches()
-
-    return install

@@ -183,17 +183,17 @@ def other_plugin(site, name, module="other", code=None):
 
 
 @pytest.fixture
-def site(install, tmp_path):
+def packages(install, site):
     """The folder of installed packages, with one healthy plugin in it."""
     install("aa-test")
-    return tmp_path / "site"
+    return site
 
 
-def test_a_module_of_a_namespace_of_any_depth_is_looked_at(run, site):
+def test_a_module_of_a_namespace_of_any_depth_is_looked_at(run, packages):
     """Python looks for the parents of a namespace among what is imported, and nothing is."""
-    other_plugin(site, "deep", "space_a.space_b.space_c.module")
-    other_plugin(site, "gone", "space_a.space_b.space_d.module")
-    (site / "space_a" / "space_b" / "space_d" / "module.py").unlink()
+    other_plugin(packages, "deep", "space_a.space_b.space_c.module")
+    other_plugin(packages, "gone", "space_a.space_b.space_d.module")
+    (packages / "space_a" / "space_b" / "space_d" / "module.py").unlink()
 
     rows = {one["name"]: one for one in json.loads(run("plugins", "list", "--json").out)}
 
@@ -202,7 +202,7 @@ def test_a_module_of_a_namespace_of_any_depth_is_looked_at(run, site):
     assert rows["aa-test"]["status"] == "active"
 
 
-def test_a_wheel_on_the_path_is_a_plugin_like_another(run, site, tmp_path, monkeypatch):
+def test_a_wheel_on_the_path_is_a_plugin_like_another(run, packages, tmp_path, monkeypatch):
     """Its files aren't there by themselves, and its code can be imported all the same."""
     other_plugin(tmp_path / "built", "zipped", "zipped_module", HEARS)
     archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", tmp_path / "built")
@@ -217,9 +217,9 @@ def test_a_wheel_on_the_path_is_a_plugin_like_another(run, site, tmp_path, monke
     assert f'"zipped_module.py" = "sha256:{digest}"' in Path("eventloop.lock").read_text()
 
 
-def test_a_byte_order_mark_is_one_row(run, site):
+def test_a_byte_order_mark_is_one_row(run, packages):
     """The reader of entry points takes the group for a name, and drops the plugin in silence."""
-    info = other_plugin(site, "marked")
+    info = other_plugin(packages, "marked")
     (info / "entry_points.txt").write_text(
         "[eventloop.callbacks]\nmarked = other:Plugin\n", encoding="utf-8-sig"
     )
@@ -232,9 +232,9 @@ def test_a_byte_order_mark_is_one_row(run, site):
     assert "aa-test" in ran.out
 
 
-def test_a_module_that_changes_the_working_directory_changes_nothing(run, site):
+def test_a_module_that_changes_the_working_directory_changes_nothing(run, packages):
     """The lock, the run's folder and what other plugins open are where they were."""
-    other_plugin(site, "moves", "moves_module", f"import os\nos.chdir('/')\n{HEARS}")
+    other_plugin(packages, "moves", "moves_module", f"import os\nos.chdir('/')\n{HEARS}")
     before = Path.cwd()
 
     ran = run("plugins", "lock", "--no-plugins", "-p", "moves")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 
-from eventloop.cli import main
 from eventloop_remote.folder import Folder
 
 SECRET = "memory://me:secret@host/run"
@@ -25,26 +23,6 @@ task = Task(
     settings={"max_duration": "2ep", "device": "cpu"},
 )
 """
-
-
-class Ran(NamedTuple):
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs `eventloop ...` in process."""
-
-    def run(*argv):
-        capsys.readouterr()
-        status = main(argv)
-        return Ran(status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
