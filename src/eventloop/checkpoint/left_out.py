@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from eventloop.checkpoint.manifest import LEFT_OUT
 from eventloop.errors import CheckpointError, PluginError, counted
 from eventloop.training.tensor_slices import TensorSlice
 from eventloop.training.weight_digest import digests_of, merged
@@ -14,8 +15,6 @@ from eventloop.training.weight_digest import digests_of, merged
 if TYPE_CHECKING:
     from eventloop.plugin.plans import Plans
     from eventloop.state import State
-
-FACT = "left_out"
 
 
 def selected(
@@ -46,7 +45,7 @@ def selected(
                 fix="let select_weights name all that is trained",
             )
     saved = {name: one for name, one in weights.items() if name not in others}
-    return saved, {FACT: merged(digests)}
+    return saved, {LEFT_OUT: merged(digests)}
 
 
 def require_same_rest(state: State, hooks: Plans, weights: Mapping[str, Any], digest: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Json
 
 FILE = "manifest.json"
+LEFT_OUT = "left_out"  # the fact that the weights aren't whole: a digest of the others
 FORMAT = "eventloop checkpoint"
 VERSION = 1  # of checkpoints of whole tensors
 VERSION_OF_SHARDS = 2

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventloop.checkpoint.left_out import FACT
-from eventloop.checkpoint.manifest import FILE
+from eventloop.checkpoint.manifest import FILE, LEFT_OUT
 from eventloop.checkpoint.saved_tensors import SavedTensor, TensorFiles, read_all, saved_tensors
 from eventloop.checkpoint.storage import FOLDER, checkpoint_at
 from eventloop.checkpoint.tensors import MAX_ITEMS, NewTensors, read_header
@@ -57,7 +56,7 @@ def export_weights(checkpoint: Path, path: Path) -> tuple[list[str], list[str]]:
     try:
         with refusing(checkpoint, "the weights of the checkpoint"):
             manifest = checked_manifest(checkpoint)
-            if FACT in manifest.known:
+            if LEFT_OUT in manifest.known:
                 raise CheckpointError(
                     f"{checkpoint.name} isn't exported: it leaves out the weights that the task builds",
                     fix="export the run's model: `eventloop fit TASK --run-dir RUN --export FILE`",
@@ -192,7 +191,7 @@ def weights_and_states(path: Path, plugins: Collection[str] = ()) -> FoundWeight
             f"the weights of the checkpoint {str(checkpoint)!r} aren't tensors by name",
             fix="take another checkpoint",
         )
-    left_out = found.facts.get(FACT)
+    left_out = found.facts.get(LEFT_OUT)
     if not plugins or STATES not in found.names:
         return FoundWeights(weights, {}, left_out)
     verify_part(checkpoint, STATES)
