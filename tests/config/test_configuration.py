@@ -263,6 +263,14 @@ def test_every_way_to_switch_autoload_off_agrees_with_the_setting(tmp_path, arra
     assert configuration.settings().autoload is False
 
 
+def test_plugins_that_watch_can_be_loaded_alone(tmp_path):
+    """A bridge has another framework's training, which an algorithm would change."""
+    configuration = read(tmp_path, flags={"autoload": "callbacks"})
+
+    assert configuration.choice.autoload == configuration.settings().autoload == "callbacks"
+    assert configuration.choice.autoload_reason == "autoload=callbacks, Trainer(...)"
+
+
 def test_an_empty_variable_counts_as_unset(tmp_path):
     """`EVENTLOOP_SEED= eventloop fit ...` is how a shell takes one away."""
     configuration = read(tmp_path, environ={"EVENTLOOP_SEED": "", "EVENTLOOP_MIXUP__ALPHA": ""})

@@ -47,6 +47,17 @@ def test_without_autoload_only_the_named_take_part():
     assert statuses(choice) == [("active", "-p mixup"), ("off", "--no-plugins")]
 
 
+def test_plugins_that_watch_can_be_loaded_alone():
+    """Installed algorithms stay off; a callback, and what is named, take part."""
+    point = EntryPoint("watch", "module:Plugin", "eventloop.callbacks")
+    watch = Found("watch", "callback", point, "eventloop-watch", "1.0")
+    choice = Choice(insist=("mixup",), autoload="callbacks", autoload_reason="a bridge")
+
+    actual = [(one.status, one.reason) for one in select([MIXUP, EMA, watch], choice)]
+
+    assert actual == [("active", "-p mixup"), ("off", "a bridge"), ("active", "")]
+
+
 @pytest.mark.parametrize("value", ["mixpu", "no:mixpu"])
 def test_a_name_that_matches_nothing_is_refused_with_the_closest(value):
     """A misspelt switch would leave the plugin as it was."""

@@ -20,6 +20,7 @@ from eventloop import EventloopError
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
 from eventloop_checkpoints.differences import differences
+from eventloop_composer import Trainer
 from eventloop_ema import Ema
 from eventloop_muon import Muon
 from eventloop_sam import Sam
@@ -136,3 +137,51 @@ def test_an_algorithm_trains_as_one_run_or_is_refused_at_the_start(name, column,
     assert [one.batch for one in checkpoints] == [18, 18]
     assert list(differences(*(one.parts for one in checkpoints))) == []
     assert (whole[1] == plain[1]) == (name == "checkpointing")
+
+
+FREEZES = """
+from eventloop import hookimpl
+
+
+class Freezes:
+    @hookimpl
+    def should_skip_step(self, state):
+        return True
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm is installed that lets no step be made."""
+    folder = tmp_path / "site"
+    (folder / "freezes-1.0.dist-info").mkdir(parents=True)
+    (folder / "freezes.py").write_text(FREEZES)
+    (folder / "freezes-1.0.dist-info" / "METADATA").write_text("Name: freezes\nVersion: 1.0\n")
+    points = "[eventloop.algorithms]\nfreezes = freezes:Freezes\n"
+    (folder / "freezes-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize("settings", [{}, {"autoload": True}], ids=str)
+def test_an_installed_algorithm_stays_off_and_one_line_says_so(capsys, installed, settings):
+    """A step is made, whatever is installed; where all plugins take part it isn't."""
+    torch.manual_seed(SEED)
+    made = model()
+    before = made.module[0].weight.detach().clone()
+    data = TensorDataset(torch.rand(8, 4), torch.arange(8) % 3)
+    trainer = Trainer(
+        model=made,
+        train_dataloader=DataLoader(data, 4),
+        optimizers=torch.optim.SGD(made.parameters(), lr=0.1),
+        max_duration="1ep",
+        device="cpu",
+        progress_bar=False,
+        settings=settings,
+    )
+    with contextlib.closing(trainer):
+        trainer.fit()
+
+    lines = capsys.readouterr().err.splitlines()
+    said = [one for one in lines if one.startswith("eventloop: off, unless passed in plugins")]
+    has_moved = not torch.equal(made.module[0].weight, before)
+    assert has_moved == any("freezes" in one for one in said) == (not settings)

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lit_cases import DATA, Case, Measures, Moves, Net, fitted, told
+from lit_cases import DATA, QUIET, Case, Measures, Moves, Net, fitted, loaders, told
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
@@ -204,3 +204,45 @@ def test_swa_averages_a_module_without_forward_and_training_does_not_notice(modu
         "metrics.val_loss",
         "metrics.val_error",
     }
+
+
+FREEZES = """
+from eventloop import hookimpl
+
+
+class Freezes:
+    @hookimpl
+    def should_skip_step(self, state):
+        return True
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm is installed that lets no step be made."""
+    folder = tmp_path / "site"
+    (folder / "freezes-1.0.dist-info").mkdir(parents=True)
+    (folder / "freezes.py").write_text(FREEZES)
+    (folder / "freezes-1.0.dist-info" / "METADATA").write_text("Name: freezes\nVersion: 1.0\n")
+    points = "[eventloop.algorithms]\nfreezes = freezes:Freezes\n"
+    (folder / "freezes-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(folder)
+
+
+def weights_under(trainer: type[pl.Trainer], **more: Any) -> list[Any]:
+    pl.seed_everything(1, verbose=False)
+    module = Net()
+    trainer(**QUIET, **more).fit(module, *loaders())
+    return [one.tolist() for one in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("settings", [{}, {"autoload": True}], ids=str)
+def test_an_installed_algorithm_stays_off_and_one_line_says_so(capsys, installed, settings):
+    """The weights are Lightning's, whatever is installed; where all plugins take part they aren't."""
+    expected = weights_under(pl.Trainer)
+
+    found = weights_under(eventloop_lightning.Trainer, settings=settings)
+
+    lines = capsys.readouterr().err.splitlines()
+    said = [one for one in lines if one.startswith("eventloop: off, unless passed in algorithms")]
+    assert (found == expected) == any("freezes" in one for one in said) == (not settings)

@@ -70,7 +70,7 @@ class Choice:
         insist: names given with `-p NAME`.
         off: names given with `-p no:NAME`.
         files: values of `-p FILE.py:NAME` or `-p MODULE:NAME`, as written.
-        autoload: whether installed plugins are active by default.
+        autoload: whether installed plugins are active by default; "callbacks": those alone.
         autoload_reason: what decided that, as the reason why a plugin is off.
         begun_with: the folded names of the algorithms that a resumed run began with; None for a
                 new run.
@@ -80,7 +80,7 @@ class Choice:
     insist: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    autoload: bool = True
+    autoload: bool | Literal["callbacks"] = True
     autoload_reason: str = ""
     begun_with: frozenset[str] | None = None
     off_then: Mapping[str, Reason] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from eventloop.config.layers import (
     SITE_VARIABLE,
     Kind,
     Layer,
-    as_bool,
+    autoload_of,
     environment_layer,
     example,
     find_pyproject,
@@ -217,12 +217,13 @@ def _choice(choice: Choice, layers: Sequence[Layer]) -> Choice:
     """Adds the strongest layer's value of `autoload` to the choice."""
     for layer in layers:
         if value := layer.values.get("autoload"):
-            autoload = as_bool(value)
-            reason = value.source if layer.kind == "variable" else f"autoload=false, {value.source}"
+            autoload = autoload_of(value)
+            written = f"autoload={str(autoload).lower()}, {value.source}"
+            reason = value.source if layer.kind == "variable" else written
             return replace(
                 choice,
                 autoload=autoload,
-                autoload_reason=choice.autoload_reason or ("" if autoload else reason),
+                autoload_reason=choice.autoload_reason or ("" if autoload is True else reason),
             )
     return choice
 
@@ -231,7 +232,7 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
     site = site_rules(environ)
     rules = Rules.read([layer.rules for layer in layers], site, environ.get(SITE_VARIABLE, ""))
     switched_off = layers[0].values.get("autoload")
-    if switched_off is None or as_bool(switched_off):
+    if switched_off is None or autoload_of(switched_off):
         return rules
     # Who switches autoload off by flag or keyword is stronger than the project, not than the site.
     by_site = tuple(one for one in rules.required if one.source == rules.site)

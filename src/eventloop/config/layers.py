@@ -95,6 +95,11 @@ def as_bool(value: Value) -> bool:
     return text in _YES
 
 
+def autoload_of(value: Value) -> bool | Literal["callbacks"]:
+    """Converts a value of the setting `autoload`; raises SettingError as `as_bool` does."""
+    return "callbacks" if value.value == "callbacks" else as_bool(value)
+
+
 def yaml_layer(path: Path) -> Layer:
     """Reads the file of `--config`, which has the layout of `[tool.eventloop]`.
 

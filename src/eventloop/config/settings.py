@@ -17,6 +17,7 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 OnBadLoss = Literal["raise", "ignore"]
 OnCallbackError = Literal["raise", "disable"]
 OnSaveError = Literal["raise", "continue"]
+Autoload = bool | Literal["callbacks"]
 Uneven = Literal["pad", "drop", "error"]
 
 
@@ -75,7 +76,8 @@ class Settings:
             if the weights aren't finite.
         on_callback_error: what to do when a callback raises. raise: the run fails; disable: it
             continues without the callback, with a warning.
-        autoload: whether to use installed plugins without naming them.
+        autoload: whether to use installed plugins without naming them; callbacks: those alone that
+            only watch.
 
     Raises:
         SettingError: a value is out of range.
@@ -106,7 +108,7 @@ class Settings:
     on_save_error: OnSaveError = "raise"
     on_bad_loss: OnBadLoss = "raise"
     on_callback_error: OnCallbackError = "raise"
-    autoload: bool = True
+    autoload: Autoload = True
 
     def __post_init__(self) -> None:
         for name in SETTING_NAMES:
@@ -142,7 +144,7 @@ class SettingValues(TypedDict, total=False):
     on_save_error: OnSaveError
     on_bad_loss: OnBadLoss
     on_callback_error: OnCallbackError
-    autoload: bool
+    autoload: Autoload
 
 
 SETTING_NAMES = tuple(field.name for field in dataclasses.fields(Settings))

@@ -120,11 +120,13 @@ def _decide(
     if not is_in_range(__version__, found.needs):
         return Candidate(found, "off", *_by_version(found, all_found))
     if fold(found.name) in map(fold, choice.insist):
-        reason = _by_flag(f"-p {found.name}") if banned or not choice.autoload else Reason("")
+        reason = (
+            _by_flag(f"-p {found.name}") if banned or choice.autoload is not True else Reason("")
+        )
         return Candidate(found, "active", *reason)
     if reason := banned or choice.stays_out(found):
         return Candidate(found, "off", *reason)
-    if choice.autoload:
+    if choice.autoload is True or choice.autoload == found.role + "s":
         return Candidate(found, "active")
     if reason := rules.requires(found.name):
         return Candidate(found, "active", *reason)

@@ -20,7 +20,7 @@ import eventloop
 from eventloop import SettingError
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.numbers_of_batches import Connector
-from eventloop_lightning.refused import checked_device, refuse_others_words
+from eventloop_lightning.refused import announce_off, checked_device, refuse_others_words
 from eventloop_lightning.results import Results
 from eventloop_lightning.strategy import beside, strategy_for
 from eventloop_lightning.task import LightningTask
@@ -34,7 +34,7 @@ class Trainer(LightningTrainer):
 
     Args:
         settings: of eventloop, by name: {"run_dir": "runs/a", "checkpoint_interval": "1ep"}.
-        algorithms: plugins of eventloop that may change the training, beside those installed.
+        algorithms: plugins of eventloop that may change the training; installed ones stay off.
         watchers: plugins of eventloop that only watch.
         arguments: Lightning's, under its names.
 
@@ -105,6 +105,7 @@ class Trainer(LightningTrainer):
                 task, algorithms=self._algorithms, callbacks=self._watchers, **settings
             ) as trainer,
         ):
+            announce_off(trainer)
             trainer.fit()
         return None
 
@@ -120,6 +121,8 @@ class Trainer(LightningTrainer):
             "on_bad_loss": "ignore",
             "gc_interval": None,
             "sync_batch_norm": self._shares_batch_norms,
+            # Algorithms that are installed would change what Lightning trains.
+            "autoload": "callbacks",
         }
 
     def _duration(self, model: LightningModule) -> str:
