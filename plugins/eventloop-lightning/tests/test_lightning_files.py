@@ -124,7 +124,6 @@ def test_predictions_are_equal(theirs, ours):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"profiler": "simple"}, "profiler='simple' can't be honoured"),
         ({"precision": "16-mixed"}, "precision='16-mixed' can't be honoured"),
         ({"strategy": "fsdp"}, "strategy='fsdp' can't be honoured"),
         ({"accelerator": "tpu"}, "accelerator='tpu' can't be honoured"),
@@ -139,9 +138,43 @@ def test_what_cant_be_honoured_is_an_error(arguments, message):
         Trainer(**arguments)
 
 
-def test_a_second_fit_is_refused():
+def test_a_fit_goes_on_with_more_epochs(tmp_path):
+    """As a run that had them from the beginning, to the bit."""
+    expected, _ = fitted(Trainer, CASES["plain"], max_epochs=4)
+    saves = [ModelCheckpoint(dirpath=tmp_path, save_last=True)]
+    given = {"enable_checkpointing": True}
+    fitted(Trainer, CASES["plain"], max_epochs=2, callbacks=saves, **given)
+
+    file = str(tmp_path / "last.ckpt")
+    resumed, trainer = fitted(Trainer, CASES["plain"], seed=5, max_epochs=4, ckpt_path=file)
+
+    assert trainer.current_epoch == 4
+    for one, other in zip(resumed.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_profiler_is_accepted_with_a_warning():
+    """It records what Lightning calls, which isn't the training."""
+    with pytest.warns(UserWarning, match="eventloop-profile profiles that"):
+        Trainer(profiler="simple")
+
+
+@pytest.mark.parametrize("trainer", [pl.Trainer, Trainer])
+def test_a_second_fit_without_anything_to_do_does_nothing(trainer):
+    """Notebooks run a cell twice."""
+    module, made = fitted(trainer, CASES["plain"])
+    before = [one.clone() for one in module.parameters()]
+
+    made.fit(module, *loaders())
+
+    assert (made.global_step, made.current_epoch) == (18, 3)
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_a_second_fit_with_more_to_do_is_refused():
     """Lightning's would go on where the first has ended."""
     module, trainer = fitted(Trainer, CASES["plain"])
+    trainer.fit_loop.max_epochs = 5
 
     with pytest.raises(SettingError, match="has fitted already"):
         trainer.fit(module, *loaders())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from eventloop_lightning.hook_calls import is_overridden
 
 # What can't be honoured, and what to do.
 REFUSED = {
-    "profiler": "leave it out; eventloop-profile profiles, `eventloop fit -p profile`",
     "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
     "model_registry": "leave it out, and save with ModelCheckpoint",
 }
@@ -54,6 +54,12 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
             )
         if name in REFUSED and value:
             raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
+    if arguments.get("profiler"):
+        warnings.warn(
+            f"profiler={arguments['profiler']!r} records validation and what Lightning itself calls, and "
+            "nothing of the training: eventloop-profile profiles that, and eventloop-trace",
+            stacklevel=3,
+        )
     _require(arguments, "strategy", STRATEGIES, "start the script with torchrun for several ranks")
     _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
     _require(arguments, "precision", PRECISIONS, "give 32-true, 64-true, bf16-mixed or bf16-true")

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
-from eventloop import SettingError
+from eventloop import Allowed, SettingError
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.numbers_of_batches import Connector
 from eventloop_lightning.refused import announce_off, checked_device, refuse_others_words
@@ -86,7 +86,8 @@ class Trainer(LightningTrainer):
         So does a fit without a batch, in which no loop has anything to do.
         """
         limits = self.limit_train_batches, self.max_steps, self.max_epochs
-        self.fit_loop.has_steps = 0 not in limits
+        has_fitted = self.fit_loop.epoch_progress.total.ready > 0
+        self.fit_loop.has_steps = 0 not in limits and not (has_fitted and self.fit_loop.done)
         if self.state.fn != TrainerFn.FITTING or not self.fit_loop.has_steps:
             return super()._run(model, ckpt_path, weights_only)
         self._refuse_for_fit()
@@ -101,7 +102,8 @@ class Trainer(LightningTrainer):
         )
         with (
             anomalies,
-            eventloop.Trainer(
+            # A run goes on with other arguments, more epochs say, as under Lightning.
+            eventloop.TrainerBuilder(allowed=Allowed(config_change=True)).build(
                 task, algorithms=self._algorithms, callbacks=self._watchers, **settings
             ) as trainer,
         ):
