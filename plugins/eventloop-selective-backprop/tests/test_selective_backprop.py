@@ -362,3 +362,18 @@ def test_it_stands_off_where_the_loss_compares_samples(tmp_path):
     """Without some of them it is another loss."""
     with pytest.raises(PluginError, match="the loss may be one over pairs of samples"):
         isolated_trainer(tmp_path, tiny_task(loss_splits=False), algorithms=[SelectiveBackprop()])
+
+
+def test_a_plugin_whose_loss_compares_samples_is_left_alone(tmp_path):
+    """It says so in its class, whatever its name."""
+
+    class Compares:
+        name = "compares"
+        loss_splits = False
+
+        @hookimpl
+        def batch_end(self, state):
+            pass
+
+    with pytest.raises(PluginError, match="samples of a batch: compares has loss_splits=False"):
+        fit(tmp_path, SelectiveBackprop(), Compares())

@@ -29,6 +29,7 @@ class PluginFacts:
     needs_eval_data: bool = False
     shows_progress: bool = False
     takes_turns: str = ""
+    loss_splits: bool = True
     note: str = ""
 
 

@@ -33,6 +33,8 @@ class GradCache:
     arXiv:2101.06983.
     """
 
+    loss_splits = False
+
     def __init__(self, *, microbatch_size: int) -> None:
         if type(microbatch_size) is not int or microbatch_size < 1:
             raise ValueError(f"microbatch_size={microbatch_size!r} is not an int of 1 or more")

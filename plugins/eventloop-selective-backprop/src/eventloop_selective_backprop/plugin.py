@@ -61,9 +61,11 @@ class SelectiveBackprop:
         owner = state.owner("train_batch")
         if owner != "core":
             return f"train_batch is {owner}'s, which has losses of its own"
-        owner = state.owner("split_batch")
-        if owner in ("task", "gradcache"):
-            return f"split_batch is {owner}'s: the loss may be one over pairs of samples"
+        if state.owner("split_batch") == "task":
+            return "split_batch is task's: the loss may be one over pairs of samples"
+        for name, plugin in state.plugins.items():
+            if not getattr(plugin, "loss_splits", True):
+                return f"the loss compares the samples of a batch: {name} has loss_splits=False"
         try:
             take(state.batch, torch.zeros(1, dtype=torch.int64, device=state.device))
             losses = self._losses(state)
