@@ -17,7 +17,7 @@ import eventloop
 import eventloop_testing
 from eventloop import actions, events, storage, toolbox
 from eventloop.config.settings import setting_options
-from eventloop.hooks import Hook
+from eventloop.hook_markers import Hook
 
 HERE = Path(__file__).parent / "reference"
 _KEYWORDS = ("Fires", "State", "May", "Must not", "Asked", "Answer", "Args")

@@ -18,7 +18,7 @@ from eventloop import schedules
 from eventloop.clock import Clock
 from eventloop.errors import SettingError, TaskError
 from eventloop.run.start import Allowed
-from eventloop.task.courses import Course, Schedule
+from eventloop.task.schedule_curves import Course, Schedule
 from eventloop_check import HostReads
 from eventloop_testing import isolated_trainer, tiny_task
 

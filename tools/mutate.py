@@ -72,10 +72,10 @@ MUTANTS = {
         "loop.py", '"saved_at": self._saved_at', '"saved_at": -1', "test_loop_goes_on.py"
     ),
     "the lock accepts another order of callbacks": Mutant(
-        "plugin/lock.py",
+        "plugin/lock_digests.py",
         'role in ("algorithm", "callback")',
         'role in ("algorithm",)',
-        "plugin/test_lock.py",
+        "plugin/test_lock_digests.py",
     ),
     "the last of equal evaluations is the best": Mutant(
         "checkpoint/best.py",
@@ -204,7 +204,7 @@ MUTANTS = {
         "run/start.py", "capture.generators.go_on)", "lambda state: None)", "run/test_start.py"
     ),
     "gradients are clipped by value before their norm": Mutant(
-        "training/defaults.py",
+        "training/default_actions.py",
         "        if settings.clip_norm is not None:\n"
         '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n'
         "        if settings.clip_value is not None:\n"
@@ -213,7 +213,7 @@ MUTANTS = {
         "            nn.utils.clip_grad_value_(params, settings.clip_value)\n"
         "        if settings.clip_norm is not None:\n"
         '            logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)\n',
-        "training/test_defaults.py",
+        "training/test_default_actions.py",
     ),
     "schedulers move after a step that was skipped": Mutant(
         "training/grad_scaling.py",

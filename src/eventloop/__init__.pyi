@@ -22,7 +22,7 @@ from .errors import (
     TaskError as TaskError,
     UsageError as UsageError,
 )
-from .hooks import (
+from .hook_markers import (
     hookimpl as hookimpl,
     hookspec as hookspec,
 )

@@ -1,7 +1,7 @@
 """The actions, in the order in which the loop asks for them.
 
 An action does something, and one implementation owns it: a plugin's, else the task's, else the
-core's in `defaults.py`. The owner must give a result that isn't None. To change instead of
+core's in `training/default_actions.py`. The owner must give a result that isn't None. To change instead of
 replace, wrap it: a wrapper runs around the owner, and `state.again()` inside it runs what it
 encloses once more.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from eventloop.hooks import declared_hooks, hookspec
+from eventloop.hook_markers import declared_hooks, hookspec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -42,7 +42,7 @@ from .cli.job import (
     output_path as output_path,
     prepare as prepare,
 )
-from .cli.mode_flags import (
+from .cli.fit_options import (
     FIT_OPTIONS as FIT_OPTIONS,
 )
 from .cli.named_checkpoints import (
@@ -85,7 +85,7 @@ from .naming import (
 from .plugin.candidates import (
     Candidates as Candidates,
 )
-from .plugin.lock import (
+from .plugin.lock_digests import (
     file_digests as file_digests,
 )
 from .plugin.records import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eventloop.hooks import declared_hooks, hookspec
+from eventloop.hook_markers import declared_hooks, hookspec
 
 if TYPE_CHECKING:
     from pathlib import Path

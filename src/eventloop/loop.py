@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from eventloop.data import to_host
 from eventloop.data.feed import Feeds
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.plugin.plans import Plans
 from eventloop.signals import StopReason, is_interruption
 from eventloop.state import State

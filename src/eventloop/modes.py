@@ -22,7 +22,7 @@ from eventloop.config.layers import example
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.data.combine import FirstBatches
 from eventloop.errors import SettingError
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.run.result import Result
 from eventloop.task import Task
 from eventloop.trainer import Trainer, TrainerBuilder

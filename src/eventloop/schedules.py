@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from eventloop.clock import Time
 from eventloop.errors import SettingError
-from eventloop.task.courses import Course, Rule, Schedule
+from eventloop.task.schedule_curves import Course, Rule, Schedule
 from eventloop.task.schedulers import in_unit, length_in, steps_per_epoch, unit_of
 
 if TYPE_CHECKING:

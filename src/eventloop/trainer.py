@@ -27,7 +27,7 @@ from eventloop.errors import (
     failures_of,
     keep,
 )
-from eventloop.plugin.lock import first_runs
+from eventloop.plugin.lock_digests import first_runs
 from eventloop.run.checks import check_trainable, warn_of_zero_rates
 from eventloop.run.open import Request, open_run, refuse_task_values
 from eventloop.run.result import Result, plugin_table

@@ -14,7 +14,7 @@ import eventloop
 from eventloop.errors import in_shell, text_of
 from eventloop.plugin.candidates import unexpected
 from eventloop.plugin.load import _problem
-from eventloop.plugin.names import _several, _unusable
+from eventloop.plugin.name_problems import _several, _unusable
 from eventloop.plugin.records import FROM_ENTRY_POINT, Found, Plugin
 from eventloop.text import pip, shell, switch_off
 

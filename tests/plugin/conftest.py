@@ -13,7 +13,7 @@ import torch
 from eventloop.checkpoint.capture import Captured
 from eventloop.config.settings import Settings
 from eventloop.distributed.processes import Processes
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.plans import ActivePlugins, Plan, freeze

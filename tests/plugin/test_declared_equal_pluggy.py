@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
-from eventloop.hooks import hookimpl, hookspec
+from eventloop.hook_markers import hookimpl, hookspec
 from eventloop.plugin.assembly import Assembly, arrange
 from eventloop.plugin.declared import checked
 from eventloop.plugin.order import order_of_owners

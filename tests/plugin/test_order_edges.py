@@ -8,7 +8,7 @@ import random
 import pytest
 
 from eventloop.errors import PluginError
-from eventloop.hooks import Edge
+from eventloop.hook_markers import Edge
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.order import order
 from eventloop.plugin.validate import implementations

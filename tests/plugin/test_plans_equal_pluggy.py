@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from eventloop.errors import PluginError
-from eventloop.hooks import Hook
+from eventloop.hook_markers import Hook
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.observe import Around, observe, with_context
 from eventloop.plugin.order import Implementation, order, order_of_owners

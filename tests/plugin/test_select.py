@@ -7,7 +7,7 @@ from importlib_metadata import EntryPoint
 
 from eventloop.config.choice import Choice, Reason
 from eventloop.errors import PluginError, UsageError, raise_all
-from eventloop.plugin.names import name_problems
+from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Found
 from eventloop.plugin.select import problems_of, select
 

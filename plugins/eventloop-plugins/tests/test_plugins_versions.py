@@ -7,7 +7,7 @@ import json
 import pytest
 
 from eventloop import hookspec
-from eventloop.hooks import declared_hooks
+from eventloop.hook_markers import declared_hooks
 from eventloop.plugin import static_check
 from eventloop.plugin.declared import HOOKS
 

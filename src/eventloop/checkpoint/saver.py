@@ -20,7 +20,7 @@ from eventloop.checkpoint.leftovers import UNDER_WAY, new_id
 from eventloop.checkpoint.verifying import name_of
 from eventloop.checkpoint.weights import FoundWeights, weights_and_states
 from eventloop.clock import Time
-from eventloop.distributed.crew import ALONE
+from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import (
     CheckpointError,
     EventloopError,
@@ -31,7 +31,7 @@ from eventloop.errors import (
 )
 from eventloop.files import disk
 from eventloop.files.run_folder import check_folder
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.text import as_set
 from eventloop.training.bookkeeping import resolved
@@ -43,7 +43,7 @@ from eventloop.urls import Url
 if TYPE_CHECKING:
     from eventloop.checkpoint.storage import Storage
     from eventloop.config.settings import Settings
-    from eventloop.distributed.crew import Crew
+    from eventloop.distributed.checkpoint_crew import Crew
     from eventloop.distributed.processes import Processes
     from eventloop.plugin.plans import Plans
     from eventloop.state import State

@@ -26,7 +26,7 @@ from eventloop.errors import (
 from eventloop.files.disk import CorruptFileError, OldFile
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import extensions
-from eventloop.plugin.names import extension_problems
+from eventloop.plugin.name_problems import extension_problems
 from eventloop.urls import Place, Url
 
 if TYPE_CHECKING:

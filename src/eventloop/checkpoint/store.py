@@ -25,7 +25,7 @@ from eventloop.checkpoint.leftovers import (
     surplus,
 )
 from eventloop.checkpoint.verifying import batch_of, examine, holds, name_of, why_passed_over
-from eventloop.distributed.crew import ALONE
+from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import CheckpointError
 from eventloop.files import disk
 from eventloop.files.disk import CorruptFileError
@@ -36,7 +36,7 @@ from eventloop.urls import Url
 if TYPE_CHECKING:
     from eventloop.checkpoint.encoding import Nest
     from eventloop.checkpoint.manifest import FileFacts, Manifest
-    from eventloop.distributed.crew import Crew
+    from eventloop.distributed.checkpoint_crew import Crew
 
 AnyPlace = TypeVar("AnyPlace", Path, Url)
 

@@ -13,18 +13,18 @@ from eventloop.checkpoint.saver import interval_of
 from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
+from eventloop.cli.fit_options import OPTIONS, Modes, from_package
 from eventloop.cli.job import Job, header_lines, output_path, prepare
 from eventloop.cli.launch import NPROC, launch
-from eventloop.cli.mode_flags import OPTIONS, Modes, from_package
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.clock import Time
 from eventloop.config.options import Option, Value
 from eventloop.errors import SettingError, counted
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.candidates import dry_assemble
 from eventloop.plugin.configure import plugin_options
-from eventloop.plugin.lock import NAME, lock_path
+from eventloop.plugin.lock_digests import NAME, lock_path
 from eventloop.run.open import Request, task_defaults_of
 from eventloop.run.run_manifest import write_manifest
 from eventloop.text import pip, shell

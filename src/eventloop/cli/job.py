@@ -24,7 +24,7 @@ from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import load
-from eventloop.plugin.names import name_problems
+from eventloop.plugin.name_problems import name_problems
 from eventloop.rng import seed_everything
 from eventloop.training.optimizers import could_be_fused
 from eventloop.urls import Url

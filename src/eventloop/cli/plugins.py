@@ -16,7 +16,7 @@ from eventloop.cli.registry import (
 from eventloop.errors import EventloopError, UsageError, closest, raise_all
 from eventloop.plugin.candidates import Candidates, found_subjects, select_all
 from eventloop.plugin.metadata import Installed, extensions, installed_entry_points
-from eventloop.plugin.names import extension_problems
+from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.records import Candidate, Found
 from eventloop.plugin.static_check import seen_status, static_check
 

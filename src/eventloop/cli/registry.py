@@ -123,7 +123,7 @@ def help_lines() -> Iterator[str]:
 def _added() -> tuple[tuple[Found, ...], dict[Found, PluginError]]:
     """Returns the commands that packages add, and their problems."""
     from eventloop.plugin.metadata import extensions  # reads metadata: `eventloop fit` needn't
-    from eventloop.plugin.names import extension_problems
+    from eventloop.plugin.name_problems import extension_problems
 
     found = extensions(GROUP)
     return found, extension_problems(found, {"command": COMMANDS})

@@ -11,7 +11,7 @@ from eventloop.config.choice import Cause, Local, Reason
 from eventloop.config.options import Value
 from eventloop.errors import PluginError, SettingError, closest
 from eventloop.events import HOOKS
-from eventloop.hooks import Edge, path_of
+from eventloop.hook_markers import Edge, path_of
 from eventloop.naming import fold, is_in_range, split_requirement
 
 if TYPE_CHECKING:

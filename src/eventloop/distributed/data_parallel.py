@@ -34,8 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from eventloop.distributed.averaging import average_gradients, take_from_first
+from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.consistency import require_same_weights
-from eventloop.distributed.crew import Crew, CrewOfRanks
 from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import (
     WHOLE,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop.distributed.crew import ALONE
+from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import TaskError
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
-    from eventloop.distributed.crew import Crew
+    from eventloop.distributed.checkpoint_crew import Crew
     from eventloop.run.runtime import Feature
     from eventloop.signals import StopReason
     from eventloop.state import State

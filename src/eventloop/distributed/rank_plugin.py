@@ -20,7 +20,7 @@ from eventloop.data.sharding import (
 from eventloop.distributed.averaging import take_from_first, with_shared_batch_norm
 from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.errors import TaskError
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from eventloop.errors import EventloopError, PluginError, text_of
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly, arrange, refused_by_pluggy
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options
@@ -18,7 +18,7 @@ from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.load import load
 from eventloop.plugin.metadata import discover, shadowed
 from eventloop.plugin.mistakes import without_hooks
-from eventloop.plugin.names import name_problems
+from eventloop.plugin.name_problems import name_problems
 from eventloop.plugin.records import Candidate, Found, Plugin
 from eventloop.plugin.select import problems_of, select
 from eventloop.plugin.validate import takes_part

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.actions import Actions
 from eventloop.errors import PluginError, a
 from eventloop.events import Events
-from eventloop.hooks import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
+from eventloop.hook_markers import REMOVED_HOOKS, Hook, declared_hooks, marked_by_pluggy
 from eventloop.naming import fold
 from eventloop.plugin.static_check import static_hooks
 from eventloop.vocabulary import HOOKS as OF_OTHERS

@@ -12,7 +12,7 @@ from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from eventloop.errors import PluginError, a, joined
-from eventloop.hooks import PROJECT, Hook
+from eventloop.hook_markers import PROJECT, Hook
 from eventloop.naming import fold, is_in_range, split_requirement
 from eventloop.plugin.facts import misspelt_facts
 from eventloop.plugin.records import Candidate, Plugin

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventloop.errors import PluginError
-from eventloop.hooks import Edge, path_of
+from eventloop.hook_markers import Edge, path_of
 from eventloop.naming import fold
 from eventloop.plugin.records import Plugin
 
 if TYPE_CHECKING:
     from eventloop.clock import Time
-    from eventloop.hooks import Hook
+    from eventloop.hook_markers import Hook
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from eventloop.actions import Actions
 from eventloop.errors import PluginError
 from eventloop.events import Events
-from eventloop.hooks import TELL_ALL, Hook
+from eventloop.hook_markers import TELL_ALL, Hook
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.blame import blame, enter, misfit, returned_nothing

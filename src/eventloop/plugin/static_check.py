@@ -13,7 +13,7 @@ from eventloop.actions import HOOKS as ACTIONS
 from eventloop.config.options import flag
 from eventloop.errors import closest, text_of
 from eventloop.events import HOOKS as EVENTS
-from eventloop.hooks import REMOVED_HOOKS
+from eventloop.hook_markers import REMOVED_HOOKS
 from eventloop.naming import fold
 from eventloop.plugin.configure import awaited
 from eventloop.plugin.load import split_label

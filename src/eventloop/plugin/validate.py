@@ -10,7 +10,7 @@ from typing import Any
 import pluggy
 
 from eventloop.errors import PluginError, a, closest
-from eventloop.hooks import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
+from eventloop.hook_markers import PROJECT, TELL_ALL, Hook, ImplOptions, impl_options
 from eventloop.naming import fold
 from eventloop.plugin.declared import HookTable
 from eventloop.plugin.mistakes import method_of, mistakes, never_called

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.naming import fold
 from eventloop.state import State
-from eventloop.task.courses import Schedule
+from eventloop.task.schedule_curves import Schedule
 
 _NOTHING = "none"
 # What changes neither the weights nor what is known of them.

@@ -22,9 +22,9 @@ from torch.nn.parameter import is_lazy
 import eventloop
 from eventloop.errors import EventloopError, as_first
 from eventloop.files.run_folder import RunFolder, read_json
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.naming import has_function, json_value
-from eventloop.plugin.lock import order_digest
+from eventloop.plugin.lock_digests import order_digest
 from eventloop.signals import status_of
 from eventloop.urls import hidden
 

@@ -28,7 +28,7 @@ from eventloop.training.auto_microbatch import AutoMicrobatch
 from eventloop.training.bad_loss import watches_of
 from eventloop.training.bookkeeping import Bookkeeping
 from eventloop.training.compiling import Compiled, compiled_of
-from eventloop.training.defaults import Defaults
+from eventloop.training.default_actions import Defaults
 from eventloop.training.logged_numbers import Numbers
 from eventloop.training.precision import choose_precision
 from eventloop.training.process_settings import (

@@ -24,7 +24,7 @@ from eventloop.checkpoint.verifying import (
     name_of,
     why_passed_over,
 )
-from eventloop.distributed.crew import ALONE, Crew
+from eventloop.distributed.checkpoint_crew import ALONE, Crew
 from eventloop.distributed.exit import is_alive, this_place
 from eventloop.errors import CheckpointError, UsageError
 from eventloop.files.bounded_json import MAX_BYTES as MAX_MANIFEST_BYTES

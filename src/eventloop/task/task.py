@@ -16,11 +16,11 @@ from eventloop.data import batches
 from eventloop.data.batches import Count
 from eventloop.data.microbatches import microbatches_of
 from eventloop.errors import TaskError, a, closest
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.naming import brief, listed
 from eventloop.task.schedulers import schedulers_hook
 from eventloop.task.values import argument_meant, check_values, named_optimizers
-from eventloop.training.defaults import keys_of
+from eventloop.training.default_actions import keys_of
 from eventloop.training.target_shapes import watched_once
 from eventloop.vocabulary import names_unknown
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.text import one_line
 from eventloop.training.metrics import metric_name
 

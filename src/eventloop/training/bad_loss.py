@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from eventloop.clock import Counts, moment_of
 from eventloop.errors import NonFiniteError
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.training.logged_numbers import HostCopy
 from eventloop.training.weight_watch import EVERY, WeightWatch, local_part
 

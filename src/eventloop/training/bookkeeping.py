@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eventloop.errors import SettingError, TaskError
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.signals import is_interruption
 from eventloop.training.epoch_loss import AT_ONCE, EpochLoss
 from eventloop.training.metrics import EVAL, compute, loss_in, metric_name, scalars_of

@@ -1,4 +1,4 @@
-"""What evaluation and prediction have in common: they leave no trace in the training."""
+"""What evaluation and prediction have in common; the loop over an eval set is `Loop.evaluate`."""
 
 from __future__ import annotations
 

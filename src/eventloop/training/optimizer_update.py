@@ -1,4 +1,4 @@
-"""Updates: what one is made of, and the errors of one that can't be made."""
+"""Updates: their parts and their errors; clipping and the step itself are in `default_actions.py`."""
 
 from __future__ import annotations
 

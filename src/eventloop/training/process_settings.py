@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.errors import SettingError
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 
 if TYPE_CHECKING:
     from eventloop.clock import Time

@@ -1,4 +1,4 @@
-"""The laws that a loss is checked for, and the runs that show whether it keeps them."""
+"""The laws that a loss is checked for, and the variants of a batch that show whether it keeps them."""
 
 from __future__ import annotations
 

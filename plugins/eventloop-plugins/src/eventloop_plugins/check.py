@@ -22,7 +22,7 @@ from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError, in_shell, text_of
 from eventloop.plugin.candidates import select_all
 from eventloop.plugin.load import imported
-from eventloop.plugin.lock import lock_path
+from eventloop.plugin.lock_digests import lock_path
 from eventloop.plugin.metadata import extensions
 from eventloop.text import plain
 from eventloop_plugins.lock_text import check_lock

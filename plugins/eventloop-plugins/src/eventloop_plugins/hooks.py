@@ -10,11 +10,11 @@ from eventloop.cli.arguments import JSON, Arguments, Command
 from eventloop.cli.output import write_json, write_table, write_text
 from eventloop.cli.registry import run_command
 from eventloop.errors import UsageError
-from eventloop.hooks import warnings_of
+from eventloop.hook_markers import warnings_of
 from eventloop_plugins.reading import dry_assembled, refuse_choice
 
 if TYPE_CHECKING:
-    from eventloop.hooks import Hook
+    from eventloop.hook_markers import Hook
     from eventloop.plugin.assembly import Assembly
 
 COMMAND = Command(

@@ -9,7 +9,7 @@ from eventloop.cli.arguments import JSON, Arguments, Command, CommandOption
 from eventloop.cli.output import write_json, write_lines
 from eventloop.cli.registry import run_command
 from eventloop.errors import PluginError
-from eventloop.plugin.lock import NAME, lock_path, order_digest
+from eventloop.plugin.lock_digests import NAME, lock_path, order_digest
 from eventloop_plugins.lock_text import check_lock, lock_text
 from eventloop_plugins.reading import dry_assembled
 

@@ -13,7 +13,7 @@ import importlib_metadata
 
 from eventloop.errors import PluginError
 from eventloop.naming import fold
-from eventloop.plugin.lock import file_digests, is_editable, order_digest
+from eventloop.plugin.lock_digests import file_digests, is_editable, order_digest
 
 if TYPE_CHECKING:
     from eventloop.plugin.assembly import Assembly

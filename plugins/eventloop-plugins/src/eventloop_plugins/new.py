@@ -16,7 +16,7 @@ from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import UsageError, closest
 from eventloop.naming import fold
 from eventloop.plugin.metadata import discover, extensions
-from eventloop.plugin.names import is_usable_name
+from eventloop.plugin.name_problems import is_usable_name
 from eventloop.text import published
 
 GROUPS = {"algorithm": "eventloop.algorithms", "callback": "eventloop.callbacks"}

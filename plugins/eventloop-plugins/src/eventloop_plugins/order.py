@@ -13,7 +13,7 @@ from eventloop.plugin.order import Implementation, Ordered, order_of_owners
 from eventloop_plugins.reading import dry_assembled, refuse_choice, remarks
 
 if TYPE_CHECKING:
-    from eventloop.hooks import Hook
+    from eventloop.hook_markers import Hook
     from eventloop.plugin.assembly import Assembly
 
 COMMAND = Command(

@@ -14,13 +14,13 @@ from eventloop.cli.registry import COMMANDS
 from eventloop.config.configuration import Configuration
 from eventloop.config.settings import SETTING_NAMES
 from eventloop.errors import EventloopError, UsageError, raise_all
-from eventloop.hooks import warnings_of
+from eventloop.hook_markers import warnings_of
 from eventloop.naming import fold
 from eventloop.plugin.assembly import Assembly
 from eventloop.plugin.candidates import DryAssembly, dry_assemble
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
-from eventloop.plugin.names import extension_problems
+from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.order import Ordered
 from eventloop.plugin.records import Found
 from eventloop.plugin.validate import unknown_edges

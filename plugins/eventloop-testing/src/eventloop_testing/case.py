@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from eventloop.config.configuration import Configuration
 from eventloop.events import EVENTS
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.run.open import Request
 from eventloop.run.start import NOTHING, Allowed
 from eventloop.task import Task

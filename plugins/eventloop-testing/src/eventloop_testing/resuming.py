@@ -19,7 +19,7 @@ from eventloop.checkpoint.encoding import flatten, restore
 from eventloop.checkpoint.format import Checkpoint, read_checkpoint, write_checkpoint
 from eventloop.checkpoint.verifying import name_of
 from eventloop.errors import CheckpointError, text_of
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import keeps_state
 from eventloop.training.tensor_slices import held

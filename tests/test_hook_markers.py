@@ -7,7 +7,7 @@ import pytest
 from eventloop import hookimpl
 from eventloop.actions import Actions
 from eventloop.events import Events
-from eventloop.hooks import PROJECT, ImplOptions, declared_hooks, hookspec, impl_options
+from eventloop.hook_markers import PROJECT, ImplOptions, declared_hooks, hookspec, impl_options
 
 
 class Declared:

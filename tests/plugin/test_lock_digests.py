@@ -9,7 +9,7 @@ import pytest
 from eventloop.config.options import Value
 from eventloop.config.plugin_rules import Rules
 from eventloop.plugin.assembly import Assembly, arrange
-from eventloop.plugin.lock import order_digest
+from eventloop.plugin.lock_digests import order_digest
 from eventloop.plugin.records import Plugin
 
 

@@ -109,7 +109,9 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(tmp_path):
 def test_without_what_was_saved_it_would_go_on_otherwise(tmp_path, monkeypatch):
     """Control."""
     expected = fit(tmp_path / "whole")
-    monkeypatch.setattr("eventloop.task.courses.Schedule.load_state_dict", lambda self, state: None)
+    monkeypatch.setattr(
+        "eventloop.task.schedule_curves.Schedule.load_state_dict", lambda self, state: None
+    )
 
     assert fit(tmp_path / "stopped", untils=(7, None)) != expected
 

@@ -1,4 +1,4 @@
-"""The markers `hookspec` and `hookimpl`: pluggy's own, with the options of this project."""
+"""The markers `hookspec` and `hookimpl`; the hooks are declared in `events.py` and `actions.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modes of `eventloop fit`: limits, dry runs, and the check."""
+"""What the options of `eventloop fit` do: limits of batches, dry runs, the check, the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventloop.errors import UsageError
 from eventloop.modes import EveryBatch, LimitBatches, Overfit, dry_limit, dry_settings, rehearse
 from eventloop.plugin.load import imported_callable
 from eventloop.plugin.metadata import extensions
-from eventloop.plugin.names import extension_problems
+from eventloop.plugin.name_problems import extension_problems
 from eventloop.plugin.records import FlagPlugin
 from eventloop.text import install
 

@@ -22,7 +22,7 @@ from eventloop.data.microbatches import Microbatches
 from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens, num_tokens
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
-from eventloop.hooks import hookimpl
+from eventloop.hook_markers import hookimpl
 from eventloop.training.input_note import note_input
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (

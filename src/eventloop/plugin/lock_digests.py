@@ -1,4 +1,4 @@
-"""What a project keeps of its plugins: digests of files and order, and which algorithms have run before."""
+"""Where a project's lock is, its digests, and which algorithms have run; its text is eventloop-plugins'."""
 
 from __future__ import annotations
 
