@@ -60,6 +60,18 @@ def test_two_ranks_go_on_with_the_same_bits(tmp_path, strategy):
     torch.testing.assert_close({name: own[name] for name in saved}, saved, rtol=0, atol=0)
 
 
+def test_a_base_of_16_bits_is_sharded_with_adapters_of_32(tmp_path):
+    """As large models are loaded; peft makes adapters of float32."""
+    given = {"model": lambda: llama().bfloat16(), "precision": "bf16"}
+    expected = run_ranks(lambda: fit(tmp_path / "one", lora(), Fsdp(), **given))
+    run_ranks(lambda: fit(tmp_path / "two", lora(), Fsdp(), batch=3, **given))
+
+    actual = run_ranks(lambda: fit(tmp_path / "two", lora(), Fsdp(), **given))
+
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert {one.dtype for one in actual[0].values()} == {torch.bfloat16, torch.float32}
+
+
 def test_sharded_ranks_load_a_folder_and_refuse_to_merge(tmp_path):
     """Each reads its share of the adapter."""
     fit(tmp_path, lora(), export=tmp_path / "adapter")
