@@ -119,6 +119,8 @@ class TrainerTask:
         """Begins as the trainer's loop does; a run that goes on does without its first evaluation."""
         self._state = state
         set_rng_states(self._randoms)
+        if not self._saved.is_loaded:
+            self._fit.updates.rewind()
         self.begin()
 
     def begin(self) -> None:

@@ -103,6 +103,8 @@ class OnEventloop(Base):
             "precision": "tf32" if tf32 else "fp32",
             "seed": args.seed % 2**32,
             "seed_samples": False,
+            # Ranks have as many updates; none is repeated.
+            "uneven": "drop",
             "eval_interval": None,
             "on_bad_loss": "ignore",
             "gc_interval": None,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import skip_first_batches
-from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop_transformers.random_numbers import (
     Randoms,
@@ -47,22 +46,7 @@ class Resumed:
     num_batches: int
 
 
-class _Position(IterableDataset[Any]):
-    """Stands for a data set whose position `Updates` keeps."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Returns nothing."""
-        return iter(())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns nothing; the data loader has it."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes nothing."""
-
-
-class Updates(DataLoader[Any]):
+class Updates:
     """A trainer's data loader, in updates, from any of them on.
 
     Args:
@@ -86,13 +70,12 @@ class Updates(DataLoader[Any]):
         *,
         keeps_position: bool,
     ) -> None:
-        super().__init__(_Position(), batch_size=None)
         self._trainer, self._loader = trainer, dataloader
         self._resumed, self._keeps_position = resumed, keeps_position
         accumulated = trainer.args.gradient_accumulation_steps
         whole, rest = divmod(steps_in_epoch, accumulated)
         self._sizes = [accumulated] * whole + [rest] * (rest > 0)
-        self._is_sized = _has_length(dataloader)
+        self._at_first = own_states(dataloader)
         self.epoch, self.is_under_way = 0, False
         self._start: Randoms | None = None
         self._batches: _Batches | None = None
@@ -104,16 +87,14 @@ class Updates(DataLoader[Any]):
         """How many batches of the epoch are over by the checkpoint of Hugging Face's."""
         return self._resumed.num_batches if self.epoch == self._resumed.epoch else 0
 
-    def __len__(self) -> int:
-        """Returns how many updates an epoch has; raises TypeError if epochs differ, or end early."""
-        if not self._is_sized or self._resumed.num_batches:
-            raise TypeError("how many updates an epoch has isn't known")
-        return max(1, len(self._sizes))
-
-    def __iter__(self) -> Iterator[Update]:  # type: ignore[override]  # torch names its own class
+    def __iter__(self) -> Iterator[Update]:
         """Returns the updates of the epoch, or the rest of the loaded one, which is found now."""
         loaded, self._loaded = self._loaded, {}
         return self._updates(self._found(loaded)) if self.is_under_way else self._updates()
+
+    def rewind(self) -> None:
+        """Forgets a batch that was looked at before training began."""
+        set_own_states(self._loader, self._at_first)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where it is in the epoch, and where the random generators were."""
@@ -219,10 +200,3 @@ class _Batches:
         batch = next(self._batches)
         self.num, self.before = self.num + 1, Randoms(states, {})
         return batch
-
-
-def _has_length(dataloader: Any) -> bool:
-    try:
-        return len(dataloader) > 0
-    except (NotImplementedError, TypeError):
-        return False
