@@ -32,6 +32,7 @@ NAMES = [one.name for one in dataclasses.fields(PluginFacts)]
         ("needs_eval_data", "need_eval_data", True),
         ("shows_progress", "show_progress", True),
         ("takes_turns", "takes_turn", "blend"),
+        ("loss_splits", "loss_split", False),
     ],
 )
 def test_a_misspelt_attribute_is_refused(make_trainer, meant, misspelt, value):

@@ -27,6 +27,7 @@ IMPORTED = {
     "eventloop-bucketing",
     "eventloop-finetune",
     "eventloop-lightning",
+    "eventloop-packing",
     "eventloop-runs",
     "eventloop-surgery",
     "eventloop-testing",
