@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import subprocess
+import sys
 
 import composer
 import pytest
@@ -296,6 +298,59 @@ def test_sam_and_data_without_a_sampler_on_two_ranks():
     first, second = run_ranks(on_ranks, ours, "SAM", sampler=False)
 
     assert all(torch.equal(one, second[key]) or "running" in key for key, one in first.items())
+
+
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+def test_a_loss_that_is_not_finite_is_trained_on(kind):
+    """Composer leaves it to a callback, NaNMonitor, to stop a run."""
+    model = perceptron()
+    model.loss = lambda outputs, batch: outputs.sum() * float("nan")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    trainer = kind(
+        model=model, train_dataloader=loader(), optimizers=optimizer, max_duration="2ba",
+        progress_bar=False,
+    )  # fmt: skip
+    trainer.fit()
+
+    assert trainer.state.timestamp.batch == 2
+
+
+class EvalTimes(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def eval_end(self, state, logger):
+        self.seen.append(state.eval_timestamp)
+
+
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+def test_an_evaluation_has_a_clock_of_its_own(kind):
+    """Speeds are computed from it; it begins anew with each evaluation."""
+    model, times = perceptron(), EvalTimes()
+    trainer = kind(
+        model=model, train_dataloader=loader(), eval_dataloader=loader(), callbacks=[times],
+        optimizers=torch.optim.SGD(model.parameters(), 0.1), max_duration="2ep", progress_bar=False,
+    )  # fmt: skip
+    trainer.fit()
+
+    assert len(times.seen) == 2
+    for one in times.seen:
+        assert one.batch == len(loader())
+        assert 0 < one.total_wct.total_seconds() < 60
+
+
+def test_operators_that_another_package_has_declared_stay():
+    """Two packages may mend one installation of torchvision."""
+    code = """
+import torch
+library = torch.library.Library("torchvision", "FRAGMENT")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from eventloop_composer import Trainer
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_a_duration_of_composers_class_is_taken():

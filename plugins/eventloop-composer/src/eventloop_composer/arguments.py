@@ -119,6 +119,8 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "deterministic": given["deterministic_mode"],
         # Random transforms of a data set draw from where the generators stand, as under Composer.
         "seed_samples": False,
+        # Composer trains on; NaNMonitor, one of its callbacks, is what stops a run.
+        "on_bad_loss": "ignore",
         **_saving(given),
     }
     if given["seed"] is not None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -60,7 +60,8 @@ def declare_operators() -> None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in _OPERATORS.values():
-        library.define(schema)  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # another package has declared it already
+            library.define(schema)  # type: ignore[no-untyped-call]
     _declared.append(library)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -78,6 +80,7 @@ class Mirror:
         self.engine = LeanEngine(self.theirs, self.logger, passes)
         self._loss: Tensor | None = None
         self._max_duration: ComposerTime | None = None
+        self._side_s = 0.0  # when the last batch beside the training was done
         self._training_loader: tuple[Any, str | None, ComposerTime | None] = (None, None, None)
 
     def fire(self, event: Event) -> None:
@@ -139,7 +142,7 @@ class Mirror:
         """Makes the data loader of an evaluation or a prediction the active one."""
         theirs = self.theirs
         known = (theirs.dataloader, theirs.dataloader_label, theirs.dataloader_len)
-        self._training_loader = known
+        self._training_loader, self._side_s = known, time.perf_counter()
         self.set_loader(loader, label, num_batches)
 
     def end_side(self) -> None:
@@ -151,8 +154,9 @@ class Mirror:
 
     def after_side_batch(self, since: Timestamp) -> Timestamp:
         """Returns the timestamp of an evaluation or a prediction, one batch of this rank later."""
-        count = self.state.current_count()
-        return since.to_next_batch(samples=count.samples, tokens=count.tokens)
+        count, then, self._side_s = self.state.current_count(), self._side_s, time.perf_counter()
+        duration = timedelta(seconds=self._side_s - then)
+        return since.to_next_batch(samples=count.samples, tokens=count.tokens, duration=duration)
 
     def time_now(self) -> Timestamp:
         """Returns where our clock stands, as Composer counts."""
