@@ -174,6 +174,15 @@ class HidesACount(HidesItsState):
         state.log("hides/count", self.num_batches)
 
 
+class HidesInAText(HidesItsState):
+    """Tells of it in a table."""
+
+    @hookimpl
+    def before_forward(self, state):
+        self.num_batches += 1
+        state.log_text("hides/text", {"count": [self.num_batches]})
+
+
 class SavesHalf(Tame):
     """Leaves out of its state what the state depends on."""
 
@@ -304,6 +313,11 @@ FOUND = [
         HidesACount,
         "callback",
         "resumed logs 1 as 'hides/count' at batch 5, where one in one go logs 5; what it keeps",
+    ),
+    (
+        HidesInAText,
+        "callback",
+        "resumed logs {'count': [1]} as 'hides/text' at batch 5, where one in one go logs {'count': [5]}",
     ),
     (SavesHalf, "callback", "ends with another state_dict() than one in one go: total is"),
     (CanNotLoad, "callback", "a run with it can't be resumed: KeyError: 'sum'"),

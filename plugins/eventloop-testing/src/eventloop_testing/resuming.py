@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from eventloop.state import State
     from eventloop.trainer import Trainer
 
-Numbers = dict[tuple[int, str], float]
+Numbers = dict[tuple[int, str], Any]  # and texts
 _DURATION = "3ep"  # half of it is in the middle of the second
 _STATUS = 9
 
@@ -78,7 +78,7 @@ class _Outcome(NamedTuple):
 
 
 class _Records:
-    """A callback that keeps the numbers by moment and name; a later one takes the place."""
+    """A callback that keeps numbers and texts by moment and name; a later one takes the place."""
 
     name = "check-plugin-records"
 
@@ -88,6 +88,10 @@ class _Records:
     @hookimpl
     def log(self, state: Any, numbers: Mapping[str, float], at: Any) -> None:
         self.numbers |= {(at.batch, name): value for name, value in numbers.items()}
+
+    @hookimpl
+    def log_text(self, state: Any, texts: Mapping[str, Any], at: Any) -> None:
+        self.numbers |= {(at.batch, name): text for name, text in texts.items()}
 
 
 class _Saves:
