@@ -14,6 +14,7 @@ from composer.core import Algorithm, Callback, Evaluator, Event, Time
 from composer.devices import DeviceCPU
 from composer.models import ComposerClassifier
 from composer.optim import ExponentialScheduler
+from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from composer_cases import CASES, MORE, cnn, ours, tensors, trained, trainer_of, weights_of
 from torch.utils.data import DataLoader
 
@@ -314,6 +315,24 @@ def test_a_loss_that_is_not_finite_is_trained_on(kind):
     trainer.fit()
 
     assert trainer.state.timestamp.batch == 2
+
+
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+def test_a_profiler_of_composers_marks_the_events(kind, tmp_path):
+    """Its trace has the same events from both trainers."""
+    model, schedule = perceptron(), cyclic_schedule(wait=0, warmup=0, active=4, repeat=1)
+    handler = JSONTraceHandler(folder=str(tmp_path), overwrite=True)
+    trainer = kind(
+        model=model, train_dataloader=loader(), max_duration="2ep", progress_bar=False,
+        optimizers=torch.optim.SGD(model.parameters(), 0.1),
+        profiler=Profiler(schedule=schedule, trace_handlers=[handler]),
+    )  # fmt: skip
+    trainer.fit()
+    trainer.close()
+
+    written = "".join(one.read_text() for one in tmp_path.rglob("*.json"))
+    assert "event/batch_start" in written
+    assert "event/after_forward" in written
 
 
 class EvalTimes(Callback):

@@ -76,10 +76,6 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "gradients are exchanged once a batch, with its last microbatch",
         "leave it out; settings={'find_unused_parameters': True} looks for unused parameters",
     ),
-    "profiler": (
-        "Composer's profiler marks events of its own trainer",
-        "leave it out, and install eventloop-profile, or use torch.profiler around trainer.fit()",
-    ),
 }
 # Composer's default stands for something else than its name says, or for nothing.
 _SAME = {"save_latest_filename": (None,)}

@@ -12,8 +12,14 @@ from eventloop_composer.importing import import_composer
 
 import_composer()
 
-from composer.core import DataSpec, Evaluator  # noqa: E402
-from composer.loggers import ConsoleLogger, LoggerDestination, ProgressBarLogger  # noqa: E402
+from composer.core import Callback, DataSpec, Evaluator, Event  # noqa: E402
+from composer.core import State as ComposerState  # noqa: E402
+from composer.loggers import (  # noqa: E402
+    ConsoleLogger,
+    Logger,
+    LoggerDestination,
+    ProgressBarLogger,
+)
 from composer.models import ComposerModel  # noqa: E402
 from composer.optim import DecoupledSGDW  # noqa: E402
 from composer.utils import ensure_tuple  # noqa: E402
@@ -51,16 +57,42 @@ def built(**arguments: Any) -> tuple[Task, ModelTask, Composer]:
     algorithms = list(ensure_tuple(given["algorithms"]))
     if any(one.find_unused_parameters for one in algorithms):
         settings["find_unused_parameters"] = True
+    profiler = given["profiler"]
     plugin = Composer(
         algorithms=algorithms,
-        callbacks=list(ensure_tuple(given["callbacks"])),
+        callbacks=[*ensure_tuple(given["callbacks"]), *_watching(profiler)],
         loggers=loggers_of(given),
     )
+    plugin.profiler = profiler
     plugin.passes = given["algorithm_passes"]
     names = (given["run_name"], os.getenv("COMPOSER_RUN_NAME"), os.getenv("RUN_NAME"))
     plugin.run_name = next((name for name in names if name), None)
     model_task = ModelTask(plugin, parts_of(model, given))
     return _as_task(model, model_task, plugin, settings), model_task, plugin
+
+
+def _watching(profiler: Any) -> list[Any]:
+    """Returns what a profiler of Composer's adds to the callbacks, itself first.
+
+    Raises:
+        SettingError: it would upload its traces.
+    """
+    if profiler is None:
+        return []
+    if remote := [one for one in profiler.remote_filenames if "://" in one]:
+        raise SettingError(
+            f"profiler uploads to {', '.join(remote)}, which can't be honoured",
+            fix="give its trace handlers no remote_file_name, and copy the folder after the run",
+        )
+    # Private: what it watches torch and the system with (Composer 0.32.1).
+    return [profiler, *profiler._callbacks, *profiler.trace_handlers, _EveryEvent()]
+
+
+class _EveryEvent(Callback):
+    """Has every event fired: the engine marks them in pairs, whether or not a callback listens."""
+
+    def run_event(self, event: Event, state: ComposerState, logger: Logger) -> None:
+        """Does nothing."""
 
 
 def parts_of(model: ComposerModel, given: Mapping[str, Any]) -> Parts:

@@ -84,6 +84,7 @@ class Composer:
         self.loggers += [one for one in given if isinstance(one, LoggerDestination)]
         self.callbacks = [one for one in given if one not in self.loggers]
         self.passes: Any = None
+        self.profiler: Any = None
         self.run_name: str | None = None
         self.model_task: ModelTask | None = None
         self._mirror: Mirror | None = None
@@ -135,6 +136,9 @@ class Composer:
             optimizers=task.optimizers if task else (),
             run_name=self.run_name or state.run_dir.name,
         )
+        if self.profiler is not None:
+            self.mirror.theirs.profiler = self.profiler
+            self.profiler.state = self.mirror.theirs
         if task:
             self.mirror.theirs.device_train_microbatch_size = task.parts.microbatch_size
             state.model.logger = self.mirror.logger
@@ -249,6 +253,7 @@ class Composer:
         duration = mirror.theirs.max_duration
         if duration is None or mirror.theirs.timestamp < duration:
             self.fire("before_dataloader")  # Composer's trainer asks for a batch that isn't there
+            mirror.engine.run_marker_only_event("after_dataloader")
         if self.model_task:
             self.model_task.end_epoch(state)
         mirror.advance()
