@@ -9,7 +9,7 @@ import time
 import pytest
 
 from eventloop.cli import main
-from eventloop.distributed.exit import timeout_s
+from eventloop.distributed.rank_store import timeout_s
 from eventloop.errors import SettingError
 
 HANGS = """

@@ -14,7 +14,7 @@ from fsspec.registry import known_implementations
 
 from eventloop import CheckpointError, ResumeError, SettingError, UsageError, hookimpl
 from eventloop.checkpoint.format import read_checkpoint
-from eventloop.checkpoint.storage import local_folder
+from eventloop.files.run_folder import local_folder
 from eventloop.storage import Url
 from eventloop_remote import lease
 from eventloop_testing import differences

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from eventloop.errors import (
     closest,
 )
 from eventloop.files.disk import CorruptFileError, OldFile
+from eventloop.files.run_folder import local_folder
 from eventloop.plugin.load import imported
 from eventloop.plugin.metadata import extensions
 from eventloop.plugin.name_problems import extension_problems
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from eventloop.plugin.records import Found
 
 DOWNLOADS = "downloads"  # of checkpoints of other runs
-_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 FOLDER = "checkpoints"  # of a run
 _MOST_NAMED = 3
 GROUP = "eventloop.storage"
@@ -172,19 +169,6 @@ def _none_for(url: Url, installed: Sequence[Found]) -> UsageError:
         + (f"none that is installed knows it: {others}" if others else "none is installed"),
         fix=f"python -m pip install eventloop-remote {driver}".rstrip(),
     )
-
-
-def new_run_dir(task_name: str) -> Path:
-    """Returns the unique path of a new run folder: `runs/digits/20260131-120000-3fa9`."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
-
-
-def local_folder(url: Url) -> Path:
-    """Returns the local folder for a run at a URL, always the same: `runs/s3/charlm-3fa9c2d1`."""
-    digest = hashlib.sha256(str(url).encode()).hexdigest()[:8]
-    name = _ODD.sub("-", url.name).strip("-.")[:60] or "run"
-    return Path("runs", url.protocol, f"{name}-{digest}")
 
 
 def local_copy(place: Place, storage: Storage, processes: Processes) -> Path:

@@ -2,7 +2,7 @@
 
 The layout is the length of the header, in 8 bytes; the header, a JSON object with dtype, shape and
 offsets of each tensor; their bytes. It is compatible with the library of that name, which lacks
-what checkpoints need: digests of the bytes that were read or written, disk errors with their
+what checkpoints need: digests of the bytes (by `files/disk.py`), disk errors with their
 errno, safely opened files, the order of the tensors, and memory for one tensor instead of all.
 
 A header can be read without torch, which takes a second to import.

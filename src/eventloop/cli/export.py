@@ -1,4 +1,4 @@
-"""`eventloop export CHECKPOINT FILE.safetensors`: exports the weights of a checkpoint."""
+"""`eventloop export CHECKPOINT FILE.safetensors`; the file is written by `checkpoint/weights.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of commands: lines, tables and JSON on stdout, failures on stderr."""
+"""How commands print: lines, tables and JSON on stdout, failures on stderr; the header is in `job.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches in parts: microbatches that a collate function makes, each padded by itself."""
+"""Batches that come in parts, each padded by itself; a batch in one piece is split in `batches.py`."""
 
 from __future__ import annotations
 

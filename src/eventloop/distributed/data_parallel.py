@@ -36,7 +36,6 @@ from torch.optim import Optimizer
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.consistency import require_same_weights
-from eventloop.distributed.exit import timeout_s
 from eventloop.distributed.processes import (
     WHOLE,
     Exchange,
@@ -48,7 +47,7 @@ from eventloop.distributed.processes import (
     weights_of,
 )
 from eventloop.distributed.rank_plugin import RankHooks
-from eventloop.distributed.rank_store import attempt, bulletin
+from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
 from eventloop.distributed.watchdog import watched
 from eventloop.errors import EventloopError, SettingError, TaskError
 from eventloop.text import as_set

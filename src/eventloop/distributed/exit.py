@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import math
 import os
 import signal
 import socket
@@ -16,11 +15,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from eventloop.config.layers import TIMEOUT_VARIABLE
 from eventloop.errors import (
     CheckpointError,
     EventloopError,
-    SettingError,
     UsageError,
     notes_of,
     text_of,
@@ -72,21 +69,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-
-
-def timeout_s() -> float:
-    """Returns the timeout of collectives in seconds: EVENTLOOP_TIMEOUT_S, by default 1,800."""
-    text = os.environ.get(TIMEOUT_VARIABLE) or "1800"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise SettingError(
-            f"{TIMEOUT_VARIABLE}={text!r} isn't a number of seconds",
-            fix=f"unset it, or write `{TIMEOUT_VARIABLE}=600`",
-        )
-    return seconds
 
 
 _PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import select
 import threading
@@ -27,8 +28,8 @@ from datetime import timedelta
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
 from eventloop.config.layers import TIMEOUT_VARIABLE
-from eventloop.distributed.exit import Words, in_ranks, is_alive, kill_rank, this_place, timeout_s
-from eventloop.errors import EventloopError
+from eventloop.distributed.exit import Words, in_ranks, is_alive, kill_rank, this_place
+from eventloop.errors import EventloopError, SettingError
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000
@@ -368,3 +369,18 @@ def _wait(end: float, seconds: float, what: str) -> None:
             fix=f"see what the other ranks wrote, or set {TIMEOUT_VARIABLE} to more seconds",
         )
     time.sleep(_POLL_STORE_S)
+
+
+def timeout_s() -> float:
+    """Returns the timeout of collectives in seconds: EVENTLOOP_TIMEOUT_S, by default 1,800."""
+    text = os.environ.get(TIMEOUT_VARIABLE) or "1800"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingError(
+            f"{TIMEOUT_VARIABLE}={text!r} isn't a number of seconds",
+            fix=f"unset it, or write `{TIMEOUT_VARIABLE}=600`",
+        )
+    return seconds

@@ -26,7 +26,6 @@ from eventloop.distributed.exit import (
     first_line,
     kill_rank,
     summary,
-    timeout_s,
 )
 from eventloop.distributed.locate import (
     held_up_in_finally,
@@ -41,6 +40,7 @@ from eventloop.distributed.rank_store import (
     Member,
     bulletin,
     neighbours,
+    timeout_s,
     wait_until,
 )
 from eventloop.errors import EventloopError, in_shell, text_of

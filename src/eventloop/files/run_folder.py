@@ -1,4 +1,4 @@
-"""Opens the files of a run's folder safely, even if the folder isn't trusted.
+"""A run's folder: its name, and its files, which are opened safely even if it isn't trusted.
 
 A folder from an archive, or one that others can write to, can contain a link where a run expects a
 file: writing through it would change a file elsewhere, and opening a pipe would block forever. The
@@ -8,10 +8,13 @@ core and plugins open all files in a run's folder by this module.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import shlex
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,8 +29,11 @@ from eventloop.text import as_set
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from eventloop.urls import Url
+
 # On Windows a folder is looked at, and what is in it is opened by its path.
 _HAS_DIR_FD = {os.open, os.stat, os.mkdir, os.unlink, os.rename} <= os.supports_dir_fd
+_ODD = re.compile(r"[^A-Za-z0-9_.-]+")
 _JUNCTION = 0xA0000003  # `stat.IO_REPARSE_TAG_MOUNT_POINT`, which only Windows has
 _OTHERS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
@@ -302,3 +308,16 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> Path:
             fix="give another file, `model.safetensors`, say, or free space",
         )
     return path
+
+
+def new_run_dir(task_name: str) -> Path:
+    """Returns the unique path of a new run folder: `runs/digits/20260131-120000-3fa9`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs", task_name or "task", f"{stamp}-{os.urandom(2).hex()}")
+
+
+def local_folder(url: Url) -> Path:
+    """Returns the local folder for a run at a URL, always the same: `runs/s3/charlm-3fa9c2d1`."""
+    digest = hashlib.sha256(str(url).encode()).hexdigest()[:8]
+    name = _ODD.sub("-", url.name).strip("-.")[:60] or "run"
+    return Path("runs", url.protocol, f"{name}-{digest}")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from eventloop.checkpoint.capture import described
-from eventloop.checkpoint.storage import new_run_dir, storage_of
+from eventloop.checkpoint.storage import storage_of
 from eventloop.data.combine import first_batch
 from eventloop.data.iterables import restored_loader_state
 from eventloop.distributed.consistency import require_same_run
 from eventloop.distributed.join import join_processes
 from eventloop.errors import SettingError, a
+from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
 from eventloop.plugin.declared import HOOKS
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without

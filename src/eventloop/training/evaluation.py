@@ -1,4 +1,4 @@
-"""What evaluation and prediction have in common; the loop over an eval set is `Loop.evaluate`."""
+"""What evaluation and prediction have in common; the loops are `Loop.evaluate` and `Loop.predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logged numbers: kept on the device, copied in one go, handed on when they have arrived."""
+"""Logged numbers: kept on the device, weighted like the loss, handed on when they are on the host."""
 
 from __future__ import annotations
 
