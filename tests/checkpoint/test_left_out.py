@@ -80,6 +80,25 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with_only(make, saved):
     assert torch.equal(model[1].weight, read_checkpoint(saved).parts["model"]["1.weight"])
 
 
+OTHER_MODELS = {
+    "holds 2 weights that this model lacks: '1.bias', '1.weight'": lambda: nn.Linear(3, 3),
+    r"holds 2 weights of other shapes: '1.bias' is \(3,\), not \(2,\), '1.weight'": (
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("shown", OTHER_MODELS)
+def test_weights_of_another_model_are_named(make, make_task, make_trainer, saved, tmp_path, shown):
+    """A digest alone would hide that adapters are missing, or have another rank."""
+    task = make_task(
+        model=OTHER_MODELS[shown], optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1)
+    )
+    with pytest.raises(CheckpointError, match=shown) as caught:
+        make_trainer(task, run_dir=tmp_path / "other").load_weights(saved)
+    assert "the plugins and options of the run, which are in its manifest.json" in str(caught.value)
+
+
 def test_weights_are_loaded_on_top_of_the_same_ones_only(make, saved, tmp_path):
     """With or without the plugin; without strictness what is missing stays, with a warning."""
     with pytest.raises(CheckpointError, match="a model whose others aren't this one's"):

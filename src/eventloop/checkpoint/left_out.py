@@ -56,8 +56,14 @@ def require_same_rest(state: State, hooks: Plans, weights: Mapping[str, Any], di
         digest: of the others.
 
     Raises:
-        CheckpointError: it has others.
+        CheckpointError: it has others, or isn't such a model.
     """
+    if problem := _misfit(weights, state.model.state_dict()):
+        raise CheckpointError(
+            f"the checkpoint holds {problem}",
+            fix="build the model with the plugins and options of the run, which are in its "
+            "manifest.json",
+        )
     captured = hooks.capture_model(state).items()
     found = digests_of(
         {name: one for name, one in captured if name not in weights}, state.all_gather
@@ -69,3 +75,20 @@ def require_same_rest(state: State, hooks: Plans, weights: Mapping[str, Any], di
             f"{counted(len(found), 'other weight')} is {merged(found)}",
             fix="build the model on the weights that it was trained on, from the same files, say",
         )
+
+
+def _misfit(weights: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Returns which weights aren't the model's, by name or by shape, or ""."""
+    what = "that this model lacks"
+    found = [repr(name) for name in sorted(weights.keys() - own.keys())]
+    if not found:
+        what = "of other shapes"
+        shapes = {name: (_shape(one), _shape(own[name])) for name, one in sorted(weights.items())}
+        found = [
+            f"{name!r} is {one}, not {its}" for name, (one, its) in shapes.items() if one != its
+        ]
+    return f"{counted(len(found), 'weight')} {what}: {', '.join(found[:3])}" if found else ""
+
+
+def _shape(weight: Any) -> tuple[int, ...]:
+    return tuple(getattr(weight, "shape", ()))
