@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lora_cases import TARGETS, fit, last, llama, trainer_of
+from lora_cases import TARGETS, TOKENS, fit, last, llama, trainer_of
 from safetensors.torch import load_file
 
 from eventloop import EventloopError
@@ -89,6 +89,26 @@ def test_sharded_ranks_load_a_folder_and_refuse_to_merge(tmp_path):
     assert "can't be merged" in run_ranks(again)[0]
     actual = load_file(tmp_path / "again" / "adapter_model.safetensors")
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def generated(folder, *plugins):
+    """Returns what the model generates after a fit, outside of its forward pass."""
+    with trainer_of(folder, *plugins, max_duration="1ba") as trainer:
+        trainer.fit()
+        model = trainer.state.model.eval()
+        return model.generate(input_ids=TOKENS[:2], max_new_tokens=3, pad_token_id=0)
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+def test_sharded_ranks_generate(tmp_path, task_type):
+    """A model of peft calls the forward pass of the base model, not its own, which gathers."""
+    whole, sharded = (
+        run_ranks(lambda: generated(tmp_path / name, lora(task_type=task_type), *strategy()))
+        for name, strategy in STRATEGIES.items()
+    )
+
+    assert torch.equal(sharded[0], whole[0])
+    assert torch.equal(sharded[1], whole[0])
 
 
 def test_a_rank_with_another_base_is_noticed(tmp_path):

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 
 from eventloop import SettingError
@@ -112,6 +113,9 @@ def shard(
         fully_shard(one, reshard_after_forward=reshard_after_forward, **given)
     of_root = (None if keeps_root else True) if reshard_after_forward else False
     fully_shard(model, reshard_after_forward=of_root, **given)
+    # A model of peft generates by the forward pass of what it wraps, not by its own.
+    if hasattr(model, "peft_config") and hasattr(model, "generate"):
+        register_fsdp_forward_method(model, "generate")
     return [one for one in model.modules() if isinstance(one, FSDPModule)]
 
 
