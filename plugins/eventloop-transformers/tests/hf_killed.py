@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "stream": {"data": lambda: Stream(30), "max_steps": 60, "logging_steps": 7},
     "SFT": TRL,
-    "DPO": TRL,
+    "DPO": {**TRL, "sync_ref_model": True, "ref_model_sync_steps": 3},
     "GRPO": TRL,
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Kept as they are by a checkpoint; NumPy's scalars become Python's.
 _PLAIN = (type(None), bool, int, float, str, Tensor)
@@ -57,6 +57,36 @@ class Attributes:
             except NotPlainError:
                 continue
         return found
+
+
+class OtherModels:
+    """The models beside the trained one that have changed since they were noted: a reference, say.
+
+    Args:
+        trainer: whose attributes they are.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        own = (trainer.model, trainer.model_wrapped)
+        self._models = {
+            name: one
+            for name, one in vars(trainer).items()
+            if isinstance(one, nn.Module) and not any(one is other for other in own)
+        }
+        self._noted = {name: _sums(one) for name, one in self._models.items()}
+
+    def changed(self) -> dict[str, Any]:
+        """Returns the state dicts of those that aren't as they were."""
+        return {
+            name: dict(one.state_dict())
+            for name, one in self._models.items()
+            if _sums(one) != self._noted[name]
+        }
+
+    def put(self, changed: Mapping[str, Any]) -> None:
+        """Loads what `changed` returned."""
+        for name, state in changed.items():
+            self._models[name].load_state_dict(state)
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
@@ -124,3 +154,9 @@ def are_equal(one: Any, other: Any) -> bool:
 def _pair(item: Sequence[Any]) -> tuple[Any, Any]:
     key, value = item
     return decoded(key), value
+
+
+def _sums(model: nn.Module) -> list[float]:
+    """Returns the sum of each tensor, which an assignment to `param.data` changes, too."""
+    sums = [one.detach().double().sum() for one in model.state_dict().values()]
+    return torch.stack(sums).tolist() if sums else []

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from eventloop import PluginError
-from eventloop_transformers.kept import Attributes, NotPlainError, decoded, encoded
+from eventloop_transformers.kept import Attributes, NotPlainError, OtherModels, decoded, encoded
 from eventloop_transformers.step_end import StepEnd
 
 _FOLDER = re.compile(r"checkpoint-(\d+)")
@@ -28,7 +28,7 @@ class Saved:
 
     def __init__(self, trainer: Any, end: StepEnd, output_dir: str) -> None:
         self._trainer, self._end = trainer, end
-        self._attributes = Attributes(trainer)
+        self._attributes, self._models = Attributes(trainer), OtherModels(trainer)
         self._callbacks = [(one, Attributes(one)) for one in trainer.callback_handler.callbacks]
         self._folder = Path(output_dir)
         self._older = sorted(_checkpoints(self._folder))
@@ -47,6 +47,7 @@ class Saved:
             "state": _encoded("the TrainerState", vars(trainer.state)),
             "control": dict(vars(trainer.control)),
             "attributes": self._attributes.changed(),
+            "models": self._models.changed(),
             "callbacks": [
                 {"name": type(one).__name__, "changed": attributes.changed()}
                 for one, attributes in self._callbacks
@@ -71,6 +72,7 @@ class Saved:
         for name, value in decoded(loaded["state"]).items():
             setattr(trainer.state, name, value)
         self._attributes.put(loaded["attributes"])
+        self._models.put(loaded["models"])
         trainer.lr_scheduler.load_state_dict(decoded(loaded["scheduler"]))
         if loaded["scaler"] is not None and trainer.accelerator.scaler is not None:
             trainer.accelerator.scaler.load_state_dict(loaded["scaler"])
