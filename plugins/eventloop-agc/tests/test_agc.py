@@ -186,8 +186,18 @@ def test_the_second_gradient_of_sam_is_clipped_too(fit):
 @pytest.mark.parametrize("setting", ["clip_norm", "clip_value"])
 def test_a_second_clipping_is_an_error_that_names_both(fit, setting):
     """One of them would have no effect, in silence."""
-    with pytest.raises(PluginError, match=rf"so that {setting}=1\.0 .*\n.*leave {setting} out, or"):
+    with pytest.raises(PluginError, match=rf"agc .*: {setting}=1\.0 clips .*leave one of them out"):
         fit(Agc(), **{setting: 1.0})
+
+
+def test_a_run_that_clips_already_has_it_stand_off(fit):
+    """It is only installed; the setting was written."""
+    trainer = fit(clip_norm=1.0)
+
+    assert Agc().unsuitable(trainer.state) == (
+        "clip_norm=1.0 clips the gradients already: leave one of them out"
+    )
+    assert Agc().unsuitable(fit().state) is None
 
 
 def test_sparse_gradients_are_left_alone(fit):

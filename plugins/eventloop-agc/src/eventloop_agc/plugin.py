@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State, hookimpl
-from eventloop.toolbox.messages import switch_off
 from eventloop_agc.clipping import clip_units_
 
 
@@ -50,22 +49,14 @@ class Agc:
         self._excluded: frozenset[Tensor] = frozenset()
 
     def unsuitable(self, state: State) -> str | None:
-        """Stands off where gradients have no norm."""
+        """Stands off where the run clips already, or gradients have no norm."""
+        for name in ("clip_norm", "clip_value"):
+            if (value := getattr(state.settings, name)) is not None:
+                return f"{name}={value} clips the gradients already: leave one of them out"
         for name, one in state.model.named_modules():
             if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse:
                 return f"the gradients of {name!r} are sparse, of which torch knows no norm"
         return None
-
-    @hookimpl
-    def init(self, state: State) -> None:
-        """Refuses a second clipping, which would never be asked for."""
-        for name in ("clip_norm", "clip_value"):
-            value = getattr(state.settings, name)
-            if value is not None:
-                raise PluginError(
-                    f"agc clips the gradients, so that {name}={value} would have no effect",
-                    fix=f"leave {name} out, or switch agc off with " + switch_off("agc"),
-                )
 
     @hookimpl
     def after_load(self, state: State) -> None:
