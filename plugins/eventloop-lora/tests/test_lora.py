@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import textwrap
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from eventloop import CheckpointError, PluginError, TaskError
 from eventloop.checkpoint.format import read_checkpoint
 from eventloop_ema import Ema
 from eventloop_lora import Lora
+from eventloop_lora.adapters import WEIGHTS
 from eventloop_testing import check_plugin, tiny_task
 
 VARIANTS = {
@@ -221,6 +223,46 @@ def test_options_without_a_rank_are_refused():
     """They would have no effect."""
     with pytest.raises(ValueError, match="without r; r=8"):
         Lora(use_dora=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"r": 0}, "r=0 is not a rank; give 1 or more, r=8, say"),
+        ({"r": "8"}, "r='8' is not a rank"),
+        (
+            {"r": 2, "lora_dropout": 1.5},
+            "lora_dropout=1.5 is not a share; give 0 or more, less than 1",
+        ),
+        ({"r": 2, "adapter": "a.b"}, "adapter='a.b' is not the name of an adapter"),
+        ({"r": 2, "adapter": ""}, "adapter='' is not the name of an adapter"),
+    ],
+)
+def test_values_that_peft_would_not_name_are_refused(options, shown):
+    """A rank of 0 was one of 8, and a share of 1.5 an error about names of layers."""
+    with pytest.raises(ValueError, match=re.escape(shown)):
+        Lora(**options)
+
+
+@pytest.mark.parametrize("option", ["target_modules", "modules_to_save"])
+def test_a_layer_that_is_not_there_is_an_error(tmp_path, option):
+    """Where another one is, peft leaves it out without a word: a head wouldn't be trained."""
+    names = {"target_modules": ["q_proj", "v_prj"], "modules_to_save": ["lm_haed"]}[option]
+    with pytest.raises(
+        PluginError, match=f"{option}: no layer is named '{names[-1]}'; the closest"
+    ):
+        trainer_of(tmp_path, lora(**{option: names}))
+
+
+def test_the_file_of_an_adapter_stands_for_its_folder(tmp_path):
+    """A path that is completed in a shell ends there."""
+    fit(tmp_path, lora(), export=tmp_path / "adapter", max_duration="1ba")
+    with trainer_of(tmp_path / "other", lora()) as trainer:
+        trainer.load_weights(tmp_path / "adapter" / WEIGHTS)
+        trainer.export(tmp_path / "again")
+
+    first, second = (load_file(tmp_path / one / WEIGHTS) for one in ("adapter", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_to_draw_adapters_advances_no_other_generator(tmp_path):

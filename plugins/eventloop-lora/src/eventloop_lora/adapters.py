@@ -68,8 +68,10 @@ def folders_of(model: nn.Module, path: Path) -> dict[str, Path]:
     """Returns the folder of each adapter that a folder of peft's has, by the name in the model.
 
     The folder itself is that of the adapter `default`, or of the one that is trained; others are in
-    it under their names.
+    it under their names. The file of its weights stands for the folder.
     """
+    if path.name == WEIGHTS and (path.parent / CONFIG).is_file():
+        path = path.parent
     names = adapters_of(model)
     found = {name: path / name for name in names if (path / name / CONFIG).is_file()}
     if names and (path / CONFIG).is_file():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from eventloop import EventloopError, PluginError, State, hookimpl
-from eventloop.toolbox.messages import as_option, one_line
+from eventloop.toolbox.messages import as_option, closest, one_line
 from eventloop.toolbox.passes import kept_generators
 from eventloop.toolbox.shards import sharded, slice_of
 from eventloop.toolbox.state_dicts import FoundWeights, gathered
@@ -47,7 +47,7 @@ class Lora:
             names; a folder has the adapters alone.
 
     Raises:
-        ValueError: an option is set that has no effect without `r`.
+        ValueError: an option is set that has no effect without `r`, or has a value that can't be.
 
     Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", arXiv:2106.09685.
     """
@@ -82,6 +82,12 @@ class Lora:
         self.note = ""
         if r is None and (target_modules or use_rslora or use_dora or modules_to_save):
             raise ValueError("options of an adapter have no effect without r; r=8, say")
+        if r is not None and not (isinstance(r, int) and r >= 1):
+            raise ValueError(f"r={r!r} is not a rank; give 1 or more, r=8, say")
+        if not 0 <= lora_dropout < 1:
+            raise ValueError(f"{lora_dropout=} is not a share; give 0 or more, less than 1")
+        if not adapter or "." in adapter or "/" in adapter:
+            raise ValueError(f"{adapter=} is not the name of an adapter; give one without . and /")
 
     @hookimpl(trylast=True)
     def init(self, state: State) -> None:
@@ -168,7 +174,7 @@ class Lora:
 
         targets: Any = self.target_modules
         config = peft.LoraConfig(
-            r=self.r or 8,
+            r=self.r,
             target_modules="all-linear" if targets == ["all-linear"] else targets,
             lora_alpha=self.lora_alpha,
             lora_dropout=self.lora_dropout,
@@ -177,13 +183,29 @@ class Lora:
             modules_to_save=self.modules_to_save,
             task_type=self.task_type,
         )
+        layers = [name for name, _ in model.named_modules()]
         try:
-            return with_adapter(model, self.adapter, config)
+            adapted = with_adapter(model, self.adapter, config)
         except ValueError as error:
             raise PluginError(
                 f"lora: peft can't adapt {type(model).__name__}: {one_line(str(error), 200)}",
                 fix="name its layers, " + as_option("lora", target_modules=["q_proj", "v_proj"]),
             ) from error
+        if targets != ["all-linear"] and not isinstance(targets, str):
+            _require_layers("target_modules", targets or (), layers)
+        _require_layers("modules_to_save", self.modules_to_save or (), layers)
+        return adapted
+
+
+def _require_layers(option: str, names: Sequence[str], layers: Sequence[str]) -> None:
+    """Checks that each name is the end of a layer's; peft leaves out those that aren't."""
+    for name in names:
+        if not any(one.endswith(name) for one in layers):
+            ends = sorted({one.rpartition(".")[2] for one in layers if one})
+            raise PluginError(
+                f"lora: {option}: no layer is named {name!r}{closest(name, ends)}",
+                fix="give names of the model's layers, or the ends of their names",
+            )
 
 
 def _save(model: nn.Module, path: Path) -> None:
