@@ -123,3 +123,17 @@ def test_a_refused_value_is_told_with_its_source_and_a_line_to_paste():
     assert "mixup.label_smoothing: 'x' isn't of type float" in str(caught.value)
     assert "source  run.yaml" in str(caught.value)
     assert "`--mixup.label-smoothing 0.1`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [("flag", """`--lora.target-modules '["TEXT"]'`"""), ("task", """`target_modules=["TEXT"]`""")],
+)
+def test_the_line_for_a_list_shows_how_one_is_written(source, line):
+    """`--lora.target-modules VALUE` leaves open whether commas do."""
+    option = Option("target_modules", list[str] | None, None, print)
+
+    with pytest.raises(SettingError) as caught:
+        typed(option, Value("q_proj", source), "lora")
+
+    assert f"give it as list[str] or none: {line}" in str(caught.value)

@@ -211,9 +211,10 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
     if path.suffix != suffix:
         name = option.strip(" -")
         what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
-        raise UsageError(
-            f"{option}{path}: {what} written as {suffix}", fix=written(path.with_suffix(suffix))
-        )
+        fix = written(path.with_suffix(suffix))
+        if name == "export" and not path.suffix:
+            fix += f", or `{option}{shlex.quote(str(path))}/` for the folder that a plugin writes"
+        raise UsageError(f"{option}{path}: {what} written as {suffix}", fix=fix)
     if not path.parent.is_dir():
         raise UsageError(
             f"{option}{path}: there is no folder {str(path.parent)!r}",

@@ -23,7 +23,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _PARSERS = {Time: Time, Url: Url}
 # Where values are written in Python.
 IN_PYTHON = ("Trainer(...)", "task")
-_EXAMPLES = {Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH"}
+_EXAMPLES = {
+    Time: "10ep", float: "0.5", int: "8", bool: "true", str: "TEXT", Path: "PATH",
+    list[str]: '["TEXT"]',
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ def as_python(text: str) -> str:
     """Returns the Python literal for the text of a flag."""
     if text in ("true", "false", "none"):
         return text.capitalize()
+    if text.startswith("["):
+        return text
     try:
         float(text)
     except ValueError:
