@@ -117,6 +117,10 @@ def test_two_ranks_have_the_same_companion(tmp_path, with_companion, are_alike):
 WRONG = {
     "a copy": lambda state: state.companion("base", lambda: nn.Sequential(state.model)),
     "an nn.Module": lambda state: state.companion("base", lambda: 3),
+    "is a Sequential, not a function that builds it": lambda state: state.companion(
+        "base", reference()
+    ),
+    "is a str, not a function that builds it": lambda state: state.companion(state.model, "base"),
     "there already": lambda state: [state.companion("base", reference) for _ in range(2)],
 }
 

@@ -382,7 +382,8 @@ class Events(Protocol):
         Fires: once for each `fit_start`, unless something raised.
         State: every logged number has been delivered.
         May: write files, flush.
-        Must not: change the model; a checkpoint wouldn't hold it.
+        Must not: change the model; a checkpoint wouldn't hold it. Log: no logger would receive it;
+            `epoch_end` and `eval_after_all` may.
         """
 
     @hookspec(per="run", closes="training_start")
@@ -392,7 +393,7 @@ class Events(Protocol):
         Fires: once for each `training_start`, after `fit_end`.
         State: as after `fit_end`.
         May: write reports.
-        Must not: change the model.
+        Must not: change the model, or log.
         """
 
     @hookspec(per="predict")

@@ -330,7 +330,7 @@ class State:
                 texts, numbers or None: {"prompt": [...], "completion": [...]}.
 
         Raises:
-            TypeError, ValueError: `text` is something else.
+            TypeError, ValueError: `name` or `text` is something else.
         """
         copied = copied_text(name, text)
         if self.is_logging and self.rank == 0:
@@ -468,6 +468,11 @@ class State:
             late = "is there already" if name in known else "is asked for when all is built"
             raise PluginError(
                 f"the companion {name!r} {late}", fix="call state.companion once, at `init`"
+            )
+        if isinstance(build, nn.Module) or not callable(build):
+            raise PluginError(
+                f"the companion {name!r} is {a(type(build).__name__)}, not a function that builds it",
+                fix="write `state.companion(name, lambda: copy.deepcopy(state.model))`, say",
             )
         with kept_generators():
             made = build()

@@ -287,6 +287,13 @@ def test_a_size_without_a_meaning_is_refused(size):
         collated(pad, microbatch_size=size)
 
 
+@pytest.mark.parametrize("batch", [{"input_ids": torch.ones(2, 3)}, torch.ones(2, 3), "text"])
+def test_a_batch_is_not_its_parts(batch):
+    """The names of a mapping, or the rows of a tensor, would be taken for them."""
+    with pytest.raises(TypeError, match=r"takes a list of batches, not a (dict|Tensor|str); write"):
+        Microbatches(batch)
+
+
 def test_a_batch_has_a_part():
     """One without would be a step without a gradient."""
     with pytest.raises(ValueError, match="Microbatches got no part"):

@@ -176,6 +176,15 @@ def test_only_texts_and_tables_can_be_logged(text, kind, shown, make_trainer):
         state.log_text("said", text)
 
 
+@pytest.mark.parametrize("name", [{"a": ["x"]}, 3, ""])
+def test_a_text_has_a_name(name, make_trainer):
+    """Arguments in the wrong order were a name that a logger met, or none did."""
+    with pytest.raises(
+        TypeError, match=r"log_text takes a name first, then a text or a table, not"
+    ):
+        make_trainer().state.log_text(name, "said")
+
+
 @pytest.mark.parametrize(
     "text", ["", "\x1b[31m\0\ud800", "long " * 100_000, {}, {"a": []}, {"a": [math.nan, True]}]
 )

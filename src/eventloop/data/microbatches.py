@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
+
+from eventloop.errors import a
 
 
 class Microbatches:
@@ -18,12 +22,18 @@ class Microbatches:
         parts: batches, at least one.
 
     Raises:
+        TypeError: a batch was given instead of a list of them.
         ValueError: there is none.
     """
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Iterable[Any]) -> None:
+        if isinstance(parts, Mapping | Tensor | str):
+            kind = a(type(parts).__name__)
+            raise TypeError(
+                f"Microbatches takes a list of batches, not {kind}; write Microbatches([batch])"
+            )
         self.parts = tuple(parts)
         if not self.parts:
             raise ValueError("Microbatches got no part: a batch has at least one")

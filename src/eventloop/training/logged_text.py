@@ -18,9 +18,11 @@ def copied_text(name: str, text: str | Mapping[str, Iterable[Any]]) -> Text:
     """Returns a text, or a copy of a table, that the caller may change from here on.
 
     Raises:
-        TypeError: it is neither, or a cell is not a text, a number or None.
+        TypeError: it is neither, the name is not a text, or a cell is not a text, a number or None.
         ValueError: columns differ in length.
     """
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"log_text takes a name first, then a text or a table, not {name!r:.40}")
     if isinstance(text, str):
         return text
     wrong = f"log_text({name!r}, ...) takes a text, or columns of texts and numbers by name, not"
