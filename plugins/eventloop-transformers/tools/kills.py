@@ -45,7 +45,9 @@ def resumed(loop: str, at: int, case: dict[str, Any]) -> dict[str, Any] | None:
     with suppress(Killed):
         trained(dying(kind, at), "out", **case)
         return None
-    return trained(kind, "out", **case, resume=True if loop == "transformers" else None)
+    # One that has died before its first save begins again.
+    resume = True if loop == "transformers" and any(Path("out").glob("checkpoint-*")) else None
+    return trained(kind, "out", **case, resume=resume)
 
 
 def main() -> None:
