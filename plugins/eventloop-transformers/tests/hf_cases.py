@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -179,6 +181,21 @@ def trained(
         "files": files_in(folder),
         "random": [random.random(), float(np.random.rand()), float(torch.rand(()))],
     }
+
+
+def process_environment(folder: Path) -> dict[str, str]:
+    """Returns the environment of a process that imports what this one does.
+
+    Beside Composer there is a torchvision for CUDA, which transformers imports: its operators are
+    declared first, as `plugins/conftest.py` does here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if importlib.util.find_spec("composer") is not None:
+        (folder / "sitecustomize.py").write_text(
+            "from eventloop_composer.importing import declare_operators\ndeclare_operators()\n"
+        )
+    path = os.pathsep.join([str(folder), *sys.path])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def files_in(folder: Path | str) -> list[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hf_cases import process_environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "killed.py"
 
 
 @pytest.mark.nightly
-def test_the_example_is_killed_twice_and_ends_with_the_same_bits():
+def test_the_example_is_killed_twice_and_ends_with_the_same_bits(tmp_path):
     """On a CPU, within a minute."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = process_environment(tmp_path)
 
     ended = subprocess.run(
         [sys.executable, EXAMPLE], capture_output=True, text=True, env=environment

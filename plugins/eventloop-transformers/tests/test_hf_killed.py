@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_cases import differing
+from hf_cases import differing, process_environment
 from hf_killed import KINDS
 
 SCRIPT = Path(__file__).with_name("hf_killed.py")
@@ -21,7 +20,7 @@ NUM_KILLS = 4
 
 def started(what: str, folder: Path, loop: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = process_environment(folder.parent / "site")
     with (folder / "output.txt").open("a") as output:
         return subprocess.Popen(
             [sys.executable, SCRIPT, what, str(folder), loop],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hf_cases import process_environment
 
 SCRIPT = Path(__file__).with_name("hf_ranks.py")
 
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("hf_ranks.py")
 @pytest.mark.nightly
 def test_two_ranks_end_as_theirs(tmp_path):
     """Everything on each of them; gradients, losses and tokens of both go into the weights."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    environment = process_environment(tmp_path / "site")
     launcher = [
         sys.executable,
         "-m",
