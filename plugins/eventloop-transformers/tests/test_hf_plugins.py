@@ -123,7 +123,10 @@ def test_an_average_and_the_best_weights_are_refused(tmp_path):
 
 def test_loggers_get_what_the_trainer_logs(tmp_path):
     """Beside what they have of any run."""
-    with_plugins(tmp_path, [Jsonl(), Throughput()])
+    kind = on_eventloop(
+        transformers.Trainer, watchers=[Jsonl(), Throughput()], run_dir=tmp_path / "run"
+    )
+    trained(kind, tmp_path / "out", **EVALUATED)
 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     names = {json.loads(line)["name"] for line in lines}

@@ -31,11 +31,13 @@ class OnEventloop(Base):
 
     Attributes:
         eventloop_plugins: the plugins of eventloop's that take part.
+        eventloop_watchers: objects among them that only watch.
         eventloop_settings: eventloop's settings.
         eventloop: the trainer that has run the last `train()`; None before the first.
     """
 
     eventloop_plugins: Sequence[object] = ()
+    eventloop_watchers: Sequence[object] = ()
     eventloop_settings: Mapping[str, Any] = {}
     eventloop: Loop | None = None
     _task: TrainerTask | None = None
@@ -95,6 +97,7 @@ class OnEventloop(Base):
         """Trains on eventloop's loop."""
         args = self.args
         algorithms, callbacks = plugins_of(self.eventloop_plugins)
+        callbacks += self.eventloop_watchers
         tf32 = torch.backends.cuda.matmul.allow_tf32 and args.device.type == "cuda"
         given: dict[str, Any] = {
             "max_duration": f"{max(1, max_steps)}ba",
@@ -175,12 +178,20 @@ class OnEventloop(Base):
             self._task.log(self.state.log_history[-1])
 
 
-def on_eventloop(trainer: T, *, plugins: Sequence[object] = (), **settings: Any) -> T:
+def on_eventloop(
+    trainer: T,
+    *,
+    plugins: Sequence[object] = (),
+    watchers: Sequence[object] = (),
+    **settings: Any,
+) -> T:
     """Returns a class of a trainer whose `train()` runs on eventloop's loop.
 
     Args:
         trainer: `transformers.Trainer`, or a subclass of it.
-        plugins: what takes part of eventloop's: objects, or names of installed plugins.
+        plugins: what takes part of eventloop's: objects, or names of installed plugins. An object
+            may change the training unless its package says that it only watches.
+        watchers: objects that only watch, of classes that aren't installed as plugins.
         settings: of eventloop, by name: run_dir="runs/a", checkpoint_interval="100ba".
 
     Raises:
@@ -192,11 +203,13 @@ def on_eventloop(trainer: T, *, plugins: Sequence[object] = (), **settings: Any)
     bases = (trainer,) if issubclass(trainer, OnEventloop) else (OnEventloop, trainer)
     known = {**getattr(trainer, "eventloop_settings", {}), **settings}
     named = (*getattr(trainer, "eventloop_plugins", ()), *plugins)
+    watching = (*getattr(trainer, "eventloop_watchers", ()), *watchers)
     attributes = {
         "__doc__": trainer.__doc__,
         "__module__": trainer.__module__,
         "__qualname__": trainer.__qualname__,
         "eventloop_plugins": named,
+        "eventloop_watchers": watching,
         "eventloop_settings": known,
     }
     return type(trainer.__name__, bases, attributes)  # type: ignore[return-value]
