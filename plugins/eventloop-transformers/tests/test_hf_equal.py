@@ -9,7 +9,7 @@ from hf_cases import CASES, SAVES, Rows, arguments, differing, gpt2, trained
 import eventloop_transformers
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains_as_theirs(tmp_path, monkeypatch, name):
     """Weights, optimizer, history, files, the next random numbers; each callback with what it sees."""
@@ -22,7 +22,7 @@ def test_it_trains_as_theirs(tmp_path, monkeypatch, name):
     assert differing(*results) == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "more", [{}, {"gradient_accumulation_steps": 2}, {"ignore_data_skip": True}], ids=str
 )
