@@ -312,4 +312,4 @@ def test_few_examples_are_not_run_and_each_says_why():
     left_out = [(page, block) for page in PAGES for block in blocks(page) if block.reason]
 
     assert all(len(block.reason) > 10 for _, block in left_out)
-    assert len(left_out) <= 24
+    assert len(left_out) <= 25

@@ -92,6 +92,7 @@ ALGORITHMS_ALONE = {
     "again",
     "call",
     "capture",
+    "companion",
     "current_count",
     "current_weight",
     "enclosed",

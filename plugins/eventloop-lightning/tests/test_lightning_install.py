@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -43,17 +45,31 @@ TRAINS = """
 """
 
 
-def printed(code: str, folder: Path, *, library: str, imports: str = "") -> list[str]:
-    """Runs code in a process of its own, after what trains; returns the lines that it printed."""
-    text = textwrap.dedent(TRAINS.format(library=library, imports=imports)) + textwrap.dedent(code)
-    (folder / "script.py").write_text(text)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py"],
+def ran_in(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of a folder in a process that imports what this one does.
+
+    Beside Composer there is a torchvision for CUDA, whose operators are declared first, as
+    `plugins/conftest.py` does here.
+    """
+    if importlib.util.find_spec("composer") is not None:
+        (folder / "sitecustomize.py").write_text(
+            "from eventloop_composer.importing import declare_operators\ndeclare_operators()\n"
+        )
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *argv],
         cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def printed(code: str, folder: Path, *, library: str, imports: str = "") -> list[str]:
+    """Runs code in a process of its own, after what trains; returns the lines that it printed."""
+    text = textwrap.dedent(TRAINS.format(library=library, imports=imports)) + textwrap.dedent(code)
+    (folder / "script.py").write_text(text)
+    ran = ran_in(folder, "script.py")
     assert ran.returncode == 0, ran.stderr
     return [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]
 
@@ -120,12 +136,6 @@ def test_lightnings_command_line_trains_with_it(tmp_path):
     options = ["--trainer.max_steps=3", "--trainer.logger=false", "--trainer.accelerator=cpu",
                "--trainer.settings={autoload: false}", "--trainer.limit_val_batches=1"]  # fmt: skip
 
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "cli.py", "fit", *options],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = ran_in(tmp_path, "cli.py", "fit", *options)
 
     assert "RESULT True 3" in ran.stdout, ran.stderr
