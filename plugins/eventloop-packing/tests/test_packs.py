@@ -133,6 +133,26 @@ def test_a_model_of_transformers_sees_each_document_by_itself():
     assert not torch.allclose(apart, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_bert_keeps_documents_apart_by_the_mask(is_masked):
+    """The loss of one document has no gradient in the embeddings of another; without it, it has."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForMaskedLM(BertConfig(**sizes, **layers)).eval()
+    batch = PackBatch(document_ids=True)([[torch.randint(32, (5,)), torch.randint(32, (4,))]])
+    mask = document_mask(batch.pop("document_ids"), is_causal=False) if is_masked else None
+    batch["labels"][:, :5] = IGNORED  # what is left are the second document's
+    embeddings_BTD = model.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
+
+    model(inputs_embeds=embeddings_BTD, attention_mask=mask, **batch).loss.backward()
+
+    assert bool(embeddings_BTD.grad[:, :5].any()) is not is_masked
+    assert embeddings_BTD.grad[:, 5:].any()
+
+
 def test_a_data_set_of_packs_says_how_full_they_are():
     """Its samples are lists of documents; lengths that are known needn't be read."""
 

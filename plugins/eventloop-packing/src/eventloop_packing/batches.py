@@ -70,17 +70,18 @@ class PackBatch:
         }
 
 
-def document_mask(document_ids_BT: Tensor) -> Tensor:
-    """Returns where a token may look in causal attention: at itself and what precedes it in its document.
+def document_mask(document_ids_BT: Tensor, *, is_causal: bool = True) -> Tensor:
+    """Returns where a token may look: at itself and what precedes it in its document.
 
     Args:
         document_ids_BT: of a batch that `PackBatch(document_ids=True)` made.
+        is_causal: False: at all of its document, as in a BERT, which positions alone don't tell apart.
 
     Returns:
         bool, shape (B, 1, T, T), as `scaled_dot_product_attention` takes it.
     """
     same_BTT = document_ids_BT[:, :, None] == document_ids_BT[:, None, :]
-    return same_BTT.tril()[:, None]
+    return (same_BTT.tril() if is_causal else same_BTT)[:, None]
 
 
 def num_tokens(document: Any) -> int:
