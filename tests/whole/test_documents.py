@@ -262,6 +262,7 @@ TESTED_ELSEWHERE = {
     "Warmed": "its page trains with it",
     "Imitates": "its page trains with it",
     "Pieces": "its page trains with it",
+    "Samples": "its page trains with it, and evaluates",
     "L1": "test_docs.py: it extends another plugin",
     "NoWeight": "test_docs.py: it extends another plugin",
     "Swap": "test_docs.py: it requires another plugin",
