@@ -318,8 +318,9 @@ def test_a_loss_that_is_not_finite_is_trained_on(kind):
 
 
 @pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
-def test_a_profiler_of_composers_marks_the_events(kind, tmp_path):
+def test_a_profiler_of_composers_marks_the_events(kind, tmp_path, monkeypatch):
     """Its trace has the same events from both trainers."""
+    monkeypatch.chdir(tmp_path)  # torch's own profiler writes beside it, into the working directory
     model, schedule = perceptron(), cyclic_schedule(wait=0, warmup=0, active=4, repeat=1)
     handler = JSONTraceHandler(folder=str(tmp_path), overwrite=True)
     trainer = kind(
