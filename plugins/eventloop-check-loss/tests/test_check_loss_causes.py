@@ -48,6 +48,16 @@ def test_a_sum_and_a_mean_that_is_divided_again_are_told_apart_by_the_ranks(sibl
     assert cause(found, **siblings) == expected
 
 
+def test_means_that_nothing_divides_by_their_number_are_told_from_pairs():
+    """As of a trainer that leaves the number of items out: each part counts whole."""
+    sizes = [{"samples": 1, "labels": 31}, {"samples": 1, "labels": 3}]
+    losses = [2 * 4.60, 2 * 4.9]
+
+    expected = (31 * losses[0] + 3 * losses[1]) / 34 / 2
+
+    assert cause(update(losses, sizes, expected)) == "undivided"
+
+
 def test_a_loss_outside_of_its_parts_is_one_over_pairs():
     """No mean of them gives it."""
     sizes = [{"samples": 1}] * 2

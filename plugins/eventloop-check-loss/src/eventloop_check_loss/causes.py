@@ -10,8 +10,9 @@ from eventloop_check_loss.compare import LOSS_TOLERANCE
 from eventloop_check_loss.laws import DRAWS, ORDER, Variant
 from eventloop_check_loss.measurement import Measurement, Part, Update
 
-_BY_LABELS = "Task(loss_weight=lambda targets: (targets != -100).sum())"
-_BY_SHIFTED = "Task(loss_weight=lambda targets: (targets[:, 1:] != -100).sum())"
+_BY_ITEMS = "; in a trainer of transformers, divide the sum by num_items_in_batch"
+_BY_LABELS = f"Task(loss_weight=lambda targets: (targets != -100).sum()){_BY_ITEMS}"
+_BY_SHIFTED = f"Task(loss_weight=lambda targets: (targets[:, 1:] != -100).sum()){_BY_ITEMS}"
 _BY_TOKENS = 'Task(loss_weight=lambda batch: batch["attention_mask"].sum())'
 
 
@@ -68,6 +69,12 @@ DIVIDED = Cause(
     "divided",
     "the loss is divided by the number of microbatches, which the loop does already",
     "return the mean over the microbatch, undivided",
+)
+UNDIVIDED = Cause(
+    "undivided",
+    "a mean over each microbatch, and nothing divides by the number of microbatches",
+    "in a trainer of transformers, compute_loss divides the sum by num_items_in_batch; or set "
+    "loss_is_scaled_for_ga=False, for a mean over means",
 )
 SUM_OR_DIVIDED = Cause(
     "sum",
@@ -196,11 +203,8 @@ def _of_denominator(update: Update, siblings: Mapping[str, Update | None]) -> Ca
     assert compared is not None
     expected = compared.reference
     close = min(_CLOSE * abs(compared.loss - expected), LOSS_TOLERANCE * abs(expected))
-    errors = {
-        name: abs(mean - expected)
-        for name in _DENOMINATORS
-        if (mean := _mean_by(parts, name)) is not None
-    }
+    means = {name: mean for name in _DENOMINATORS if (mean := _mean_by(parts, name)) is not None}
+    errors = {name: abs(mean - expected) for name, mean in means.items()}
     best = min(errors, key=errors.__getitem__, default=None)
     if best is not None and errors[best] <= close:
         return _DENOMINATORS[best]
@@ -213,6 +217,8 @@ def _of_denominator(update: Update, siblings: Mapping[str, Update | None]) -> Ca
         if is_divided and (ranks_hold or not is_sum):
             return DIVIDED
         return SUM if not is_divided or siblings.get("ranks") is not None else SUM_OR_DIVIDED
+    if any(abs(mean / len(parts) - expected) <= close for mean in means.values()):
+        return UNDIVIDED
     if siblings.get("reversed") is not None:
         return NEIGHBOURS
     losses = [one.loss for one in parts]

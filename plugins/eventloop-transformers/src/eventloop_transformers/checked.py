@@ -1,0 +1,95 @@
+"""A trainer of Hugging Face's as a task of which `eventloop check-loss` can check the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop import Count, State, hookimpl
+from eventloop.toolbox.samples import num_samples
+
+_SAMPLES = 16
+
+
+def loss_task(trainer: Any, *, batch_size: int = _SAMPLES) -> LossTask:
+    """Returns a task whose loss is a trainer's, for `eventloop check-loss`; nothing else trains it.
+
+    Each microbatch goes through the trainer's `training_step`, as a batch of gradient accumulation does, with
+    the number of items of the whole batch that the trainer counts.
+
+    Args:
+        trainer: of transformers, or of a subclass of its Trainer.
+        batch_size: samples of the batch that is checked.
+    """
+    return LossTask(trainer, batch_size)
+
+
+class LossTask:
+    """The loss of a trainer, as it accumulates gradients.
+
+    Args:
+        trainer: whose methods are called.
+        batch_size: samples of a batch.
+    """
+
+    def __init__(self, trainer: Any, batch_size: int) -> None:
+        self._trainer, self._batch_size = trainer, batch_size
+        self._num_items: Any = None
+
+    @hookimpl
+    def build_model(self, state: State) -> nn.Module:
+        """Returns the trainer's model."""
+        model: nn.Module = self._trainer.model
+        return model
+
+    @hookimpl
+    def build_optimizers(self, state: State) -> Mapping[str, Optimizer]:
+        """Returns an optimizer that makes no difference: the check makes no step."""
+        return {"sgd": torch.optim.SGD(state.model.parameters(), lr=0.0)}
+
+    @hookimpl
+    def build_train_dataloader(self, state: State) -> Any:
+        """Returns the trainer's own data loader, with larger batches."""
+        # What `get_train_dataloader` takes the size of its batches from (transformers 5.23).
+        self._trainer._train_batch_size = self._batch_size
+        return self._trainer.get_train_dataloader()
+
+    @hookimpl
+    def count_batch(self, state: State, batch: Any) -> Count:
+        """Counts the samples."""
+        return Count(num_samples(batch), 0)
+
+    @hookimpl
+    def batch_start(self, state: State) -> None:
+        """Counts the items of the batch as the trainer does before it accumulates."""
+        device = self._trainer.args.device
+        found = self._trainer.get_batch_samples(iter([state.batch]), 1, device)
+        self._num_items = found[1]
+
+    @hookimpl
+    def weigh_microbatch(self, state: State) -> float:
+        """Returns 1: the trainer's losses are parts of the batch's already."""
+        return 1.0
+
+    @hookimpl
+    def forward(self, state: State) -> Any:
+        """Runs the trainer's `training_step`, the backward pass within."""
+        self._trainer.current_gradient_accumulation_steps = state.num_microbatches
+        return self._trainer.training_step(
+            state.wrapped_model, dict(state.microbatch), self._num_items
+        )
+
+    @hookimpl
+    def loss(self, state: State) -> Tensor:
+        """Returns the loss of the step, as if the batch were this microbatch alone."""
+        loss: Tensor = state.outputs
+        return loss * state.num_microbatches
+
+    @hookimpl
+    def backward(self, state: State, loss: Tensor) -> bool:
+        """Does nothing: `training_step` has added the gradients."""
+        return True
