@@ -181,9 +181,14 @@ def test_a_setting_that_the_task_misspells_is_refused(tmp_path):
     assert "'max_durtion'; the closest is 'max_duration'" in text
 
 
-def test_a_task_cannot_choose_plugins(tmp_path):
-    """They are chosen before it is built, so the setting would have no effect."""
-    assert "can't set autoload" in refusal(read(tmp_path).settings, {"autoload": False})
+def test_the_autoload_of_a_task_is_weaker_than_any_other(tmp_path):
+    """A task of another framework keeps installed algorithms off, unless the user wants them."""
+    silent, asked = read(tmp_path), read(tmp_path, flags={"autoload": True})
+
+    found = [one.with_task({"autoload": "callbacks"}).choice for one in (silent, asked)]
+
+    assert [one.autoload for one in found] == ["callbacks", True]
+    assert found[0].autoload_reason == "autoload=callbacks, task"
 
 
 @pytest.mark.parametrize(

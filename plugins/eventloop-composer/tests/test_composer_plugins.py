@@ -16,11 +16,12 @@ from composer_cases import SEED, ours
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import eventloop
 from eventloop import EventloopError
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
 from eventloop_checkpoints.differences import differences
-from eventloop_composer import Trainer
+from eventloop_composer import Trainer, task
 from eventloop_ema import Ema
 from eventloop_muon import Muon
 from eventloop_sam import Sam
@@ -185,3 +186,14 @@ def test_an_installed_algorithm_stays_off_and_one_line_says_so(capsys, installed
     said = [one for one in lines if one.startswith("eventloop: off, unless passed in plugins")]
     has_moved = not torch.equal(made.module[0].weight, before)
     assert has_moved == any("freezes" in one for one in said) == (not settings)
+
+
+def test_an_installed_algorithm_stays_off_where_a_model_is_a_task(capsys, installed):
+    """In eventloop's own Trainer, too."""
+    data = DataLoader(TensorDataset(torch.rand(8, 4), torch.arange(8) % 3), 4)
+    made = task(model(), data, progress_bar=False)
+    with eventloop.Trainer(made, max_duration="1ba", device="cpu") as trainer:
+        trainer.fit()
+
+    assert "freezes" not in [one.name for one in trainer.plugins]
+    assert "or named with -p: " in capsys.readouterr().err

@@ -17,8 +17,10 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
+import eventloop
 import eventloop_lightning
 from eventloop import EventloopError
+from eventloop.cli import main
 from eventloop_agc import Agc
 from eventloop_checkpointing import Checkpointing
 from eventloop_checkpoints.differences import differences
@@ -246,3 +248,25 @@ def test_an_installed_algorithm_stays_off_and_one_line_says_so(capsys, installed
     lines = capsys.readouterr().err.splitlines()
     said = [one for one in lines if one.startswith("eventloop: off, unless passed in algorithms")]
     assert (found == expected) == any("freezes" in one for one in said) == (not settings)
+
+
+@pytest.mark.parametrize(("more", "is_off"), [((), True), (("-p", "freezes"), False)], ids=str)
+def test_an_installed_algorithm_stays_off_in_the_command(capsys, installed, more, is_off):
+    """Unless the command line names it."""
+    options = ("--task.module", f"{__name__}:Blocks", "--max-duration", "1ba")
+
+    assert main(["fit", "eventloop_lightning", *options, *more]) == 0
+
+    said = capsys.readouterr()
+    line = "eventloop: off, unless passed in algorithms=[...], or named with -p: "
+    assert any("freezes" in one for one in said.err.splitlines() if line in one) == is_off
+    assert "freezes" in said.out
+
+
+def test_an_installed_algorithm_stays_off_in_a_script(capsys, installed):
+    """A task of Lightning's in eventloop's own Trainer."""
+    with eventloop.Trainer(eventloop_lightning.task(Blocks), max_duration="1ba") as trainer:
+        trainer.fit()
+
+    assert "freezes" not in [one.name for one in trainer.plugins]
+    assert "freezes" in capsys.readouterr().err

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 
 Cause = Literal[
-    "", "site", "rule", "flag", "run", "since", "unsuitable", "option", "task", "version"
+    "",
+    "site",
+    "rule",
+    "flag",
+    "run",
+    "since",
+    "unsuitable",
+    "option",
+    "task",
+    "version",
+    "autoload",
 ]
 _NOT_IN_RUN = "not part of this run"
 
@@ -28,7 +38,7 @@ class Reason(NamedTuple):
         text: as commands and headers print it.
         kind: what decided: the site's file, a rule of the configuration, a flag, the resumed run
             ("unsuitable": and the task when it began), an option that isn't set, the task, the
-            version of eventloop.
+            version of eventloop, `autoload`.
         fix: how to undo that.
     """
 

@@ -25,9 +25,9 @@ from eventloop.config.layers import (
 from eventloop.config.options import Value, typed
 from eventloop.config.plugin_rules import KEYS, Rules
 from eventloop.config.settings import SETTING_NAMES, Settings, convert_setting, setting_options
-from eventloop.errors import SettingError, Wording, closest, raise_all
+from eventloop.errors import SettingError, closest, raise_all
 from eventloop.naming import fold
-from eventloop.text import as_set, install, shell
+from eventloop.text import install, shell
 from eventloop.vocabulary import SETTINGS, TASK, TRAINER
 
 if TYPE_CHECKING:
@@ -100,6 +100,11 @@ class Configuration:
         labels = set(self.choice.files)
         return (*flagged, *(one for one in self.rules.local if one.label not in labels))
 
+    def with_task(self, task_settings: Mapping[str, object]) -> Configuration:
+        """Returns the configuration with the task's `autoload`, weaker than any other."""
+        layers = [*self.layers, Layer("keyword", _of_task(task_settings))]
+        return replace(self, choice=_choice(self.choice, layers))
+
     def insists_on(self, found: Found) -> bool:
         """Returns whether a plugin was requested by name, so it mustn't be left out silently."""
         return self.who_insists(found) is not None
@@ -150,7 +155,13 @@ class Configuration:
             SettingError: a setting is unknown, has the wrong type, or is out of range; all such
                 problems at once.
         """
-        problems = [*self._unknown_settings(), *_task_problems(_of_task(task_settings))]
+        of_task = _of_task(task_settings).items()
+        problems = list(self._unknown_settings())
+        problems += [
+            _unknown("keyword", *one, SETTING_NAMES)
+            for one in of_task
+            if one[0] not in SETTING_NAMES
+        ]
         values = self.setting_values(task_settings)
         converted = {}
         for name, option in setting_options().items():
@@ -241,18 +252,6 @@ def _rules(layers: Sequence[Layer], environ: Mapping[str, str]) -> Rules:
 
 def _of_task(settings: Mapping[str, object] | None) -> dict[str, Value]:
     return {fold(key): Value(value, "task") for key, value in (settings or {}).items()}
-
-
-def _task_problems(values: Mapping[str, Value]) -> Iterator[SettingError]:
-    for key, value in values.items():
-        if key not in SETTING_NAMES:
-            yield _unknown("keyword", key, value, SETTING_NAMES)
-        elif key == "autoload":
-            way_out = "give " + Wording(as_set(autoload=False), "`--no-plugins`")
-            yield SettingError(
-                "the task can't set autoload: plugins are chosen before the task is built",
-                fix=way_out + ", or autoload = false in [tool.eventloop]",
-            )
 
 
 def _unknown(kind: Kind, key: str, value: Value, known: Collection[str]) -> SettingError:

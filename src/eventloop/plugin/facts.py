@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
@@ -31,6 +31,7 @@ class PluginFacts:
     takes_turns: str = ""
     loss_splits: bool = True
     note: str = ""
+    default_settings: Mapping[str, Any] | None = None
 
 
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(PluginFacts)}

@@ -130,7 +130,8 @@ def _decide(
         return Candidate(found, "active")
     if reason := rules.requires(found.name):
         return Candidate(found, "active", *reason)
-    return Candidate(found, "off", *_by_flag(choice.autoload_reason))
+    way_in = _by_flag(choice.autoload_reason)._replace(kind="autoload")
+    return Candidate(found, "off", *way_in)
 
 
 def _by_version(found: Found, all_found: Iterable[Found]) -> Reason:

@@ -19,6 +19,7 @@ from eventloop.errors import SettingError, a
 from eventloop.files.run_folder import new_run_dir
 from eventloop.naming import listed
 from eventloop.plugin.declared import HOOKS
+from eventloop.plugin.facts import facts_of
 from eventloop.plugin.manager import assemble, unsuitable_reasons, without
 from eventloop.plugin.records import Plugin
 from eventloop.plugin.validate import implementations
@@ -77,7 +78,7 @@ def open_run(request: Request) -> Run:
     storage = storage_of(settings.run_dir, processes.from_first(new_run_dir(task.name)))
     require_usable(storage.run_dir)
     start = find_start(settings, storage, processes, request.allowed)
-    configuration = start.narrowed(request.configuration)
+    configuration = start.narrowed(request.configuration.with_task(task.settings))
     # What the task has drawn depends on the program; what plugins draw when built must not.
     seed_everything(settings.seed)
     run = Run(request, configuration, settings, task, processes, storage, start)
@@ -175,7 +176,7 @@ def task_defaults_of(task: object) -> TaskDefaults:
             counts_tokens=task.num_tokens is not None,
             described=task.described(),
         )
-    return TaskDefaults()
+    return TaskDefaults(settings=facts_of(task).default_settings or {})
 
 
 def refuse_task_values(settings: Iterable[str]) -> None:

@@ -226,7 +226,8 @@ def _as_task(
         eval_dataloaders={one.label: one.dataloader.dataloader for one in parts.evaluators} or None,
         optimizer=None if optimizer is None else lambda _: optimizer,
         algorithms=[plugin, model_task],
-        settings=settings,
+        # Algorithms that are installed would change what Composer trains.
+        settings={"autoload": "callbacks", **settings},
         name=type(model).__name__,
     )
 

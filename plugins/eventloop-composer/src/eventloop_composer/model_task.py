@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop import Count, PluginError, State, TaskError, hookimpl
+from eventloop.toolbox.messages import announce_off
 from eventloop_composer.encoded import decoded, encoded
 from eventloop_composer.metrics import TrainMetrics, chosen_metrics
 from eventloop_composer.times import to_theirs
@@ -62,7 +63,12 @@ class ModelTask:
     Args:
         plugin: mirrors our State.
         parts: what the trainer was given.
+
+    Attributes:
+        way_in: where plugins are passed, to say so.
     """
+
+    way_in = "algorithms=[...], or named with -p"
 
     def __init__(self, plugin: Composer, parts: Parts) -> None:
         self.parts = parts
@@ -200,6 +206,11 @@ class ModelTask:
         """Whether the epoch has had as many batches as are used."""
         num_batches = self.parts.num_batches
         return num_batches is not None and state.clock.batch_in_epoch >= num_batches
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Says which installed algorithms stay off."""
+        announce_off(state, self.way_in)
 
     # The passes.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,9 @@ class Trainer:
         self._load = (
             arguments.get("load_path") if arguments.get("load_weights_only", False) else None
         )
-        # Algorithms that are installed would change what Composer trains.
-        given: dict[str, Any] = {"autoload": "callbacks", **dict(settings or {})}
+        self._model_task.way_in = "plugins=[...]"
+        given = dict(settings or {})
         self.eventloop = eventloop.Trainer(task, algorithms=list(plugins), **given)
-        _announce_off(self.eventloop)
         if self._load is not None:
             self._load_weights(strict=arguments.get("load_strict_model_weights", True))
 
@@ -248,18 +246,6 @@ class Trainer:
             load_weights_only=True,
             strict_model_weights=strict,
         )
-
-
-def _announce_off(trainer: eventloop.Trainer) -> None:
-    """Writes a line that names the installed algorithms that stay off."""
-    names = [
-        one.found.name
-        for one in trainer.off
-        if one.found.role == "algorithm" and one.reason.startswith("autoload=callbacks")
-    ]
-    if names and trainer.state.rank == 0:
-        listed = ", ".join(sorted(names))
-        sys.stderr.write(f"eventloop: off, unless passed in plugins=[...]: {listed}\n")
 
 
 def length_of(loader: Any) -> int | None:

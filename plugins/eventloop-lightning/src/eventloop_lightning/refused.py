@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn.modules.batchnorm import _BatchNorm  # private: what all batch norms are (torch 2.13)
 
-from eventloop import PluginError, SettingError, State, Trainer
+from eventloop import PluginError, SettingError, State
 from eventloop.toolbox.messages import switch_off
 from eventloop_lightning.hook_calls import is_overridden
 
@@ -106,18 +105,6 @@ def refuse_others_words(settings: Mapping[str, Any]) -> None:
                 f"settings={{{name!r}: ...}} is {argument} of this trainer",
                 fix=f"give Trainer({argument}=...)",
             )
-
-
-def announce_off(trainer: Trainer) -> None:
-    """Writes a line that names the installed algorithms that stay off."""
-    names = [
-        one.found.name
-        for one in trainer.off
-        if one.found.role == "algorithm" and one.reason.startswith("autoload=callbacks")
-    ]
-    if names and trainer.state.rank == 0:
-        listed = ", ".join(sorted(names))
-        sys.stderr.write(f"eventloop: off, unless passed in algorithms=[...]: {listed}\n")
 
 
 def refuse_settings(state: State, *, is_automatic: bool) -> None:

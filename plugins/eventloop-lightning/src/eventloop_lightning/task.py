@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 # Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
 from lightning.fabric.utilities.seed import (
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eventloop import Count, PluginError, State, Time, hookimpl, is_interruption
+from eventloop.toolbox.messages import announce_off
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
 from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
@@ -40,6 +41,9 @@ class LightningTask:
         generators: where the random generators shall stand when training begins; None to leave
             them where eventloop has put them.
     """
+
+    # Algorithms that are installed would change what Lightning trains.
+    default_settings: ClassVar = {"autoload": "callbacks"}
 
     def __init__(
         self,
@@ -147,6 +151,8 @@ class LightningTask:
     @hookimpl
     def after_load(self, state: State) -> None:
         """Restores module and callbacks; notes which modules were made to stay in evaluation mode."""
+        of_command = ", or named with -p" if self._attach is not None else ""
+        announce_off(state, "algorithms=[...]" + of_command)
         refuse_plugins(state, self._trainer)
         self._keeping.put_modules()
         self._modes = [one for one in state.model.modules() if not one.training]

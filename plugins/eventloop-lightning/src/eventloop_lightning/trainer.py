@@ -20,7 +20,7 @@ import eventloop
 from eventloop import Allowed, SettingError
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.numbers_of_batches import Connector
-from eventloop_lightning.refused import announce_off, checked_device, refuse_others_words
+from eventloop_lightning.refused import checked_device, refuse_others_words
 from eventloop_lightning.results import Results
 from eventloop_lightning.strategy import beside, strategy_for
 from eventloop_lightning.task import LightningTask
@@ -107,7 +107,6 @@ class Trainer(LightningTrainer):
                 task, algorithms=self._algorithms, callbacks=self._watchers, **settings
             ) as trainer,
         ):
-            announce_off(trainer)
             trainer.fit()
         return None
 
@@ -123,8 +122,6 @@ class Trainer(LightningTrainer):
             "on_bad_loss": "ignore",
             "gc_interval": None,
             "sync_batch_norm": self._shares_batch_norms,
-            # Algorithms that are installed would change what Lightning trains.
-            "autoload": "callbacks",
         }
 
     def _duration(self, model: LightningModule) -> str:
