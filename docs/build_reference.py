@@ -15,7 +15,7 @@ from types import ModuleType
 
 import eventloop
 import eventloop_testing
-from eventloop import actions, events, storage, toolbox
+from eventloop import actions, devices, events, storage, toolbox
 from eventloop.config.settings import setting_options
 from eventloop.hook_markers import Hook
 
@@ -111,7 +111,7 @@ def _toolbox_page() -> str:
         "[its own page](../how-to/add-a-command.md) lists.",
         "",
     ]
-    for module in (eventloop, *tools, storage, eventloop_testing):
+    for module in (eventloop, devices, *tools, storage, eventloop_testing):
         title = "`eventloop`" if module is eventloop else f"`{module.__name__}`"
         rows += [f"## {title}", "", _first_line(module), "", "| | |", "| --- | --- |"]
         rows += [f"| `{name}` | {_line_of(module, name)} |" for name in module.__all__]

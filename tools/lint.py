@@ -9,6 +9,7 @@
 - Identifiers: those of `src` avoid words that don't say what a thing is.
 - References: a name between backticks in a docstring or comment of `src` exists.
 - Tests: a test file is named after the module of `src` that it tests, in the folder of that module.
+- Devices: outside of `eventloop.devices`, no code names a type of accelerator or compares one.
 - Budget: `src` has no more lines of Python than `MOST_LINES`.
 
 Prints a line for each finding, with what to write instead; the exit status is 1 if there are any.
@@ -87,6 +88,9 @@ _PUBLIC = {"KeptGenerators", "kept_generators", "takes_turns"}
 # Written between backticks in `src` without being a name of ours.
 _NAMES_OF_OTHERS = {"EMA", "EVENTLOOP_MAX_DURATION", "EVENTLOOP_MIXUP__ALPHA", "EVENTLOOP_TASK__LR",
                     "Eventloop_EMA", "IO_REPARSE_TAG_MOUNT_POINT", "_alpha", "build_", "pyi", "rank3"}  # fmt: skip
+_DEVICE = re.compile(r"\b(\w*cuda\w*|torch\.(?:xpu|mps|mtia)\b|\w+\.type [!=]= [\"'](?!meta|xla))")
+# Other packages' own facts, by file.
+_DEVICES_OF_OTHERS = {"importing.py": "for which CUDA torchvision's wheel is", "refused.py": "Lightning's names"}  # fmt: skip
 _REFERENCE = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?`")
 _TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)}
 # Folders and files of `tests` that test no module of `src`, each with the reason.
@@ -190,6 +194,28 @@ def references(folder: Path, others: Iterable[Path]) -> Iterator[str]:
             yield f"{path}:{line}: `{name}` doesn't exist; write: the name that it has now"
 
 
+def devices(folder: Path) -> Iterator[str]:
+    """Yields a line for each type of accelerator that the code of a folder names.
+
+    Docstrings and comments may, and the folder `devices`.
+    """
+    for path in sorted(folder.rglob("*.py")):
+        if "devices" in path.parts or path.name in _DEVICES_OF_OTHERS:
+            continue
+        for line in ast.unparse(_without_docstrings(path)).split("\n"):
+            for found in _DEVICE.finditer(line):
+                yield f"{path}: {found[0]!r} in {line.strip()!r}; write: kind_of(device) of eventloop.devices"
+
+
+def _without_docstrings(path: Path) -> ast.Module:
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() if ast.get_docstring(node):
+                node.body[0] = ast.Pass()
+    return tree
+
+
 def mirrored(tests: Path, source: Path, reasons: Mapping[str, str]) -> Iterator[str]:
     """Yields a line for each test file named after no module, and for each exception without a use."""
     unused = set(reasons)
@@ -238,6 +264,11 @@ def main(arguments: list[str]) -> int:
         found += identifiers(ROOT / "src")
         found += references(ROOT / "src", [ROOT / "tests", *ROOT.glob("plugins/*/src")])
         found += mirrored(ROOT / "tests", ROOT / "src" / "eventloop", TESTS_OF_NO_MODULE)
+        found += [
+            line
+            for one in (ROOT / "src", *sorted(ROOT.glob("plugins/*/src")))
+            for line in devices(one)
+        ]
         found += budget(ROOT / "src", MOST_LINES)
     sys.stdout.writelines(f"{line}\n" for line in found)
     return int(bool(found))

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from eventloop.devices import opened_accelerator
+
 
 def is_generator(value: object) -> bool:
     """Returns whether a value is a random generator: Python's, NumPy's or torch's."""
@@ -254,7 +256,7 @@ class KeptGenerators:
         others: additional generators.
 
     Attributes:
-        gpu: the state of the GPU's generator, whose changes can't be detected.
+        gpu: the state of the accelerator's generator, whose changes can't be detected.
     """
 
     _last: ClassVar[tuple[dict[str, Any], dict[str, Any]]] = {}, {}
@@ -269,8 +271,8 @@ class KeptGenerators:
             }
             KeptGenerators._last = now, states
         self._before, self._states = now, states
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self.gpu = torch.cuda.get_rng_state() if on_gpu else None
+        self._accelerator = opened_accelerator()
+        self.gpu = None if self._accelerator is None else self._accelerator.get_rng_state()
         self._others = [(one, get_rng_state(one)) for one in others]
 
     def moved(self) -> set[str]:
@@ -283,8 +285,8 @@ class KeptGenerators:
         """Restores the saved states."""
         for name in self.moved() & self._states.keys():
             _HOST[name].set_state(self._states[name])
-        if self.gpu is not None:
-            torch.cuda.set_rng_state(self.gpu)
+        if self._accelerator is not None and self.gpu is not None:
+            self._accelerator.set_rng_state(self.gpu)
         for generator, state in self._others:
             set_rng_state(generator, state)
 

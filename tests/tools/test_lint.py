@@ -112,3 +112,17 @@ def test_an_identifier_says_what_a_thing_is(source):
         f"{folder / 'a.py'}:2: told",
         f"{folder / 'a.py'}:3: _kept_best",
     ]
+
+
+def test_only_one_folder_names_types_of_devices(source):
+    """Texts for people may; code asks what a device can do."""
+    folder = source(
+        a='"""On cuda."""\nif x.device.type == "cpu" or y.is_cuda:  # cuda\n    torch.mps.empty_cache()\n',
+        importing="torch.version.cuda",
+    )
+    (folder / "devices").mkdir()
+    (folder / "devices" / "b.py").write_text("torch.cuda")
+
+    assert [line.partition(" in ")[0] for line in LINT["devices"](folder)] == [
+        f"{folder / 'a.py'}: {found!r}" for found in ("device.type == '", "is_cuda", "torch.mps")
+    ]

@@ -83,7 +83,7 @@ def test_on_a_gpu_cublas_gets_a_workspace(make_trainer, monkeypatch):
     """Torch refuses to be deterministic there without; a value of one's own stays."""
     monkeypatch.delenv(VARIABLE, raising=False)
 
-    trainer = make_trainer(algorithms=[Deterministic(torch.device("cuda"))])
+    trainer = make_trainer(algorithms=[Deterministic()])
     inside = os.environ.get(VARIABLE)
     trainer.close()
 

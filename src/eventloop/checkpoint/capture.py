@@ -18,6 +18,7 @@ from eventloop.checkpoint.left_out import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
 from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
+from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
 from eventloop.naming import json_value
 from eventloop.signals import status_of
@@ -286,20 +287,21 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[object, ...], Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._kinds: set[DeviceKind] = set()
+        self._events: list[torch.Event] = []
 
     def take(self, parts: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the nest with copies of its tensors, which overwrite those of the call before."""
-        self._used: set[tuple[object, ...]] = set()
-        self._copied = None
+        self._last, self._buffers = self._buffers, {}
         taken = {name: self._copy((name,), value) for name, value in parts.items()}
-        self._buffers = {path: self._buffers[path] for path in self._used}
+        events = (kind.record() for kind in self._kinds)
+        self._events, self._last = [event for event in events if event is not None], {}
         return taken
 
     def wait(self) -> None:
         """Waits until the copies are complete; can be called from another thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        for event in self._events:
+            event.synchronize()
 
     def _copy(self, path: tuple[object, ...], value: Any) -> Any:
         """Copies a nest; values that can't be saved are refused later, by the writer."""
@@ -324,16 +326,9 @@ class Snapshot:
         return value
 
     def _copy_tensor(self, path: tuple[object, ...], tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cuda":
-            # Given back when it is written: a run on the host would hold all of itself twice.
-            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-        self._used.add(path)
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._buffers[path] = buffer
-        buffer.copy_(tensor, non_blocking=True)
-        if self._copied is None:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record(torch.cuda.current_stream(tensor.device))
-        return buffer
+        kind = kind_of(tensor.device)
+        copy = kind.host_copy(tensor, self._last.get(path))
+        if kind.streams is not None:  # others are given back when they are written
+            self._buffers[path] = copy
+            self._kinds.add(kind)
+        return copy

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
 from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
 from eventloop.checkpoint.schema import loading
+from eventloop.devices import kind_of
 from eventloop.errors import Note
 from eventloop.naming import fold
 from eventloop.plugin.mistakes import keeps_state
@@ -186,8 +187,8 @@ def _rng_states(state: State) -> dict[str, Any]:
         "host": {name: get_rng_state(one) for name, one in global_generators().items()},
         "named": {name: one.get_state() for name, one in state.generators().items()},
     }
-    if state.device.type == "cuda":
-        rng_states["device"] = torch.cuda.get_rng_state(state.device)
+    if (of_device := kind_of(state.device).get_rng_state()) is not None:
+        rng_states["device"] = of_device
     return rng_states
 
 
@@ -197,8 +198,8 @@ def _put(state: State, rng_states: Mapping[str, Any]) -> None:
     for name, one in global_generators().items():
         if name in rng_states["host"]:
             set_rng_state(one, rng_states["host"][name])
-    if "device" in rng_states and state.device.type == "cuda":
-        torch.cuda.set_rng_state(rng_states["device"], state.device)
+    if "device" in rng_states:
+        kind_of(state.device).set_rng_state(rng_states["device"])
     for name, one in rng_states["named"].items():
         generator = state.generator(name)
         if one.shape == generator.get_state().shape:

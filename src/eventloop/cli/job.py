@@ -19,6 +19,7 @@ from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Option, Value, flag, typed
 from eventloop.config.settings import convert_setting, setting_options
+from eventloop.devices import kind_of
 from eventloop.errors import UsageError, closest, in_shell, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
@@ -245,11 +246,8 @@ def _bypassed(trainer: Trainer) -> Iterator[str]:
 
 
 def _device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    threads = torch.get_num_threads()
-    name = torch.backends.cpu.get_cpu_capability()
-    return f"{device} ({name}, {threads} {'thread' if threads == 1 else 'threads'})"
+    words = kind_of(device).describe()
+    return f"{device} ({words})" if words else str(device)
 
 
 def _plugin_names(trainer: Trainer, role: Role) -> str:

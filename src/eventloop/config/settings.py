@@ -31,7 +31,7 @@ class Settings:
             (autocast with loss scaling); or auto: on a GPU bf16 if the hardware supports it, else
             fp16; fp32 elsewhere. fp32 never uses TF32; bf16 and fp16 allow TF32 for operations in
             float32.
-        device: cpu, cuda, cuda:1, or auto: a GPU if there is one.
+        device: cpu, cuda, cuda:1, xpu, mps, ..., or auto: an accelerator if there is one.
         seed: seeds Python, NumPy and torch before the model is built, and each plugin's generator.
         seed_samples: whether random draws of a map-style data set depend only on seed, epoch and
             index, so that they are the same with any number of workers and after a resume; false:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop.data.microbatches import Microbatches
+from eventloop.devices import kind_of
 from eventloop.errors import TaskError, counted
 
 Move = Callable[[Any], Any]
@@ -52,10 +53,10 @@ def to_host(outputs: Any) -> Any:
 
 def mover_to(device: torch.device) -> Move:
     """Returns the function that copies a batch from the host to a device, without waiting for it."""
-    if device.type == "cpu":
+    if (kind := kind_of(device)).is_host:
         return lambda batch: batch
-    if device.type == "cuda":
-        return SideStream(device, torch.cuda)
+    if kind.streams is not None:
+        return SideStream(device, kind.streams)
     return lambda batch: map_tensors(lambda one: one.to(device, non_blocking=True), batch)
 
 
@@ -71,7 +72,7 @@ class SideStream:
 
     Args:
         device: where batches go.
-        streams: `torch.cuda`, or what has its `Stream`, `stream` and `current_stream`.
+        streams: what has `Stream`, `stream` and `current_stream`, see `DeviceKind.streams`.
     """
 
     def __init__(self, device: torch.device, streams: Any) -> None:
@@ -88,7 +89,7 @@ class SideStream:
                 return one.to(self._device, non_blocking=True)
             if one.device == self._device:
                 return one
-            if one.device.type == "cpu" and not one.is_pinned():
+            if one.is_cpu and not one.is_pinned():
                 one = one.pin_memory()
             with self._streams.stream(self._side):
                 copies.append(one.to(self._device, non_blocking=True))

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from eventloop.devices import kind_of
+
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
     from eventloop.state import State
@@ -75,8 +77,7 @@ def with_shared_batch_norm(model: nn.Module) -> nn.Module:
     Parameters and buffers stay the same objects under the same names. Lazy modules must be
     initialised.
     """
-    on_gpu = any(param.device.type == "cuda" for param in model.parameters())
-    if on_gpu:
+    if any(kind_of(param.device).has_sync_batch_norm for param in model.parameters()):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     for name, child in model.named_children():

@@ -33,6 +33,7 @@ from torch.nn.functional import embedding
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from eventloop.devices import collective_backends, kind_of
 from eventloop.distributed.averaging import average_gradients, take_from_first
 from eventloop.distributed.checkpoint_crew import Crew, CrewOfRanks
 from eventloop.distributed.consistency import require_same_weights
@@ -114,7 +115,7 @@ class DataParallel(Processes):
             return model
         wrapped = DistributedDataParallel(
             model,
-            device_ids=[state.device] if state.device.type == "cuda" else None,
+            device_ids=None if kind_of(state.device).is_host else [state.device],
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters,
         )
@@ -385,7 +386,6 @@ def join() -> DataParallel:
         EventloopError: the other processes can't be reached.
     """
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             timeout = timedelta(seconds=timeout_s())
             store, rank, world_size = next(rendezvous("env://", timeout=timeout))
@@ -393,7 +393,11 @@ def join() -> DataParallel:
             # and torch would call them (torch 2.13).
             store = PrefixStore(f"eventloop/{attempt()}", store)
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+                collective_backends(),
+                store=store,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
             )
         except (ValueError, RuntimeError) as error:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -424,10 +428,10 @@ def _summands(value: Number | Shares) -> Sequence[Number]:
 
 
 def _on_device(weight: Weight, device: torch.device) -> Tensor:
-    """Returns a weight as a float64 tensor of shape (), without waiting for the device."""
+    """Returns a weight as a wide tensor of shape (), without waiting for the device."""
     if isinstance(weight, Tensor):
-        return weight.to(device, torch.float64, copy=True)
-    return torch.full((), float(weight), dtype=torch.float64, device=device)
+        return weight.to(device, kind_of(device).sum_dtype, copy=True)
+    return torch.full((), float(weight), dtype=kind_of(device).sum_dtype, device=device)
 
 
 def _leave(groups: list[dist.ProcessGroup]) -> None:

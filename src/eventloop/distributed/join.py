@@ -1,4 +1,4 @@
-"""Joins this process with the others of the run, and chooses its device."""
+"""Joins this process with the others of the run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from eventloop.distributed.processes import Processes
-from eventloop.errors import SettingError
 
 
 def join_processes() -> Processes:
@@ -48,27 +45,3 @@ def rank_zero_first() -> Iterator[None]:
     yield
     if not processes.local_rank:
         processes.all_gather(None)
-
-
-def choose_device(name: str, local_rank: int) -> torch.device:
-    """Returns the device of this process; raises SettingError if there is none such.
-
-    Args:
-        name: cpu, cuda, cuda:1, or auto: this process's GPU if there is one.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", local_rank)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError(
-            f"device={name!r} can't be used: {reason}",
-            fix="set device to auto or cpu",
-        ) from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device

@@ -16,7 +16,7 @@ from eventloop.checkpoint.states import PluginStates
 from eventloop.checkpoint.storage import local_copy
 from eventloop.data.batches import mover_to
 from eventloop.data.token_weights import may_weigh_tokens
-from eventloop.distributed.join import choose_device
+from eventloop.devices import choose_device, kind_of
 from eventloop.errors import EventloopError, failures_of, keep, notes_of
 from eventloop.loop import Loop
 from eventloop.plugin.observe import observers_of
@@ -189,9 +189,9 @@ def features_of(
     if settings.gc_interval is not None:
         yield GarbageCollection(settings.gc_interval)
     if settings.deterministic:
-        yield Deterministic(device)
+        yield Deterministic()
         return
-    if device.type == "cuda":
+    if not kind_of(device).is_host:
         yield TunedConvolutions()
     if precision.name in ("bf16", "fp16"):
         yield ChannelsLast(precision)

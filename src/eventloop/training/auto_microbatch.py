@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.data.batches import num_samples
+from eventloop.devices import kind_of
 from eventloop.errors import counted, text_of
 from eventloop.rng import KeptGenerators
 from eventloop.training.optimizer_update import Accumulate, Passes
@@ -63,8 +64,7 @@ class AutoMicrobatch:
             hooks.zero_grad(state, optimizers)
             saved.put_back(state)
             gc.collect()
-            if state.device.type == "cuda":
-                torch.cuda.empty_cache()
+            kind_of(state.device).release_memory()
             state.attempt += 1
 
     def _attempt(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from eventloop.devices import kind_of
+
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
 
@@ -29,10 +31,10 @@ class EpochLoss:
         each: those that aren't in the sum yet, each with the samples of its batch.
     """
 
-    __slots__ = ("_device", "_samples", "_total", "each", "latest")
+    __slots__ = ("_device", "_dtype", "_samples", "_total", "each", "latest")
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._dtype = device, kind_of(device).sum_dtype
         self.latest: Tensor | None = None
         self.start_epoch()
 
@@ -56,7 +58,7 @@ class EpochLoss:
         if not any(processes.all_gather(total is not None)):
             return None
         if total is None:
-            total = torch.zeros((), dtype=torch.float64, device=self._device)
+            total = torch.zeros((), dtype=self._dtype, device=self._device)
         # A rank's loss is weighted so that the mean over the ranks is that of the batch.
         sums = processes.mean(torch.stack([total, torch.full_like(total, samples)]))
         return sums[0] / sums[1]
@@ -87,7 +89,7 @@ class EpochLoss:
         total, samples = self._total, self._samples
         for count, group in itertools.groupby(self.each, itemgetter(0)):
             losses = [loss for _, loss in group]
-            part = torch.stack(losses).sum(dtype=torch.float64) * count
+            part = torch.stack(losses).sum(dtype=self._dtype) * count
             total = part if total is None else total + part
             samples += count * len(losses)
         return total, samples

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from eventloop.devices import kind_of
+
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
 
@@ -76,7 +78,7 @@ class _Sum:
 def weighted(value: Number, weight: Number) -> Number:
     """Returns value times weight in float64; 0 where nothing weighs, even if the value is NaN."""
     if isinstance(value, Tensor):
-        value = value.double().reshape(())
+        value = value.to(kind_of(value.device).sum_dtype).reshape(())
     if isinstance(weight, Tensor):
         return torch.where(weight == 0, 0.0, value * weight)
     return value * weight if weight else 0.0
@@ -84,5 +86,5 @@ def weighted(value: Number, weight: Number) -> Number:
 
 def _on_device(value: Number, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
-        return value.to(device, torch.float64)
-    return torch.full((), float(value), dtype=torch.float64, device=device)
+        return value.to(device, kind_of(device).sum_dtype)
+    return torch.full((), float(value), dtype=kind_of(device).sum_dtype, device=device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop.clock import Clock, Counts, Time, moment_of
+from eventloop.devices import kind_of, opened_accelerator
 from eventloop.training.eval_numbers import Number, SetNumbers, weighted
 from eventloop.training.logged_text import Text, Texts
 
@@ -330,34 +331,35 @@ class HostCopy:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self._copied: torch.cuda.Event | None = None
-        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if has_cuda and any(tensor.is_cuda for tensor in tensors):
-            self._tensors = _started(tensors)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        self._events: Sequence[torch.Event] = ()
+        if opened_accelerator() is not None:
+            self._tensors, self._events = _started(tensors)
 
     def is_ready(self) -> bool:
         """Whether `numbers` would return without waiting."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return all(event.query() for event in self._events)
 
     def numbers(self) -> list[float]:
         """Returns the numbers; waits for those that haven't been copied yet."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        for event in self._events:
+            event.synchronize()
         return list(map(Tensor.item, self._tensors))
 
 
-def _started(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Starts one copy per dtype and device; returns the tensors on the host, in order."""
+def _started(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.Event]]:
+    """Starts one copy per dtype and device.
+
+    Returns:
+        The tensors on the host, in order, and the events behind the copies.
+    """
     on_host = list(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for idx, tensor in enumerate(tensors):
-        if tensor.is_cuda:
+        if not tensor.is_cpu:
             groups.setdefault((tensor.dtype, tensor.device), []).append(idx)
     for idxs in groups.values():
         stacked = torch.stack([tensors[idx].reshape(()) for idx in idxs])
-        pinned = torch.empty_like(stacked, device="cpu", pin_memory=True)
-        for idx, copy in zip(idxs, pinned.copy_(stacked, non_blocking=True), strict=True):
+        for idx, copy in zip(idxs, kind_of(stacked.device).host_copy(stacked), strict=True):
             on_host[idx] = copy
-    return on_host
+    events = (kind_of(device).record() for device in {device for _, device in groups})
+    return on_host, [event for event in events if event is not None]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from eventloop.devices import kind_of
 from eventloop.errors import TaskError, a
 from eventloop.training.eval_numbers import weighted
 
@@ -52,8 +53,9 @@ class MeanOf(Metric):
         self._weigh = weigh
         self._is_higher = is_higher
         self._has_value = False
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        dtype = kind_of(state.device).sum_dtype
+        self.add_state("total", torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
         self.to(state.device)
 
     @property
@@ -80,7 +82,7 @@ class MeanOf(Metric):
             )
         weight = self._weigh() if self._weigh else samples
         self._has_value = True
-        self.total += weighted(value.double().mean(), weight)
+        self.total += weighted(value.to(self.total.dtype).mean(), weight)
         self.weight += weight
 
     def compute(self) -> Tensor | dict[str, Tensor]:

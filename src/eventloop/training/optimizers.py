@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from eventloop.data.sampler_state import declares
+from eventloop.devices import kind_of
 from eventloop.errors import a
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def could_be_fused(optimizer: Optimizer, device: torch.device) -> bool:
     models gain nothing. `fused=False` and `foreach=True` are decisions.
     """
     return (
-        device.type == "cuda"
+        kind_of(device).fuses_optimizers
         and type(optimizer) in _FUSED
         and not any(
             group["fused"] is not None or group["foreach"] or group["differentiable"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from eventloop.devices import kind_of
 from eventloop.errors import SettingError
 from eventloop.training.grad_scaling import Scaled, Unscaled
 
@@ -86,21 +87,9 @@ class Precision:
         """Goes on from what `state_dict` gave."""
         self._scaling.load_state_dict(state)
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
+    def in_force(self) -> AbstractContextManager[None]:
         """Sets what counts for the whole process, and puts it back: TF32 on a GPU, or none."""
-        if self._device.type != "cuda":
-            yield
-            return
-        saved = _Saved()
-        try:
-            # The older of torch's two interfaces: who reads by either then finds an answer, while
-            # the older one raises where the newer one has set something else (torch 2.13).
-            torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
-            torch.backends.cudnn.allow_tf32 = self._tf32
-            yield
-        finally:
-            saved.put_back()
+        return kind_of(self._device).float32_products(tf32=self._tf32)
 
 
 def choose_precision(name: str, device: torch.device) -> Precision:
@@ -114,12 +103,12 @@ def choose_precision(name: str, device: torch.device) -> Precision:
         SettingError: there is none of this name, or the device can't do it.
     """
     if name == "auto":
-        name = _best(device)
+        name = kind_of(device).best_precision()
     if name not in _MODES:
         raise SettingError(
             f"no precision is named {name!r}", fix=f"one of auto, {', '.join(_MODES)}"
         )
-    if reason := _why_not(name, device):
+    if reason := kind_of(device).why_not(name):
         raise SettingError(f"precision={name!r}, but {reason}", fix="set precision to auto or fp32")
     return _MODES[name](device)
 
@@ -135,51 +124,3 @@ _MODES: Mapping[str, Callable[[torch.device], Precision]] = {
         "fp16", device, autocast_to=torch.float16, scaling=Scaled(device)
     ),
 }
-
-
-class _Saved:
-    """What the process computes products of float32 in, to be put back as it was."""
-
-    def __init__(self) -> None:
-        backends = torch.backends
-        holders: tuple[Any, ...] = (
-            backends.cuda.matmul,
-            backends.cudnn.conv,  # type: ignore[attr-defined]
-            backends.cudnn.rnn,
-            backends.mkldnn.matmul,  # type: ignore[attr-defined]
-        )
-        self._exact = [(one, one.fp32_precision) for one in holders]
-        try:
-            self._older = (torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32)
-        except RuntimeError:  # it was set through the newer interface alone
-            self._older = ("highest", True)
-
-    def put_back(self) -> None:
-        torch.set_float32_matmul_precision(self._older[0])
-        torch.backends.cudnn.allow_tf32 = self._older[1]
-        for holder, precision in self._exact:
-            holder.fp32_precision = precision
-
-
-def _best(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "fp32"  # bf16 is emulated on most hosts: slower, and no less memory
-    return "bf16" if _has_bf16() else "fp16"
-
-
-def _has_bf16() -> bool:
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _why_not(name: str, device: torch.device) -> str:
-    """Returns why a device can't compute in a precision, or "" where it can."""
-    on_gpu = device.type == "cuda"
-    if name == "tf32" and not on_gpu:
-        return f"TF32 is a unit of NVIDIA GPUs, and the device is {device}"
-    if name == "tf32" and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} doesn't have it"
-    if name == "bf16" and on_gpu and not _has_bf16():
-        return f"{torch.cuda.get_device_name(device)} doesn't have it"
-    if name in ("bf16", "fp16") and not torch.amp.is_autocast_available(device.type):
-        return f"torch has no autocast for {device.type}"
-    return ""

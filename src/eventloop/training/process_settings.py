@@ -27,9 +27,6 @@ class Deterministic:
 
     An operation that can't raises a RuntimeError that names it. `close` restores torch's earlier
     settings.
-
-    Args:
-        device: where the run computes.
     """
 
     note = (
@@ -37,8 +34,7 @@ class Deterministic:
         "convolution (cudnn.benchmark), and channels_last"
     )
 
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
+    def __init__(self) -> None:
         self._found: tuple[bool, bool, bool, str | None] | None = None
 
     @hookimpl(wrapper=True)
@@ -49,8 +45,7 @@ class Deterministic:
             torch.backends.cudnn.benchmark,
             os.environ.get(_WORKSPACE_VARIABLE),
         )
-        if self._is_cuda:
-            os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACE)
+        os.environ.setdefault(_WORKSPACE_VARIABLE, _WORKSPACE)
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         return (yield)

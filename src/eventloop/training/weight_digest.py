@@ -66,7 +66,7 @@ def _sum_of(tensor: Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]) ->
         start = offsets[0] * tensor[:1].numel() if tensor.ndim else 0
         tensor, shape, offsets = tensor.reshape(-1), (0,), (start,)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    most = _ON_HOST if tensor.device.type == "cpu" else _ON_DEVICE
+    most = _ON_HOST if tensor.is_cpu else _ON_DEVICE
     num_rows = max(1, most // max(1, tensor[:1].numel()))
     for row in range(0, len(tensor), num_rows):
         part = tensor[row : row + num_rows].contiguous()

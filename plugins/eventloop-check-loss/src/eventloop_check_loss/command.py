@@ -196,7 +196,11 @@ def _argv(arguments: Arguments, variant: Variant, folder: Path, samples: int) ->
     }
     if "precision" not in arguments.flags:
         own["precision"] = "fp32"  # in which a factor is more than rounding
-    if variant.num_ranks > 1 and "device" not in arguments.flags and torch.cuda.device_count() < 2:
+    if (
+        variant.num_ranks > 1
+        and "device" not in arguments.flags
+        and torch.accelerator.device_count() < 2
+    ):
         own["device"] = "cpu"  # two ranks can't share a GPU
     return [
         *fit_argv(arguments),

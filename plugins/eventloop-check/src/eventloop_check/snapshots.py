@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eventloop.devices import kind_of
+
 
 class StateSnapshot:
     """What could be changed at one moment, for a comparison with a later one.
@@ -88,8 +90,8 @@ def _generators(state: Any) -> Iterator[tuple[str, object]]:
     if numpy := sys.modules.get("numpy"):
         yield "NumPy's random numbers", numpy.random.get_state(legacy=True)
     yield "torch's random numbers", torch.random.get_rng_state()
-    if state.device.type == "cuda":
-        yield "torch's random numbers on the device", torch.cuda.get_rng_state(state.device)
+    if (of_device := kind_of(state.device).get_rng_state()) is not None:
+        yield "torch's random numbers on the device", of_device
 
 
 def _nested(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

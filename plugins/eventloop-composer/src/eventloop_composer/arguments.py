@@ -22,7 +22,7 @@ DEFAULTS: Mapping[str, Any] = {
     if name != "self"
 }
 _PRECISIONS = {Precision.FP32: "fp32", Precision.AMP_BF16: "bf16", Precision.AMP_FP16: "fp16"}
-_DEVICES = {"cpu": "cpu", "gpu": "cuda"}
+_DEVICES = ("cpu", "gpu")
 
 # What can't be honoured with another value than Composer's default: why, and what does it here.
 REFUSED: Mapping[str, tuple[str, str]] = {
@@ -175,14 +175,17 @@ def _device(given: str | Device | None) -> str:
         return "auto"
     if name not in _DEVICES:
         raise SettingError(f"device={name!r} isn't one of cpu, gpu", fix="give one of them")
-    return _DEVICES[name]
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if name == "gpu" and found is not None else name
 
 
 def _precision(given: str | Precision | None, device: str) -> str:
     if given is None:
         import torch
 
-        is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        is_gpu = device != "cpu" and torch.accelerator.is_available()
         return "fp16" if is_gpu else "fp32"
     precision = Precision(given)
     if precision not in _PRECISIONS:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State
+from eventloop.devices import kind_of
 from eventloop_composer.engine import LeanEngine
 from eventloop_composer.kept import Kept
 from eventloop_composer.logs import ToEventloop, TrainerLogs
@@ -197,7 +198,7 @@ def total_of(loss: Any) -> Tensor:
 
 
 def _device(state: State) -> Device:
-    if state.device.type == "cuda":
+    if not kind_of(state.device).is_host:
         # It sets for the whole process whether TF32 may be used.
         return DeviceGPU(state.device.index, allow_tf32=state.precision.name != "fp32")
     return DeviceCPU()

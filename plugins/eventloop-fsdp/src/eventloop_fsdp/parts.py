@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import accelerator, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -107,7 +107,7 @@ def shard(
         param.data = param.data.contiguous()
     given: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     if offload:
-        given["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        given["offload_policy"] = CPUOffloadPolicy(pin_memory=accelerator.is_available())
     # The first module to be sharded owns its parameters alone.
     for one in reversed(parts):
         fully_shard(one, reshard_after_forward=reshard_after_forward, **given)

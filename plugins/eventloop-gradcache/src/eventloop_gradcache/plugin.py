@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eventloop import PluginError, State, hookimpl
+from eventloop.devices import kind_of
 from eventloop.toolbox.passes import evaluation_mode
 from eventloop.toolbox.samples import Microbatches, describe, map_tensors, num_samples, split
 
@@ -149,14 +150,14 @@ class _Draws:
     """The state of torch's generators before a pass."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._kind = kind_of(device)
+        self._host = torch.get_rng_state()
+        self._own = self._kind.get_rng_state()
 
     def put_back(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+        torch.set_rng_state(self._host)
+        if self._own is not None:
+            self._kind.set_rng_state(self._own)
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

@@ -63,9 +63,10 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
     _require(arguments, "accelerator", ACCELERATORS, "give cpu or gpu")
     _require(arguments, "precision", PRECISIONS, "give 32-true, 64-true, bf16-mixed or bf16-true")
     _require_ranks(arguments)
-    if arguments.get("accelerator") == "cpu" or not torch.cuda.is_available():
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if arguments.get("accelerator") == "cpu" or found is None:
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(found.type, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
 
 from eventloop import hookimpl
+from eventloop.devices import kind_of
 from eventloop.toolbox.messages import one_line
 from eventloop.toolbox.run_files import RunFolder
 
@@ -54,9 +55,9 @@ class Profile:
         """Starts the profiler, with the first fit."""
         if self._averages is not None:
             return
-        activities = [ProfilerActivity.CPU]
-        if state.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        activities = {ProfilerActivity.CPU}
+        if not kind_of(state.device).is_host:
+            activities |= supported_activities()  # type: ignore[no-untyped-call]
             self._sort_by = "self_device_time_total"
         self._folder = state.run_dir
         RunFolder(self._folder).check(FILE)

@@ -123,7 +123,7 @@ def share_cores(job: Job, arguments: Arguments) -> tuple[int, int | None]:
         return jobs, max(1, cores // (jobs * ranks)) if jobs > 1 and not threads else None
     import torch
 
-    if job.configuration.setting("device") != "cpu" and torch.cuda.is_available():
+    if job.configuration.setting("device") != "cpu" and torch.accelerator.is_available():
         return 1, None
     each = int(threads) if threads.isdigit() else torch.get_num_threads()
     return max(1, cores // max(1, each * ranks)), None

@@ -42,6 +42,7 @@ import rich.default_styles  # noqa: F401 - draws numbers, in a run before its se
 import torch
 
 from eventloop.commands import Job, ending_with_parent, load_task_file
+from eventloop.devices import opened_accelerator
 
 MESSAGE_BYTES = 2**20
 _POLL_S = 0.01
@@ -290,8 +291,7 @@ def rng_states() -> list[object]:
 
 def why_not(num_before: int, before: list[object]) -> str:
     """Returns what an import did that makes a fork differ from a new process; "" for nothing."""
-    is_opened = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if is_opened or any(_open_devices()):
+    if opened_accelerator() is not None or any(_open_devices()):
         return "an import has opened the GPU"
     if rng_states()[: len(before)] != before:
         return "an import has drawn random numbers"

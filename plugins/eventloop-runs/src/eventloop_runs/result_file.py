@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eventloop import EventloopError, hookimpl
+from eventloop.devices import kind_of
 from eventloop.toolbox.metric_names import named_metrics
 from eventloop.toolbox.run_files import replace_file
 
@@ -103,8 +105,8 @@ class Cost:
     needs_eval_data = True
 
     def __init__(self) -> None:
-        self._mark: Callable[[], float | torch.cuda.Event] = time.perf_counter
-        self._marks: deque[float | torch.cuda.Event | None] = deque(maxlen=_MOST_STEPS)
+        self._mark: Callable[[], float | torch.Event | None] = time.perf_counter
+        self._marks: deque[float | torch.Event | None] = deque(maxlen=_MOST_STEPS)
 
     @property
     def steps_s(self) -> list[float]:
@@ -119,8 +121,8 @@ class Cost:
 
     @hookimpl
     def fit_start(self, state: StateView) -> None:
-        if state.device.type == "cuda":
-            self._mark = _cuda_mark
+        if (kind := kind_of(state.device)).streams is not None:
+            self._mark = partial(kind.record, timed=True)
 
     @hookimpl
     def epoch_start(self, state: StateView) -> None:
@@ -137,8 +139,8 @@ class Cost:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Returns the most memory at any time so far: of the device, or on a CPU of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if of_device := kind_of(device).memory():
+        return of_device["peak"]
     # `getrusage` counts what the process that started this one had, until it became this one.
     if _STATUS.is_file():
         words = _STATUS.read_text().partition("VmHWM:")[2].split()
@@ -149,17 +151,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return largest if sys.platform == "darwin" else largest * 1024
 
 
-def _cuda_mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _seconds(marks: Iterable[float | torch.cuda.Event | None]) -> Iterator[float]:
+def _seconds(marks: Iterable[float | torch.Event | None]) -> Iterator[float]:
     """Yields the times between neighbours, as far as both are there."""
     for one, other in pairwise(marks):
         if isinstance(one, float) and isinstance(other, float):
             yield other - one
-        elif isinstance(one, torch.cuda.Event) and isinstance(other, torch.cuda.Event):
+        elif not isinstance(one, float | None) and not isinstance(other, float | None):
             other.synchronize()
             yield one.elapsed_time(other) / 1000

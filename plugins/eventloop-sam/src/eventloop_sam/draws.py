@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from eventloop.devices import kind_of
+
 
 class Draws:
     """Where the generators stand: the host's, the device's, and others.
@@ -18,15 +20,15 @@ class Draws:
     """
 
     def __init__(self, device: torch.device, others: Iterable[torch.Generator] = ()) -> None:
-        self._gpu = device if device.type == "cuda" else None
+        self._kind = kind_of(device)
         self._of_host = torch.get_rng_state()
-        self._of_gpu = None if self._gpu is None else torch.cuda.get_rng_state(self._gpu)
+        self._of_device = self._kind.get_rng_state()
         self._of_others = [(one, one.get_state()) for one in others]
 
     def put_back(self) -> None:
         """Sets them to where they stood."""
         torch.set_rng_state(self._of_host)
-        if self._gpu is not None and self._of_gpu is not None:
-            torch.cuda.set_rng_state(self._of_gpu, self._gpu)
+        if self._of_device is not None:
+            self._kind.set_rng_state(self._of_device)
         for generator, standing in self._of_others:
             generator.set_state(standing)

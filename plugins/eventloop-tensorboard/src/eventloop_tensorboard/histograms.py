@@ -15,6 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard.summary import histogram_raw
 
+from eventloop.devices import kind_of
+
 _POSITIVE = [1e-12 * 1.1**power for power in range(581)]
 _MOST = torch.finfo(torch.float32).max
 # What lies before the first bound or behind the last isn't finite.
@@ -88,19 +90,13 @@ class OnTheWay:
     def __init__(self, step: int, tags: Sequence[str], measured: Measured) -> None:
         self.step = step
         self.tags = tags
-        self._copies: Sequence[Tensor] = measured
-        self._copied: torch.cuda.Event | None = None
-        if measured.counts.device.type == "cuda":
-            self._copies = [
-                torch.empty_like(one, device="cpu", pin_memory=True).copy_(one, non_blocking=True)
-                for one in measured
-            ]
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        kind = kind_of(measured.counts.device)
+        self._copies = [kind.host_copy(one) for one in measured]
+        self._copied = kind.record()
 
     def is_there(self) -> bool:
         """Returns whether `histograms` would give its answer without a wait."""
-        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
+        return self._copied is None or self._copied.query()
 
     def histograms(self) -> list[Summary]:
         """Returns the histograms of the tensors that have one; waits where they aren't there."""

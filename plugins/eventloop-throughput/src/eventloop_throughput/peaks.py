@@ -45,7 +45,7 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
     """Returns what a device can compute at most, in TFLOP/s; None where it isn't known.
 
     Args:
-        device_name: as `torch.cuda.get_device_name` gives it.
+        device_name: as `torch.get_device_module().get_device_name` gives it.
         precision: fp32, tf32, bf16 or fp16.
     """
     words = set(re.split(r"[^0-9A-Za-z]+", device_name))

@@ -6,9 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-import torch
-
 from eventloop import PluginError, hookimpl
+from eventloop.devices import kind_of
 from eventloop.toolbox.messages import as_option
 from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
@@ -91,8 +90,8 @@ class Throughput:
                 + as_option("throughput", gflops_per_token=0.75)
                 + ", or leave the peak out",
             )
-        if self.peak_tflops is None and state.device.type == "cuda":
-            name = torch.cuda.get_device_name(state.device)
+        if self.peak_tflops is None:
+            name = kind_of(state.device).describe()
             self._peak_tflops = peak_tflops(name, state.precision.name)
 
     @hookimpl
@@ -170,18 +169,9 @@ class Throughput:
             numbers["tflops"] = total.flops / total.seconds / 1e12
             if self._peak_tflops is not None:
                 numbers["mfu"] = numbers["tflops"] / self._peak_tflops
-        if state.device.type == "cuda":
-            numbers |= _memory(state.device)
+        # From torch's own books: the device isn't asked.
+        for name, num_bytes in kind_of(state.device).memory().items():
+            numbers[f"memory_{name}_gib"] = num_bytes / 2**30
         for name, value in numbers.items():
             # The clocks of the ranks differ a little.
             state.log(f"throughput/{name}", value, "mean")
-
-
-def _memory(device: torch.device) -> dict[str, float]:
-    """Returns what torch holds on a device, from its own books: the device isn't asked."""
-    gib = 2**30
-    return {
-        "memory_allocated_gib": torch.cuda.memory_allocated(device) / gib,
-        "memory_reserved_gib": torch.cuda.memory_reserved(device) / gib,
-        "memory_peak_gib": torch.cuda.max_memory_allocated(device) / gib,
-    }

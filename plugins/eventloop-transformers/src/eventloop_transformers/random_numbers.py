@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from eventloop.devices import opened_accelerator
+
 # What data loaders and samplers of torch, accelerate and TRL hold each other by.
 _PARTS = ("base_dataloader", "dataset", "batch_sampler", "sampler")
 _MAX_DEPTH = 6
@@ -17,13 +19,13 @@ _MAX_DEPTH = 6
 
 def rng_states() -> dict[str, Any]:
     """Returns the states of the global generators."""
-    states = {
+    states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+    if (accelerator := opened_accelerator()) is not None:
+        states["device"] = accelerator.get_rng_state()
     return states
 
 
@@ -32,8 +34,9 @@ def set_rng_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+    accelerator = opened_accelerator()
+    if "device" in states and accelerator is not None:
+        accelerator.set_rng_state(states["device"])
 
 
 class Randoms(NamedTuple):

@@ -13,6 +13,7 @@ from transformers.trainer_utils import TrainOutput
 
 from eventloop import SettingError
 from eventloop import Trainer as Loop
+from eventloop.devices import kind_of
 from eventloop_transformers.named import plugins_of, unnamed
 from eventloop_transformers.refused import refuse_class, refuse_fit, refuse_plugins, refuse_settings
 from eventloop_transformers.task import Fit, TrainerTask
@@ -98,7 +99,8 @@ class OnEventloop(Base):
         args = self.args
         algorithms, callbacks = plugins_of(self.eventloop_plugins)
         callbacks += self.eventloop_watchers
-        tf32 = torch.backends.cuda.matmul.allow_tf32 and args.device.type == "cuda"
+        is_exact = torch.get_float32_matmul_precision() == "highest"
+        tf32 = not is_exact and not kind_of(args.device).is_host
         given: dict[str, Any] = {
             "max_duration": f"{max(1, max_steps)}ba",
             "device": str(args.device),
