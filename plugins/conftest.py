@@ -17,6 +17,7 @@ BRIDGES = {
     "eventloop-composer": "composer",
     "eventloop-lightning": "lightning",
     "eventloop-lora": "peft",
+    "eventloop-sft": "peft",
     "eventloop-transformers": "accelerate",
 }
 collect_ignore = [

@@ -29,6 +29,7 @@ IMPORTED = {
     "eventloop-lightning",
     "eventloop-packing",
     "eventloop-runs",
+    "eventloop-sft",
     "eventloop-surgery",
     "eventloop-testing",
     "eventloop-transformers",

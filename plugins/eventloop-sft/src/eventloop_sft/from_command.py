@@ -1,0 +1,179 @@
+"""The task: `eventloop fit eventloop_sft --task.model FOLDER --task.data chats.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from eventloop import State, Task, TaskError, schedules
+from eventloop_sft.batches import Documents, batches_of
+from eventloop_sft.models import Dtype, language_model, tokenizer_at, with_padding
+from eventloop_sft.passes import model_inputs, token_log_probs, with_router_loss
+from eventloop_sft.rows import read_rows
+from eventloop_sft.samples import Samples
+from eventloop_sft.tokens import IGNORED, Conversations, LossOn, examples_of
+
+Schedule = Literal["linear", "cosine", "constant"]
+EVAL = "eval"
+
+
+def task(
+    model: str | Callable[[], nn.Module],
+    data: str | Path | Sequence[Mapping[str, Any]],
+    *,
+    eval_data: str | Path | Sequence[Mapping[str, Any]] | None = None,
+    tokenizer: Any = None,
+    chat_template: Path | None = None,
+    loss_on: LossOn = "auto",
+    max_length: int = 1024,
+    packing: bool = False,
+    batch_size: int = 8,
+    microbatch_size: int | None = None,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    dtype: Dtype = "float32",
+    lr: float = 2e-5,
+    weight_decay: float = 0.0,
+    schedule: Schedule = "cosine",
+    warmup: str | None = "0.03dur",
+    num_samples: int = 3,
+    max_new_tokens: int = 64,
+) -> Task:
+    """Returns the task that trains a language model on chats.
+
+    Args:
+        model: a folder that `save_pretrained` wrote, or a name on the Hub; in Python also a function
+            that returns the model.
+        data: a .jsonl or .parquet file, or a folder of datasets; in Python also the rows. A row has
+            messages, or prompt and completion, or text, or input_ids and labels.
+        eval_data: likewise, to evaluate with.
+        tokenizer: where it stands, if not with the model; in Python also the tokenizer.
+        chat_template: a file with a template, in the place of the tokenizer's own.
+        loss_on: which tokens are trained on: of the assistant, of the completion (of messages the
+            last one), or all. auto: the assistant's of messages, the completion beside a prompt, all
+            of a text.
+        max_length: tokens of a row; what is longer is cut at its end.
+        packing: whether rows are packed into rows of `max_length` tokens, of which `batch_size` make
+            a batch.
+        batch_size: rows of a batch, on each rank.
+        microbatch_size: rows of a microbatch, which is padded by itself; not set: the whole batch is.
+        shuffle: whether each epoch has another order.
+        num_workers: processes that make batches.
+        dtype: of the weights; auto: as they are saved.
+        lr: highest learning rate.
+        weight_decay: of AdamW.
+        schedule: how the learning rate falls after the warm-up.
+        warmup: how long it rises.
+        num_samples: prompts of the eval data that are answered after each evaluation.
+        max_new_tokens: of such an answer.
+    """
+    found = tokenizer_of(model, tokenizer, chat_template)
+    conversations = Conversations(found, loss_on)
+    documents, note = _documents(data, conversations, max_length)
+    make = partial(
+        batches_of, pad_id=found.pad_token_id, microbatch_size=microbatch_size,
+        num_workers=num_workers,
+    )  # fmt: skip
+    loaders, prompts = None, []
+    if eval_data is not None:
+        eval_documents, eval_note = _documents(eval_data, conversations, max_length)
+        note += f"; {EVAL}: {eval_note}"
+        loaders = {EVAL: make(eval_documents, batch_size=batch_size)}
+        prompts = _prompts(eval_data, conversations, num_samples, max_length)
+    pack_into = max_length if packing else None
+    return Task(
+        model=model_maker(model, dtype),
+        forward=forward,
+        loss_weight=num_labels,
+        num_tokens=num_tokens,
+        train_dataloader=make(
+            documents, batch_size=batch_size, pack_into=pack_into, shuffle=shuffle
+        ),
+        eval_dataloaders=loaders,
+        optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
+        scheduler=schedule_of(schedule, warmup),
+        callbacks=[Samples(found, prompts, max_new_tokens=max_new_tokens, header=note)],
+        settings={"max_duration": "3ep", "clip_norm": 1.0},
+    )
+
+
+def forward(model: nn.Module, batch: Mapping[str, Tensor], state: State) -> Any:
+    """Returns logits, and the loss: the mean over the labels of a microbatch, 0 where there is none."""
+    outputs: Any = model(**model_inputs(state.model, batch))
+    log_probs, is_counted = token_log_probs(outputs.logits, batch["labels"])
+    num = is_counted.sum().clamp(min=1)
+    loss = -log_probs.sum() / num
+    if state.eval_name is not None:
+        is_right = outputs.logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]
+        state.log("accuracy", is_right.sum() / num, "mean")
+    return {"loss": with_router_loss(loss, outputs, state.model), "logits": outputs.logits}
+
+
+def num_labels(batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns over how many labels the loss of a microbatch is a mean, shape ()."""
+    return (batch["labels"][:, 1:] != IGNORED).sum()
+
+
+def num_tokens(batch: Mapping[str, Tensor]) -> int:
+    """Returns how many tokens of a batch aren't padding."""
+    return int((batch["document_ids"] >= 0).sum())
+
+
+def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Returns AdamW of what is trained."""
+    params = [one for one in model.parameters() if one.requires_grad]
+    return torch.optim.AdamW(params, lr, weight_decay=weight_decay)
+
+
+def schedule_of(schedule: Schedule, warmup: str | None) -> Callable[..., Any]:
+    """Returns a schedule of eventloop."""
+    made: dict[str, Callable[..., Any]] = {
+        "linear": schedules.linear,
+        "cosine": schedules.cosine,
+        "constant": schedules.constant,
+    }
+    found: Callable[..., Any] = made[schedule](warmup=warmup)
+    return found
+
+
+def model_maker(model: str | Callable[[], nn.Module], dtype: Dtype) -> Callable[[], nn.Module]:
+    """Returns a function that makes the model."""
+    return partial(language_model, model, dtype=dtype) if isinstance(model, str) else model
+
+
+def tokenizer_of(model: Any, tokenizer: Any, chat_template: Path | None) -> Any:
+    """Returns the tokenizer that is named, or that of the model's folder."""
+    given = model if tokenizer is None else tokenizer
+    if isinstance(given, str | Path):
+        return tokenizer_at(str(given), chat_template)
+    if tokenizer is None:
+        raise TaskError(
+            "the model is a function, and there is no tokenizer", fix="give task(tokenizer=...)"
+        )
+    return with_padding(tokenizer)
+
+
+def _documents(data: Any, conversations: Conversations, max_length: int) -> tuple[Documents, str]:
+    rows, name = read_rows(data)
+    examples, num_cut, num_left_out = examples_of(rows, name, conversations, max_length)
+    num_ids = sum(len(one.input_ids) for one in examples)
+    num_trained = sum(label != IGNORED for one in examples for label in one.labels[1:])
+    note = f"{len(examples):,} rows of {name}, {num_ids:,} tokens, {num_trained:,} trained on"
+    note += f"; {num_cut:,} cut to {max_length:,} tokens" if num_cut else ""
+    note += f"; {num_left_out:,} left out, without a label" if num_left_out else ""
+    return Documents(examples), note
+
+
+def _prompts(
+    data: Any, conversations: Conversations, num: int, max_length: int
+) -> list[tuple[list[int], str]]:
+    rows, _ = read_rows(data)
+    found = (conversations.prompt_and_answer(row) for row in rows)
+    short = (one for one in found if one is not None and len(one[0]) < max_length)
+    return [*islice(short, num)]

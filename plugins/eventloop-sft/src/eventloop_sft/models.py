@@ -1,0 +1,70 @@
+"""Models and tokenizers of transformers, from a folder or the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from eventloop import TaskError
+from eventloop.toolbox.messages import one_line
+
+Dtype = Literal["float32", "bfloat16", "auto"]
+
+
+def language_model(name: str, *, dtype: Dtype = "float32", **given: Any) -> nn.Module:
+    """Loads a causal language model.
+
+    Args:
+        name: a folder that `save_pretrained` wrote, or a name on the Hub.
+        dtype: of its weights; "auto": as they are saved.
+        given: what else `from_pretrained` takes.
+
+    Raises:
+        TaskError: there is no such model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = _loaded(AutoModelForCausalLM, name, dtype=dtype, **given)
+    return model
+
+
+def tokenizer_at(name: str, chat_template: Path | None = None) -> Any:
+    """Loads a tokenizer.
+
+    Args:
+        name: the model's folder or name.
+        chat_template: a file with a template, in the place of the tokenizer's own.
+
+    Raises:
+        TaskError: there is none, or it has neither a token to pad with nor an end of text.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = _loaded(AutoTokenizer, name)
+    if chat_template is not None:
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    return with_padding(tokenizer)
+
+
+def with_padding(tokenizer: Any) -> Any:
+    """Has a tokenizer pad with its end of text, if it has no token to pad with."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise TaskError(
+                "the tokenizer has neither a pad_token nor an eos_token",
+                fix='set one where it is made: tokenizer.pad_token = "<pad>"',
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _loaded(kind: Any, name: str, **given: Any) -> Any:
+    try:
+        return kind.from_pretrained(name, **given)
+    except (OSError, ValueError) as error:
+        raise TaskError(
+            f"{kind.__name__} can't be loaded from {name!r}: {one_line(str(error), 300)}",
+            fix="name a folder that save_pretrained wrote",
+        ) from error

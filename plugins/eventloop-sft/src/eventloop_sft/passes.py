@@ -1,0 +1,73 @@
+"""Forward passes of language models over rows of documents, and log-probabilities of tokens."""
+
+# B = row of a batch, T = token of a row, V = token of the vocabulary
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from eventloop_packing import document_mask
+from eventloop_sft.tokens import IGNORED
+
+
+def model_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns what a model of transformers takes to keep the documents of each row apart.
+
+    With torch's own attention (`sdpa`) that is a mask for each pair of tokens: from anything else
+    transformers finds out what there is to mask by a read from the device (5.23).
+
+    Args:
+        batch: int64, shape (B, T): input_ids, position_ids, and document_ids, -1 where a row is filled.
+    """
+    untyped: Any = model
+    base: Any = untyped.get_base_model() if hasattr(model, "get_base_model") else untyped
+    parameters = inspect.signature(base.forward).parameters
+    found: dict[str, Any] = {"input_ids": batch["input_ids"]}
+    if "use_cache" in parameters:
+        found["use_cache"] = False  # with a cache packed documents would see each other
+    if "position_ids" not in parameters:
+        return found | {"attention_mask": (batch["document_ids"] >= 0).long()}
+    found["position_ids"] = batch["position_ids"]
+    if _takes_masks(base.config):
+        found["attention_mask"] = document_mask(batch["document_ids"])
+    return found
+
+
+def token_log_probs(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability of each next label, and which of them count.
+
+    Args:
+        logits_BTV: of a causal language model; computed in float32 or wider.
+        labels_BT: of the same tokens, not shifted; `IGNORED` where none counts.
+
+    Returns:
+        Shape (B, T - 1) each: 0 where none counts, and bool.
+    """
+    next_BT = labels_BT[:, 1:]
+    wide = torch.promote_types(logits_BTV.dtype, torch.float32)
+    logits = logits_BTV[:, :-1].to(wide).flatten(0, 1)
+    losses = cross_entropy(logits, next_BT.flatten(), reduction="none", ignore_index=IGNORED)
+    return -losses.view(next_BT.shape), next_BT != IGNORED
+
+
+def with_router_loss(loss: Tensor, outputs: Any, model: nn.Module) -> Tensor:
+    """Adds what a mixture of experts loses by an uneven load, if its configuration asks for it."""
+    aux_loss = getattr(outputs, "aux_loss", None)
+    config: Any = model.config
+    return loss if aux_loss is None else loss + config.router_aux_loss_coef * aux_loss
+
+
+def _takes_masks(config: Any) -> bool:
+    """Whether all layers use torch's attention over all tokens, so that one mask suits them."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    is_sliding = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    # Private, but the only place that has the choice made by `attn_implementation` (5.23).
+    is_sdpa = getattr(text, "_attn_implementation", None) == "sdpa"
+    return is_sdpa and kinds == {"full_attention"} and not is_sliding

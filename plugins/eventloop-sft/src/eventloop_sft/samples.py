@@ -1,0 +1,69 @@
+"""The plugin that belongs to the task: says what the data are, and logs what the model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from eventloop import StateView, hookimpl
+
+
+class Samples:
+    """Logs what the model answers to a few prompts, after each evaluation, as a table `samples`.
+
+    All ranks generate the same, so that a sharded model can.
+
+    Args:
+        tokenizer: of transformers.
+        prompts: token ids, and the answer that the data have, of each.
+        max_new_tokens: of an answer.
+        header: what the header of the run says of the data.
+    """
+
+    name = "samples"
+    needs_eval_data = True
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompts: Sequence[tuple[list[int], str]],
+        *,
+        max_new_tokens: int = 64,
+        header: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._asked = list(prompts)
+        self.max_new_tokens = max_new_tokens
+        self.note = header
+
+    @hookimpl
+    def eval_after_all(self, state: StateView) -> None:
+        """Generates, with the weights that are evaluated, under the run's precision."""
+        if not self._asked:
+            return
+        generate = state.precision.under_autocast(self._generated)
+        answers = generate(state.model, state.device)
+        prompts = [self._tokenizer.decode(ids) for ids, _ in self._asked]
+        expected = [answer for _, answer in self._asked]
+        state.log_text("samples", {"prompt": prompts, "answer": answers, "expected": expected})
+
+    def _generated(self, model: nn.Module, device: torch.device) -> list[str]:
+        longest = max(len(ids) for ids, _ in self._asked)
+        pad_id = self._tokenizer.pad_token_id
+        rows = [[pad_id] * (longest - len(ids)) + ids for ids, _ in self._asked]
+        masks = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in self._asked]
+        untyped: Any = model
+        tokens = untyped.generate(
+            input_ids=torch.tensor(rows, device=device),
+            attention_mask=torch.tensor(masks, device=device),
+            max_new_tokens=self.max_new_tokens,
+            do_sample=False,
+            pad_token_id=pad_id,
+        )
+        found: list[str] = self._tokenizer.batch_decode(
+            tokens[:, longest:], skip_special_tokens=True
+        )
+        return found
