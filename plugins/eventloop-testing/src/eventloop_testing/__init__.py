@@ -15,6 +15,14 @@ if TYPE_CHECKING:
         tiny_task,
     )
     from eventloop_testing.contract import check_plugin
+    from eventloop_testing.pretend import (
+        MixedDevicesError,
+        PretendError,
+        RaceError,
+        Wait,
+        counted_waits,
+        pretend_device,
+    )
     from eventloop_testing.ranks import run_ranks
     from eventloop_testing.resuming import (
         Dies,
@@ -27,12 +35,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Dies",
     "KilledRuns",
+    "MixedDevicesError",
+    "PretendError",
+    "RaceError",
+    "Wait",
     "check_plugin",
+    "counted_waits",
     "differences",
     "edited_checkpoint",
     "fit_and_die",
     "isolated_trainer",
     "last_checkpoint",
+    "pretend_device",
     "recorder",
     "run_ranks",
     "shuffled_batches",
@@ -45,6 +59,17 @@ _LAZY = dict.fromkeys(__all__, "eventloop_testing.case")
 _LAZY["check_plugin"] = "eventloop_testing.contract"
 _LAZY["differences"] = "eventloop_checkpoints.differences"
 _LAZY["run_ranks"] = "eventloop_testing.ranks"
+_LAZY |= dict.fromkeys(
+    (
+        "MixedDevicesError",
+        "PretendError",
+        "RaceError",
+        "Wait",
+        "counted_waits",
+        "pretend_device",
+    ),
+    "eventloop_testing.pretend",
+)
 _LAZY |= dict.fromkeys(
     ("Dies", "KilledRuns", "edited_checkpoint", "fit_and_die", "last_checkpoint"),
     "eventloop_testing.resuming",

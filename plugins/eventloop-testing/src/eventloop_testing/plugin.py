@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import torch
+
     from eventloop.task import Task
     from eventloop.trainer import Trainer
     from eventloop_check import Check
@@ -76,3 +78,16 @@ def no_device_reads() -> Iterator[Check]:
     reads = [str(finding) for finding in check.findings if finding.kind == "read"]
     if reads:
         pytest.fail("\n".join(reads), pytrace=False)
+
+
+@pytest.fixture
+def pretend_device() -> Iterator[torch.device]:
+    """The pretend accelerator, switched on for the test: `make_trainer(device="pretend")`.
+
+    The test fails where a pinned buffer was written, or memory freed, before a GPU would have been
+    done with it.
+    """
+    import eventloop_testing
+
+    with eventloop_testing.pretend_device() as device:
+        yield device

@@ -1,0 +1,191 @@
+"""What is `torch.pretend`: the functions that `torch.cuda` and other devices have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop_testing.pretend import autocast, generators, lines, memory
+from eventloop_testing.pretend.errors import PretendError
+from eventloop_testing.pretend.generators import get_rng_state, manual_seed, set_rng_state
+from eventloop_testing.pretend.streams import Event, Stream, stream_of
+from eventloop_testing.pretend.waits import waited
+
+__all__ = ["Event", "Stream", "get_rng_state", "manual_seed", "set_rng_state"]
+
+is_switched_on = False  # by `pretend_device`
+
+
+def is_available() -> bool:
+    """Whether the device is switched on."""
+    return is_switched_on
+
+
+def is_initialized() -> bool:
+    """Whether the device is switched on."""
+    return is_switched_on
+
+
+def init() -> None:
+    """Does nothing: the device needs no start."""
+
+
+def device_count() -> int:
+    """Returns 1: torch's guard for devices in Python knows one (torch 2.13)."""
+    return int(is_switched_on)
+
+
+def current_device() -> int:
+    """Returns 0."""
+    return 0
+
+
+def set_device(device: Any) -> None:
+    """Chooses the device; there is one."""
+    _index(device)
+
+
+@contextmanager
+def device(device: Any) -> Iterator[None]:
+    """Chooses the device; there is one."""
+    _index(device)
+    yield
+
+
+def get_device_name(device: Any = None) -> str:
+    """Returns what to print."""
+    return "pretend accelerator of eventloop-testing"
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Returns a version, as GPUs have one."""
+    return (0, 0)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Returns True."""
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Returns what autocast computes in."""
+    return autocast.DTYPES
+
+
+def _is_in_bad_fork() -> bool:
+    return not is_switched_on
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds the device's own generator, as `torch.manual_seed` does."""
+    manual_seed(seed)
+
+
+def initial_seed() -> int:
+    """Returns what the device's own generator was seeded with."""
+    return generators.DEFAULT.initial_seed()
+
+
+def get_rng_state_all() -> list[Tensor]:
+    """Returns the state of the device's own generator."""
+    return [get_rng_state()]
+
+
+def set_rng_state_all(new_states: list[Tensor]) -> None:
+    """Puts the device's own generator into a state."""
+    set_rng_state(new_states[0])
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Returns the stream on which this thread queues its work."""
+    return stream_of(lines.current())
+
+
+def default_stream(device: Any = None) -> Stream:
+    """Returns the stream that is the current one unless another is chosen."""
+    return stream_of(lines.DEFAULT)
+
+
+def set_stream(stream: Stream) -> None:
+    """Has this thread queue its work on a stream from now on."""
+    lines.set_current(stream.line)
+
+
+def stream(stream: Stream | None) -> AbstractContextManager[Any]:
+    """Has this thread queue its work on a stream inside its `with`."""
+    return lines.on(lines.current() if stream is None else stream.line)
+
+
+def synchronize(device: Any = None) -> None:
+    """Has the host wait for everything."""
+    waited("synchronize")
+    lines.host_waits()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Returns how many bytes tensors hold now."""
+    return memory.COUNTS.allocated
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Returns the most bytes that tensors held."""
+    return memory.COUNTS.peak
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Returns how many bytes are taken from the device: there is no cache."""
+    return memory.COUNTS.allocated
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """Returns the most bytes that were taken from the device."""
+    return memory.COUNTS.peak
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Returns the counts, with the names that devices of torch have for them."""
+    counts = memory.COUNTS
+    return {
+        "allocated_bytes.all.current": counts.allocated,
+        "allocated_bytes.all.peak": counts.peak,
+        "reserved_bytes.all.current": counts.allocated,
+        "reserved_bytes.all.peak": counts.peak,
+        "allocation.all.allocated": counts.num_allocations,
+        "num_alloc_retries": 0,
+        "num_ooms": counts.num_failed,
+    }
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Has the peak be what is allocated now."""
+    memory.COUNTS.peak = memory.COUNTS.allocated
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Has allocations be counted from 0."""
+    memory.COUNTS.num_allocations = memory.COUNTS.num_failed = 0
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Returns the free bytes and all of them."""
+    return memory.COUNTS.limit - memory.COUNTS.allocated, memory.COUNTS.limit
+
+
+def set_memory_limit(num_bytes: int) -> None:
+    """Has allocations beyond a number of bytes fail with `torch.OutOfMemoryError`."""
+    memory.COUNTS.limit = num_bytes
+
+
+def empty_cache() -> None:
+    """Does nothing: there is no cache."""
+
+
+def _index(device: Any) -> None:
+    """Raises PretendError for a device that there isn't."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index not in (None, -1, 0):
+        raise PretendError(f"there is one pretend device, pretend:0, and no pretend:{index}")

@@ -1,0 +1,103 @@
+"""What the pretend device must know of an operator of ATen to compute it on the host."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eventloop_testing.pretend import generators, private
+from eventloop_testing.pretend.errors import MixedDevicesError
+
+aten = torch.ops.aten
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+_MASKS = (torch.bool, torch.uint8)
+_SIZE_FOLLOWS_FROM_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Operator(NamedTuple):
+    """An operator's declaration, as far as it matters.
+
+    Args:
+        name: without namespace and overload.
+        written: the positions and names of the arguments that it writes.
+        outs: the names of the arguments that take its results.
+        generator: the position of its generator, if it takes one.
+        is_random: whether it draws.
+        has_to_wait: whether the host must know values to go on.
+        changes_shape: whether it changes the shape of its first argument.
+    """
+
+    name: str
+    written: frozenset[int | str]
+    outs: tuple[str, ...]
+    generator: int | None
+    is_random: bool
+    has_to_wait: bool
+    changes_shape: bool
+
+
+@functools.cache
+def described(func: Any) -> Operator:
+    """Reads the declaration of an operator."""
+    schema = private.schema_of(func)
+    written: set[int | str] = set()
+    generator = None
+    for idx, one in enumerate(schema.arguments):
+        if one.alias_info is not None and one.alias_info.is_write:
+            written |= {idx, one.name}
+        if one.name == "generator":
+            generator = idx
+    tags = set(func.tags)
+    return Operator(
+        schema.name.removeprefix("aten::"),
+        frozenset(written),
+        tuple(one.name for one in schema.arguments if one.is_out),
+        generator,
+        torch.Tag.nondeterministic_seeded in tags,
+        bool(tags & _SIZE_FOLLOWS_FROM_VALUES),
+        torch.Tag.inplace_view in tags,
+    )
+
+
+def indexes_with_mask(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator picks values by a mask, whose result has a length that the host must know."""
+    if func not in _INDEXING:
+        return False
+    is_fill = len(args) > 2 and args[2].numel() == 1
+    masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype in _MASKS]
+    return bool(masks) and not is_fill
+
+
+def point_to_host(kwargs: dict[str, Any]) -> bool:
+    """Has an operator compute on the host; returns whether its result shall stay there."""
+    device = kwargs.get("device")
+    if device is None:
+        return False
+    kwargs["device"] = torch.device("cpu")
+    return torch.device(device).type == "cpu"
+
+
+def compute(func: Any, about: Operator, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Computes on the host; what draws does so from the device's generators."""
+    if about.generator is not None:
+        _give_generator(func, about.generator, args, kwargs)
+    elif about.is_random:
+        with generators.in_place_of_the_hosts():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _give_generator(func: Any, idx: int, args: list[Any], kwargs: dict[str, Any]) -> None:
+    given = args[idx] if len(args) > idx else kwargs.get("generator")
+    if given is not None and not generators.is_of_device(given):
+        raise MixedDevicesError(
+            f"{func} was given a generator of the host; make one with "
+            'torch.Generator(device="pretend")'
+        )
+    if len(args) > idx:
+        args[idx] = given or generators.DEFAULT
+    else:
+        kwargs["generator"] = given or generators.DEFAULT

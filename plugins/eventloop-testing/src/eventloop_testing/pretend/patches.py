@@ -1,0 +1,140 @@
+"""What torch can't be told through its registration: replaced while the device is switched on.
+
+`torch.Stream`, `torch.Event` and `torch.Generator` make those of the device; so do the functions of
+`torch.accelerator`. Host memory can be pinned without a driver.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from eventloop_testing.pretend import device_module, generators, lines, memory, private, streams
+
+_FACTORIES = ("empty", "empty_like", "empty_strided", "full", "full_like", "ones", "ones_like",
+              "rand", "randn", "zeros", "zeros_like")  # fmt: skip
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Has torch know streams, events, generators and pinned memory of the device inside its `with`."""
+    with ExitStack() as stack:
+        for name, function in _accelerator().items():
+            stack.enter_context(mock.patch.object(torch._C, private.ACCELERATOR + name, function))
+        for owner, name, value in _replaced():
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def _accelerator() -> dict[str, Callable[..., Any]]:
+    """Returns what `torch.accelerator` calls, by name."""
+    module = device_module
+    return {
+        "getStream": module.current_stream,
+        "setStream": module.set_stream,
+        "synchronizeDevice": module.synchronize,
+        "isAllocatorInitialized": lambda: True,
+        "emptyCache": module.empty_cache,
+        "getDeviceStats": lambda index: _nested(module.memory_stats()),
+        "resetPeakStats": module.reset_peak_memory_stats,
+        "resetAccumulatedStats": module.reset_accumulated_memory_stats,
+        "getMemoryInfo": module.mem_get_info,
+        "setDeviceIndex": module.set_device,
+    }
+
+
+def _nested(flat: dict[str, int]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *folders, last = name.split(".")
+        inner = nested
+        for one in folders:
+            inner = inner.setdefault(one, {})
+        inner[last] = value
+    return nested
+
+
+def _replaced() -> Iterator[tuple[Any, str, Any]]:
+    yield torch, "Stream", _also(torch.Stream, lambda **_: streams.stream_of(lines.new_line()))
+    yield (
+        torch,
+        "Event",
+        _also(torch.Event, lambda enable_timing=False, **_: streams.Event(enable_timing)),
+    )
+    yield torch, "Generator", _also(torch.Generator, lambda **_: generators.Generator(), "cpu")
+    yield Tensor, "tolist", _read(Tensor.tolist)
+    yield Tensor, "numpy", _refusing(Tensor.numpy)
+    yield Tensor, "__repr__", _shown(Tensor.__repr__)
+    yield Tensor, "pin_memory", _pinned
+    yield Tensor, "is_pinned", lambda self, device=None: memory.is_pinned(self)
+    for name in _FACTORIES:
+        yield torch, name, _pinning(getattr(torch, name))
+
+
+def _also(kind: type, make: Callable[..., Any], default: str = private.NAME) -> type:
+    """Returns a class that makes objects of the device where one is asked for, else those of `kind`."""
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, kind)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, kind)
+
+        def __call__(cls, device: Any = None, **given: Any) -> Any:
+            is_ours = torch.device(default if device is None else device).type == private.NAME
+            if is_ours and "stream_id" not in given:
+                return make(**given)
+            return kind(**given) if device is None else kind(device=device, **given)
+
+    return Meta(kind.__name__, (), {"__doc__": kind.__doc__})
+
+
+def _pinned(self: Tensor, device: Any = None) -> Tensor:
+    if self.device.type != "cpu":
+        raise RuntimeError(f"cannot pin {self.type()!r}: only tensors of the host can be pinned")
+    return self if memory.is_pinned(self) else memory.pin(self.clone())
+
+
+def _pinning(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        made = factory(*args, **kwargs)
+        return memory.pin(made) if pin_memory else made
+
+    return make
+
+
+def _read(tolist: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Tensor) -> Any:
+        return tolist(self.cpu() if self.device.type == private.NAME else self)
+
+    return read
+
+
+def _refusing(numpy: Callable[..., Any]) -> Callable[..., Any]:
+    def read(self: Tensor, **given: Any) -> Any:
+        if self.device.type == private.NAME:
+            raise TypeError(
+                "can't convert pretend:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        return numpy(self, **given)
+
+    return read
+
+
+def _shown(show: Callable[..., str]) -> Callable[..., str]:
+    def read(self: Tensor, **given: Any) -> str:
+        if self.device.type != private.NAME:
+            return show(self, **given)
+        shown = show(self.detach().cpu(), **given).removesuffix(")")
+        return f"{shown}, device='pretend:0')"
+
+    return read

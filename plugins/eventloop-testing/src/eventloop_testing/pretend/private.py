@@ -1,0 +1,98 @@
+"""All that the pretend device uses of torch without a public name; checked with torch 2.13.
+
+torch has no public way to write a device in Python. For its own tests it has a private one, which
+registers the key that devices outside of torch use (PrivateUse1) with hooks and a guard that know one
+device and no streams. It can be called once a process and isn't undone: what else is switched on and
+off with the device is in `patches.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import backend_registration
+
+NAME = "pretend"
+KEY = "PrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
+DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
+NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+# What torch.accelerator's functions call.
+ACCELERATOR = "_accelerator_"
+
+_libraries: list[Any] = []  # an operator is registered as long as its library lives
+
+
+def register(module: Any, is_on: Callable[[], bool]) -> None:
+    """Registers the device; `module` becomes `torch.pretend`.
+
+    Args:
+        module: its functions.
+        is_on: whether `torch.accelerator` shall see it now.
+    """
+    core: Any = torch._C
+    find = core._accelerator_getAccelerator
+    core._accelerator_getAccelerator = lambda: find() if is_on() else None
+    # The engine starts a thread a device when it is first used, with which no process could be forked
+    # any more. Used before there is a device, it starts none; backward then runs on the caller's.
+    torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.set_multithreading_enabled(False)
+    backend_registration._setup_privateuseone_for_python_backend(NAME, module)
+
+
+def implement(name: str, function: Callable[..., Any], key: str = KEY) -> None:
+    """Registers an operator of ATen under a dispatch key."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name, function, key)  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+def implement_the_rest(function: Any, key: str = KEY) -> None:
+    """Registers what all operators do that have nothing else under a dispatch key."""
+    library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    library.fallback(function, key)  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+def wrapper(cls: type[Tensor], raw: Tensor) -> Any:
+    """Makes a tensor of the device with size, strides and type of one of the host, without memory."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls,
+        raw.size(),
+        strides=raw.stride(),
+        storage_offset=raw.storage_offset(),
+        dtype=raw.dtype,
+        layout=raw.layout,
+        device=torch.device(NAME, 0),
+    )
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """Has operators skip the rules of autocast."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST_KEY))
+    return torch._C._ExcludeDispatchKeyGuard(keys)
+
+
+def key_of(storage: Any) -> int:
+    """Returns a number that a storage has alone, as long as it lives or is referred to weakly."""
+    return int(storage._cdata)
+
+
+def key_of_generator(generator: Any) -> int:
+    """Returns a number that a generator has alone, as long as it lives."""
+    return int(generator._cdata)
+
+
+def weakly(storage: Any) -> StorageWeakRef:
+    """Returns a weak reference to a storage."""
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def schema_of(operator: Any) -> Any:
+    """Returns the declaration of an operator: its arguments, and which of them it writes."""
+    return operator._schema

@@ -1,0 +1,120 @@
+"""Streams and events of the pretend device, with the methods that those of a GPU have."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+import torch
+
+from eventloop_testing.pretend import lines
+from eventloop_testing.pretend.private import DEVICE_TYPE
+from eventloop_testing.pretend.waits import waited
+
+_streams: dict[int, Stream] = {}
+
+
+class Stream(torch.Stream):
+    """A queue of work; `torch.Stream(device="pretend")` makes one."""
+
+    line: lines.Line
+
+    def __new__(cls, line: lines.Line) -> Self:
+        """Makes the stream of a line."""
+        made = super().__new__(cls, stream_id=line.number, device_index=0, device_type=DEVICE_TYPE)
+        made.line = line
+        return made
+
+    def __init__(self, *_: object) -> None:
+        self._before: list[lines.Line] = []
+
+    def __enter__(self) -> Self:
+        self._before.append(lines.current())
+        lines.set_current(self.line)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lines.set_current(self._before.pop())
+
+    def synchronize(self) -> None:
+        """Has the host wait for all that is queued."""
+        waited("Stream.synchronize")
+        lines.host_waits(self.line.clock())
+
+    def query(self) -> bool:
+        """Whether the host has waited for all that is queued."""
+        return lines.is_all_done(self.line.clock())
+
+    def wait_stream(self, stream: Any) -> None:
+        """Has what is queued from now on begin after all that is queued on another stream."""
+        self.line.wait(stream.line.clock())
+
+    def wait_event(self, event: Any) -> None:
+        """Has what is queued from now on begin after an event."""
+        event.wait(self)
+
+    def record_event(self, event: Any = None) -> Any:
+        """Records an event, a new one unless given."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+
+class Event(torch.Event):
+    """A mark in a stream; `torch.Event(device="pretend")` makes one.
+
+    `query` is False once for work that the host hasn't waited for, and True the next time: as late
+    as it may be for a loop that asks until it is.
+    """
+
+    def __new__(cls, enable_timing: bool = False) -> Self:
+        """Makes an event that was never recorded."""
+        return super().__new__(cls, torch.device("pretend", 0), enable_timing=enable_timing)
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._clock: lines.Clock = {}
+        self._is_asked = False
+        self._has_time = enable_timing
+        self._time_s: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Marks where a stream is, the current one unless given."""
+        line = lines.current() if stream is None else stream.line
+        line.advance()
+        self._clock, self._is_asked = line.clock(), False
+        self._time_s = time.perf_counter() if self._has_time else None
+
+    def wait(self, stream: Any = None) -> None:
+        """Has what is queued on a stream from now on begin after the mark."""
+        (lines.current() if stream is None else stream.line).wait(self._clock)
+
+    def query(self) -> bool:
+        """Whether all before the mark is done."""
+        if lines.is_all_done(self._clock):
+            return True
+        if not self._is_asked:
+            self._is_asked = True
+            return False
+        lines.host_waits(self._clock)
+        return True
+
+    def synchronize(self) -> None:
+        """Has the host wait for all before the mark."""
+        waited("Event.synchronize")
+        lines.host_waits(self._clock)
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Returns the milliseconds between two marks, both of which the host has waited for."""
+        for one in (self, end_event):
+            if one._time_s is None:
+                raise ValueError("the event has no time: give enable_timing=True, and record it")
+            if not lines.is_all_done(one._clock):
+                raise RuntimeError("the event isn't complete: wait for it with synchronize()")
+        return 1000 * float(end_event._time_s - self._time_s)
+
+
+def stream_of(line: lines.Line) -> Stream:
+    """Returns the stream of a line, the same each time."""
+    if line.number not in _streams:
+        _streams[line.number] = Stream(line)
+    return _streams[line.number]

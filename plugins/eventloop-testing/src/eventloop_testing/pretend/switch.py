@@ -1,0 +1,57 @@
+"""Switches the pretend device on and off."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from eventloop_testing.pretend import (
+    autocast,
+    copies,
+    device_module,
+    lines,
+    memory,
+    private,
+    transfers,
+)
+from eventloop_testing.pretend.patches import patched
+
+
+@contextmanager
+def pretend_device(limit_bytes: int = memory.TOTAL_BYTES) -> Iterator[torch.device]:
+    """Switches the pretend device on inside its `with`; may be nested.
+
+    Args:
+        limit_bytes: of its memory, beyond which an allocation raises `torch.OutOfMemoryError`.
+
+    Yields:
+        The device, pretend:0.
+
+    Raises:
+        RaceError: at its end, where memory was freed, or a pinned buffer written, too early.
+    """
+    _register()
+    limit, memory.COUNTS.limit = memory.COUNTS.limit, limit_bytes
+    was_on = device_module.is_switched_on
+    with nullcontext() if was_on else patched():
+        device_module.is_switched_on = True
+        try:
+            yield torch.device(private.NAME, 0)
+            lines.host_waits()
+            memory.raise_misuses()
+        finally:
+            device_module.is_switched_on = was_on
+            memory.COUNTS.limit = limit
+            copies.forget()
+            memory.forget_misuses()
+
+
+@functools.cache
+def _register() -> None:
+    """Registers the device with torch, for the rest of the process."""
+    private.register(device_module, device_module.is_available)
+    transfers.implement()
+    autocast.implement()

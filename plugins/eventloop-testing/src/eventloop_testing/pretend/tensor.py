@@ -1,0 +1,184 @@
+"""Tensors of the pretend device: each wraps a tensor of the host, on which it computes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eventloop_testing.pretend import lines, memory, operators, private
+from eventloop_testing.pretend.errors import MixedDevicesError
+from eventloop_testing.pretend.waits import waited
+
+# Operators that aren't computed like the others.
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+_DATA: Any = vars(torch.Tensor.__base__)["data"]  # a property in C
+
+
+class PretendTensor(Tensor):
+    """A tensor of the pretend device.
+
+    Args:
+        raw: on the host; what the device's memory holds.
+
+    Attributes:
+        block: the allocation that it shares with its views.
+    """
+
+    __torch_function__ = private.NO_TORCH_FUNCTION
+
+    raw: Tensor
+    block: memory.Block
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> PretendTensor:
+        """Wraps a tensor of the host, without a copy."""
+        made: PretendTensor = private.wrapper(cls, raw)
+        made.raw, made.block = raw, memory.block_of(raw)
+        return made
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return run(func, *args, **(kwargs or {}))
+
+    # With these two a module keeps its parameters when it is moved, as it does on other devices.
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["raw"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, _: Any, size: Any, stride: Any) -> PretendTensor:
+        return PretendTensor(inner["raw"])
+
+    @property
+    def data(self) -> Any:
+        """The values, without history."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, PretendTensor):
+            raise MixedDevicesError("x.data = y, with x on the device and y on the host")
+        _DATA.__set__(self, value)
+        self.raw, self.block = value.raw, value.block
+
+    def data_ptr(self) -> int:
+        """Returns the address of the first value."""
+        return self.raw.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        """Returns the memory, which views share."""
+        return self.raw.untyped_storage()
+
+    def record_stream(self, stream: Any) -> None:
+        """Has the memory not be used for anything else before a stream is done with it."""
+        self.block.record_stream(stream.line)
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("only tensors without history can be copied deeply")
+            with torch.no_grad():
+                made = self.detach().clone().requires_grad_(self.requires_grad)
+            _be_parameter(made, getattr(self, "_is_param", False))
+            memo[id(self)] = made
+            made.grad = copy.deepcopy(self.grad, memo)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        is_param = getattr(self, "_is_param", False)
+        return _rebuilt, (self.detach().cpu(), self.requires_grad, is_param)
+
+
+def run(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Computes an operator that has tensors of the device among its arguments, or makes some.
+
+    Raises:
+        MixedDevicesError: it has some of the host, too.
+        RaceError: another stream may not be done with one of them.
+    """
+    memory.raise_misuses()
+    if func in SPECIAL:
+        return SPECIAL[func](*args, **kwargs)
+    about = operators.described(func)
+    line = lines.current()
+    if about.has_to_wait or operators.indexes_with_mask(func, args):
+        waited(about.name)
+        lines.host_waits(line.clock())
+    line.advance()
+    call = _Call(func, line)
+    raw_args = [call.raw(one, idx in about.written) for idx, one in enumerate(args)]
+    raw_kwargs = {name: call.raw(one, name in about.written) for name, one in kwargs.items()}
+    stays_on_host = operators.point_to_host(raw_kwargs)
+    is_pinned = bool(raw_kwargs.pop("pin_memory", None))
+    result = operators.compute(func, about, raw_args, raw_kwargs)
+    if about.changes_shape:
+        _follow(args[0])
+    for name in about.outs:
+        _follow(kwargs[name])
+    if stays_on_host:
+        return memory.pin(result) if is_pinned else result
+    return call.wrapped(result)
+
+
+class _Call:
+    """One call of an operator: what its tensors of the device wrap, and back."""
+
+    def __init__(self, func: Any, line: lines.Line) -> None:
+        self._func = func
+        self._line = line
+        self._wrappers: dict[int, PretendTensor] = {}
+
+    def raw(self, value: Any, is_written: bool) -> Any:
+        """Returns an argument with the host's tensors in the place of the device's."""
+        if isinstance(value, PretendTensor):
+            block = value.block
+            (block.write if is_written else block.read)(self._line)
+            self._wrappers[id(value.raw)] = value
+            return value.raw
+        if isinstance(value, Tensor):
+            raise MixedDevicesError(
+                f"{self._func} was given a tensor of the host, of shape {tuple(value.shape)}, and "
+                "others of the device; move it with .to(device) before"
+            )
+        if isinstance(value, (list, tuple)):
+            return [self.raw(one, is_written) for one in value]
+        return value
+
+    def wrapped(self, value: Any) -> Any:
+        """Returns a result with tensors of the device; of an argument that is returned, the argument."""
+        if isinstance(value, Tensor):
+            made = self._wrappers.get(id(value))
+            return PretendTensor(value) if made is None else made
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.wrapped(one) for one in value])
+        return value
+
+
+def _follow(tensor: PretendTensor) -> None:
+    """Has a tensor follow the shape of what it wraps."""
+    raw = tensor.raw
+    if tensor.size() != raw.size() or tensor.stride() != raw.stride():
+        _DATA.__set__(tensor, PretendTensor(raw))
+    tensor.block = memory.block_of(raw)
+
+
+def _rebuilt(values: Tensor, requires_grad: bool, is_param: bool) -> Tensor:
+    made = values.to(private.NAME).requires_grad_(requires_grad)
+    _be_parameter(made, is_param)
+    return made
+
+
+def _be_parameter(tensor: Any, is_param: bool) -> None:
+    if is_param:
+        tensor._is_param = True  # what isinstance(tensor, nn.Parameter) asks

@@ -1,0 +1,250 @@
+"""The pretend accelerator: what trains on it, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from eventloop_testing import MixedDevicesError, PretendError, pretend_device, shuffled_batches
+from eventloop_testing import tiny_task as make_tiny_task
+
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
+    "AdamW": lambda params: torch.optim.AdamW(params, 0.01),
+    "AdamW, fused": lambda params: torch.optim.AdamW(params, 0.01, fused=True),
+    "AdamW, foreach": lambda params: torch.optim.AdamW(params, 0.01, foreach=True),
+}
+
+
+def train(device, make_optimizer, steps=20):
+    """Trains in a plain loop; returns the weights on the host."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model.to(device)
+    optimizer = make_optimizer(model.parameters())
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        inputs = torch.randn(4, 3, generator=generator)
+        loss = cross_entropy(model(inputs.to(device)), inputs.argmax(1).to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+def test_torch_sees_it_while_it_is_switched_on():
+    """What follows in the process must find the devices that the machine has."""
+    with pretend_device() as device:
+        on = torch.accelerator.current_accelerator(), torch.accelerator.is_available()
+
+    assert on == (torch.device("pretend"), True)
+    assert device == torch.device("pretend:0")
+    assert not torch.accelerator.is_available()
+    assert torch.accelerator.current_accelerator() != torch.device("pretend")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_loop_ends_with_the_hosts_bits(optimizer, pretend_device):
+    """It computes with the host's kernels, so that any difference is the loop's."""
+    make = OPTIMIZERS[optimizer]
+
+    torch.testing.assert_close(train(pretend_device, make), train("cpu", make), rtol=0, atol=0)
+
+
+GIVEN = [{}, {"microbatch_size": 2, "clip_norm": 1.0}, {"microbatch_size": "auto"}]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_a_trainer_ends_with_the_hosts_bits(given, make_trainer, pretend_device):
+    """With data on another device than the loss, nothing may be left behind on either."""
+
+    def weights(device):
+        task = make_tiny_task(train_dataloader=shuffled_batches())
+        trainer = make_trainer(task, device=device, max_duration="2ep", **given)
+        trainer.fit()
+        return {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
+
+    torch.testing.assert_close(weights("pretend"), weights("cpu"), rtol=0, atol=0)
+
+
+MIXED = {
+    "operator": lambda device: torch.ones(2, device=device) + torch.ones(2),
+    "scalar": lambda device: torch.ones(2, device=device) + torch.tensor(1.0),
+    "host first": lambda device: torch.ones(2) * torch.ones(2, device=device),
+    "index": lambda device: torch.ones(2, device=device)[torch.tensor([0])],
+    "list": lambda device: torch.cat([torch.ones(2, device=device), torch.ones(2)]),
+    "out": lambda device: torch.add(torch.ones(2), 1, out=torch.ones(2, device=device)),
+    "generator": lambda device: torch.randn(2, device=device, generator=torch.Generator()),
+    "data": lambda device: setattr(torch.ones(2, device=device), "data", torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
+def test_host_and_device_do_not_mix(mix, pretend_device):
+    """A GPU refuses most of it, and copies the rest, which waits."""
+    with pytest.raises(MixedDevicesError):
+        mix(pretend_device)
+
+
+def test_it_refuses_numpy_as_a_gpu_does(pretend_device):
+    """The message is torch's own."""
+    with pytest.raises(TypeError, match=r"can't convert pretend:0 device type tensor to numpy"):
+        torch.ones(2, device=pretend_device).numpy()
+
+
+def test_there_is_one(pretend_device):
+    """Torch's guard for devices in Python knows no second one."""
+    assert torch.accelerator.device_count() == 1
+    with pytest.raises(PretendError, match="one pretend device"):
+        torch.accelerator.set_device_index(1)
+
+
+def test_a_module_keeps_its_parameters(pretend_device):
+    """Tied weights stay tied, and what holds a parameter holds the one that is trained."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = weight = model[0].weight
+
+    model.to(pretend_device)
+
+    assert model[0].weight is model[1].weight is weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.device == pretend_device
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_is_one_of_its_own(copied, pretend_device):
+    """Averages of weights are copies of the model, to be trained no further."""
+    model = nn.Linear(2, 2).to(pretend_device)
+
+    other = copied(model)
+    with torch.no_grad():
+        model.weight.zero_()
+
+    assert isinstance(other.weight, nn.Parameter)
+    assert other.weight.device == pretend_device
+    assert other.weight.abs().sum() > 0
+
+
+def test_a_view_shares_memory_and_history(pretend_device):
+    """Writing into a view is writing into what it is a view of."""
+    x = torch.arange(6.0, device=pretend_device).requires_grad_()
+    y = x * 1
+
+    y.view(2, 3)[0] = 5
+    y.sum().backward()
+
+    assert y.tolist() == [5, 5, 5, 3, 4, 5]
+    assert x.grad.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+RESHAPED = {
+    "unsqueeze_": lambda x: x.unsqueeze_(0),
+    "resize_": lambda x: x.resize_(5),
+    "t_": lambda x: x.t_(),
+    "data": lambda x: setattr(x, "data", torch.ones(7, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("reshape", RESHAPED.values(), ids=RESHAPED)
+def test_a_shape_changes_in_place(reshape, pretend_device):
+    """The wrapper's shape is what autograd and `len` see."""
+    x = torch.ones(3, 1, device=pretend_device)
+
+    reshape(x)
+
+    assert x.shape == x.raw.shape
+    assert x.cpu().shape == x.shape
+
+
+def test_memory_is_counted_by_allocation(pretend_device):
+    """A view holds the memory of all of it."""
+    gc.collect()
+    before = torch.accelerator.memory_allocated()
+    x = torch.empty(1000, device=pretend_device)
+    view = x[:5]
+
+    del x
+    assert torch.accelerator.memory_allocated() - before == 4000
+    del view
+    assert torch.accelerator.memory_allocated() == before
+    assert torch.accelerator.max_memory_allocated() >= before + 4000
+
+
+def test_memory_has_a_limit():
+    """Auto microbatches and authors of large models need the error that a GPU raises."""
+    with pretend_device(limit_bytes=10**6) as device:
+        torch.empty(1000, device=device)
+        with pytest.raises(torch.OutOfMemoryError, match="PRETEND out of memory"):
+            torch.empty(10**6, device=device)
+
+
+def test_it_draws_from_generators_of_its_own(pretend_device):
+    """The host's numbers stay as they would be without it."""
+    torch.manual_seed(3)
+    host = torch.get_rng_state()
+    first = torch.randn(4, device=pretend_device), torch.rand_like(torch.ones(4, device="pretend"))
+    torch.manual_seed(3)
+    again = torch.randn(4, device=pretend_device), torch.rand_like(torch.ones(4, device="pretend"))
+
+    assert torch.equal(torch.get_rng_state(), host)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+
+
+def test_a_generator_of_the_device_goes_on_where_it_was(pretend_device):
+    """Its state is what a checkpoint has."""
+    generator = torch.Generator(device=pretend_device).manual_seed(5)
+    state = generator.get_state()
+    first = torch.randperm(9, device=pretend_device, generator=generator)
+    generator.set_state(state)
+
+    assert generator.device == pretend_device
+    assert torch.equal(first, torch.randperm(9, device=pretend_device, generator=generator))
+    assert torch.Generator().device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_goes_by_the_rules_of_gpus(dtype, pretend_device):
+    """Products in the narrow type; norms, softmax and losses in float32; sums of both in float32."""
+    linear, norm = nn.Linear(3, 3).to(pretend_device), nn.LayerNorm(3).to(pretend_device)
+    x = torch.ones(4, 3, device=pretend_device)
+
+    with torch.autocast("pretend", dtype=dtype):
+        product = linear(x)
+        types = [one.dtype for one in (product, norm(product), product.softmax(1), product + x)]
+        loss = cross_entropy(product, torch.zeros(4, dtype=torch.long, device=pretend_device))
+    loss.backward()
+
+    assert types == [dtype, torch.float32, torch.float32, torch.float32]
+    assert loss.dtype == linear.weight.grad.dtype == torch.float32
+
+
+def test_a_scaler_skips_what_overflows(pretend_device):
+    """GradScaler reads whether it did: once, in the step."""
+    scaler = torch.amp.GradScaler("pretend")
+    weight = torch.ones(2, device=pretend_device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    scaler.scale((weight * float("inf")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+    assert weight.tolist() == [1, 1]
+    assert scaler.get_scale() == 2**15
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_trainer_trains_in(precision, make_trainer, pretend_device):
+    """Autocast and the scaler, together in a run."""
+    trainer = make_trainer(device="pretend", precision=precision)
+
+    trainer.fit()
+
+    assert trainer.state.clock.batch == 3
