@@ -67,8 +67,8 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Returns True."""
-    return True
+    """Returns False: the host emulates it. So `precision="auto"` is float32, with the host's bits."""
+    return False
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

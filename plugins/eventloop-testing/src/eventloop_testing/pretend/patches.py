@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from eventloop_testing.pretend import device_module, generators, lines, memory, private, streams
+from eventloop_testing.pretend import device_module, generators, memory, private, streams
 
 _FACTORIES = ("empty", "empty_like", "empty_strided", "full", "full_like", "ones", "ones_like",
               "rand", "randn", "zeros", "zeros_like")  # fmt: skip
@@ -61,7 +61,7 @@ def _nested(flat: dict[str, int]) -> dict[str, Any]:
 
 
 def _replaced() -> Iterator[tuple[Any, str, Any]]:
-    yield torch, "Stream", _also(torch.Stream, lambda **_: streams.stream_of(lines.new_line()))
+    yield torch, "Stream", _also(torch.Stream, lambda **_: streams.Stream())
     yield (
         torch,
         "Event",

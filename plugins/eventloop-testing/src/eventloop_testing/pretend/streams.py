@@ -19,13 +19,14 @@ class Stream(torch.Stream):
 
     line: lines.Line
 
-    def __new__(cls, line: lines.Line) -> Self:
-        """Makes the stream of a line."""
+    def __new__(cls, device: Any = None, *, line: lines.Line | None = None) -> Self:
+        """Makes a stream, or the one of a line."""
+        line = lines.new_line() if line is None else line
         made = super().__new__(cls, stream_id=line.number, device_index=0, device_type=DEVICE_TYPE)
         made.line = line
         return made
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self._before: list[lines.Line] = []
 
     def __enter__(self) -> Self:
@@ -116,5 +117,5 @@ class Event(torch.Event):
 def stream_of(line: lines.Line) -> Stream:
     """Returns the stream of a line, the same each time."""
     if line.number not in _streams:
-        _streams[line.number] = Stream(line)
+        _streams[line.number] = Stream(line=line)
     return _streams[line.number]
