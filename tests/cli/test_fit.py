@@ -95,7 +95,7 @@ def test_an_installed_plugin_takes_part_and_stands_in_the_header(run, tiny, inst
 def test_the_header_advises_a_fused_step_where_it_pays(could_be, run, tiny, monkeypatch):
     """It is one argument; whoever has no GPU isn't bothered."""
     if could_be:
-        monkeypatch.setattr("eventloop.cli.job.could_be_fused", lambda optimizer, device: True)
+        monkeypatch.setattr("eventloop.cli.header.could_be_fused", lambda optimizer, device: True)
 
     ran = run("fit", "tiny.py")
 

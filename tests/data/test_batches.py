@@ -16,12 +16,12 @@ from eventloop.data.batches import (
     map_tensors,
     mover_to,
     num_samples,
-    split,
     targets_of,
     to_host,
     with_inputs,
     with_targets,
 )
+from eventloop.data.splitting import split
 from eventloop.errors import TaskError
 
 

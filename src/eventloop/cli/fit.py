@@ -14,7 +14,8 @@ from eventloop.checkpoint.storage import FOLDER
 from eventloop.checkpoint.store import Store
 from eventloop.cli.arguments import CHANGES, Arguments, Command, CommandOption, allowed
 from eventloop.cli.fit_options import OPTIONS, Modes, from_package
-from eventloop.cli.job import Job, header_lines, output_path, prepare
+from eventloop.cli.header import header_lines
+from eventloop.cli.job import Job, output_path, prepare
 from eventloop.cli.launch import NPROC, launch
 from eventloop.cli.output import SUFFIX, crash_report, write_lines, write_text
 from eventloop.clock import Time

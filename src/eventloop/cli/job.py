@@ -1,38 +1,30 @@
-"""Shared by commands with a TASK: from a command line to a trainer and its header."""
+"""Shared by commands with a TASK: from a command line to a trainer; its header is in `header`."""
 
 from __future__ import annotations
 
 import gc
 import importlib
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-import eventloop
 from eventloop.cli.arguments import Arguments, Command, command_help, configuration_of, options_help
 from eventloop.cli.output import SUFFIX, require_writable
 from eventloop.cli.task_file import TaskFile, load_task_file
 from eventloop.config.configuration import Configuration
 from eventloop.config.options import Option, Value, flag, typed
 from eventloop.config.settings import convert_setting, setting_options
-from eventloop.devices import kind_of
-from eventloop.errors import UsageError, closest, in_shell, raise_all
+from eventloop.errors import UsageError, closest, raise_all
 from eventloop.naming import fold
 from eventloop.plugin.candidates import Candidates, dry_assemble, select_all
 from eventloop.plugin.configure import configure, dormant_reason, plugin_options, typed_options
 from eventloop.plugin.load import load
 from eventloop.plugin.name_problems import name_problems
 from eventloop.rng import seed_everything
-from eventloop.training.optimizers import could_be_fused
-from eventloop.urls import Url
 
 if TYPE_CHECKING:
-    from eventloop.plugin.records import Candidate, Plugin, Role
-    from eventloop.trainer import Trainer
+    from eventloop.plugin.records import Candidate, Plugin
 
 
 @dataclass(frozen=True)
@@ -187,81 +179,3 @@ def _plugin_help(configuration: Configuration) -> Iterator[tuple[str, str]]:
     problems = (problem for plugin in plugins for problem in plugin.problems)
     for problem in dict.fromkeys([*unusable.values(), *problems]):
         yield "problem", "  " + problem.what
-
-
-def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of the header.
-
-    Args:
-        task: TASK as typed.
-        options: of the task, as set.
-    """
-    state = trainer.state
-    yield (
-        f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    )
-    yield (
-        f"device: {_device(state.device)}, precision {state.precision.name}, "
-        f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
-    )
-    yield from trainer.notes
-    yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
-    yield f"run dir: {state.run_dir}"
-    if isinstance(state.settings.run_dir, Url):
-        yield f"checkpoints: {state.settings.run_dir}"
-    yield f"algorithms: {_plugin_names(trainer, 'algorithm')}"
-    yield f"callbacks: {_plugin_names(trainer, 'callback')}"
-    for decision in trainer.assembly.decisions():
-        yield str(decision)
-    yield from _bypassed(trainer)
-    for name, optimizer in state.optimizers.items():
-        if could_be_fused(optimizer, state.device):
-            kind = type(optimizer).__name__
-            yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
-    if trainer.off:
-        by_reason: dict[str, list[str]] = {}
-        for one in trainer.off:
-            by_reason.setdefault(in_shell(one.reason), []).append(one.found.name)
-        yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
-
-
-def _bypassed(trainer: Trainer) -> Iterator[str]:
-    """Yields the plugins that are bypassed, as the owner of `train_batch` does the computation."""
-    owner = trainer.owner("train_batch")
-    if owner.role == "core":
-        return
-    named = [
-        f"{one.plugin.name} ({action})"
-        for action in ("forward", "loss")
-        for one in trainer.assembly.implementations[action]
-        if one.plugin.role not in ("task", "core") and one.plugin is not owner
-    ]
-    if named:
-        who = "the task" if owner.role == "task" else owner.name
-        yield (
-            f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
-            "computes outputs and losses itself"
-        )
-
-
-def _device(device: torch.device) -> str:
-    words = kind_of(device).describe()
-    return f"{device} ({words})" if words else str(device)
-
-
-def _plugin_names(trainer: Trainer, role: Role) -> str:
-    named = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
-    return ", ".join(named) or "none"
-
-
-def _plugin(plugin: Plugin) -> str:
-    named = f"{plugin.name} {plugin.version or plugin.source}".strip()
-    marks = plugin.found.marks if plugin.found else ()
-    options = {} if plugin.by == "flag" else plugin.options
-    return named + _listed(options) + (f" [{', '.join(marks)}]" if marks else "")
-
-
-def _listed(options: Mapping[str, Any]) -> str:
-    texts = (f"{name}={'none' if value is None else value}" for name, value in options.items())
-    return f" ({', '.join(texts)})" if options else ""

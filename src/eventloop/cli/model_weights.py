@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from eventloop.cli.arguments import Arguments, CommandOption, allowed
-from eventloop.cli.job import Job, header_lines
+from eventloop.cli.header import header_lines
+from eventloop.cli.job import Job
 from eventloop.cli.named_checkpoints import BEST, one_checkpoint
 from eventloop.cli.output import SUFFIX, crash_report, write_lines
 from eventloop.errors import TaskError, UsageError, closest

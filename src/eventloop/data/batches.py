@@ -1,8 +1,7 @@
-"""Batches: what is in them, in a few words too, and how they are moved and split."""
+"""Batches: what is in them, in a few words too, and how they are moved."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from eventloop.data.microbatches import Microbatches
 from eventloop.devices import kind_of
-from eventloop.errors import TaskError, counted
+from eventloop.errors import TaskError
 
 Move = Callable[[Any], Any]
 LABELS = "labels"
@@ -36,7 +35,7 @@ def map_tensors(function: Callable[[Any], Any], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, (tuple, list)):
-        return _rebuild(batch, [map_tensors(function, value) for value in batch])
+        return rebuild(batch, [map_tensors(function, value) for value in batch])
     if isinstance(batch, Mapping):
         return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, Microbatches):
@@ -126,49 +125,7 @@ def num_samples(batch: Any) -> int:
                     return samples
     if isinstance(batch, Microbatches):
         return sum(map(num_samples, batch))
-    return len(batch[0]) if _is_listed(batch) else _leading_that_fits(batch)
-
-
-def split(batch: Any, size: int) -> list[Any]:
-    """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
-
-    Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
-    values or mappings as there are samples is sliced.
-
-    Raises:
-        TaskError: two tensors disagree on the number of samples.
-    """
-    samples = num_samples(batch)
-    if samples <= size:
-        return [batch]
-    starts = range(0, samples, size)
-    return [_piece(batch, start, min(start + size, samples), samples) for start in starts]
-
-
-def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
-    """Slices batches of several data loaders, each into as many pieces as the first of them.
-
-    A piece has the same share of each, so that means over pieces are weighted right. A part without
-    a tensor is repeated.
-
-    Args:
-        parts: a batch of each data loader, by name.
-        samples: of the first part.
-        size: samples of the first part in a piece, fewer in the last.
-
-    Raises:
-        TaskError: a piece would end within a sample.
-    """
-    starts = range(0, samples, size)
-    pieces: list[dict[str, Any]] = [{} for _ in starts]
-    for name, part in parts.items():
-        num = _rows(part) or samples
-        if size * num % samples:
-            raise _uneven(parts, name, samples, num, size)
-        for piece, start in zip(pieces, starts, strict=True):
-            begin, end = start * num // samples, min(start + size, samples) * num // samples
-            piece[name] = _piece(part, begin, end, num)
-    return pieces
+    return len(batch[0]) if is_listed(batch) else _leading_that_fits(batch)
 
 
 def inputs_of(batch: Any) -> Any:
@@ -186,9 +143,9 @@ def targets_of(batch: Any) -> Any:
 def with_inputs(batch: Any, inputs: Any) -> Any:
     """Returns the batch with other inputs."""
     if is_pair(batch):
-        return _rebuild(batch, [inputs, batch[1]])
+        return rebuild(batch, [inputs, batch[1]])
     is_single = isinstance(batch, _PAIRS) and len(batch) == 1
-    return _rebuild(batch, [inputs]) if is_single else inputs
+    return rebuild(batch, [inputs]) if is_single else inputs
 
 
 def with_targets(batch: Any, targets: Any) -> Any:
@@ -198,7 +155,7 @@ def with_targets(batch: Any, targets: Any) -> Any:
         TaskError: the batch has no targets.
     """
     if is_pair(batch):
-        return _rebuild(batch, [batch[0], targets])
+        return rebuild(batch, [batch[0], targets])
     if isinstance(batch, Mapping):
         return {**batch, LABELS: targets}
     raise TaskError(f"a batch of {describe(batch)} has no targets that could be replaced")
@@ -254,24 +211,11 @@ def without_samples(error: BaseException) -> str:
     return ""
 
 
-def _rebuild(like: Any, values: list[Any]) -> Any:
+def rebuild(like: Any, values: list[Any]) -> Any:
+    """Returns a tuple, named tuple or list of other values."""
     if isinstance(like, tuple) and hasattr(like, "_fields"):
         return type(like)(*values)
     return tuple(values) if isinstance(like, tuple) else values
-
-
-def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
-    step = math.lcm(
-        *(samples // math.gcd(samples, _rows(one) or samples) for one in parts.values())
-    )
-    whole = step == samples
-    return TaskError(
-        f"a batch of {counted(samples, 'sample')} with {num} of {name!r} can't be split into microbatches of "
-        f"{size}: one would end within a sample of {name!r}",
-        fix=("unset microbatch_size" if whole else f"set microbatch_size to a multiple of {step}")
-        + ", give data loaders with drop_last=True where the last batch is smaller, or implement the "
-        "action split_batch",
-    )
 
 
 def _leading_that_fits(batch: Any) -> int:
@@ -302,12 +246,12 @@ def _leading_that_fits(batch: Any) -> int:
     )
 
 
-def _rows(part: Any) -> int | None:
+def rows_of(part: Any) -> int | None:
     """Returns the number of samples of a batch; None if it has no tensor."""
-    return len(part[0]) if _is_listed(part) else _leading(part)
+    return len(part[0]) if is_listed(part) else _leading(part)
 
 
-def _is_listed(batch: Any) -> bool:
+def is_listed(batch: Any) -> bool:
     """Returns whether a pair is of lists with an entry for each sample, not of whole tensors."""
     if not is_pair(batch) or not isinstance(batch[0], (tuple, list)):
         return False
@@ -320,10 +264,14 @@ def _is_listed(batch: Any) -> bool:
         return targets.shape[:1] == (num,) and any(
             _leading(one) not in (None, num) for one in inputs
         )
-    return isinstance(targets, (tuple, list)) and len(targets) == num and all(map(_is_one, targets))
+    return (
+        isinstance(targets, (tuple, list))
+        and len(targets) == num
+        and all(map(is_of_one_sample, targets))
+    )
 
 
-def _is_one(value: Any) -> bool:
+def is_of_one_sample(value: Any) -> bool:
     """Returns whether a value belongs to a single sample: a number, a text, a mapping of tensors."""
     return isinstance(value, Mapping) or _leading(value) is None
 
@@ -334,30 +282,6 @@ def _leading(batch: Any) -> int | None:
     values = batch.values() if isinstance(batch, Mapping) else batch
     sizes = map(_leading, values) if isinstance(batch, (tuple, list, Mapping)) else iter(())
     return next((size for size in sizes if size is not None), None)
-
-
-def _piece(batch: Any, start: int, stop: int, samples: int) -> Any:
-    if _is_listed(batch):
-        return _rebuild(batch, [part[start:stop] for part in batch])
-    return _slice(batch, start, stop, samples)
-
-
-def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
-    if isinstance(batch, Tensor):
-        if batch.ndim and batch.shape[0] != samples:
-            raise TaskError(
-                f"a batch of {counted(samples, 'sample')} can't be split: it also holds a tensor of shape "
-                f"{tuple(batch.shape)}",
-                fix="unset microbatch_size, or implement the action split_batch",
-            )
-        return batch[start:stop] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == samples and all(map(_is_one, batch)):
-        return batch[start:stop]
-    if isinstance(batch, (tuple, list)):
-        return _rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
-    return batch
 
 
 def _shapes(value: Any, depth: int) -> str:

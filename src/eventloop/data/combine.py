@@ -10,8 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.batches import describe, num_samples, split, split_side_by_side
+from eventloop.data.batches import describe, num_samples
 from eventloop.data.microbatches import Microbatches
+from eventloop.data.splitting import split, split_side_by_side
 from eventloop.errors import TaskError, a, counted
 
 USED_UP = (

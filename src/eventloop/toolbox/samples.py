@@ -9,13 +9,13 @@ from eventloop.data.batches import (
     is_pair,
     map_tensors,
     num_samples,
-    split,
     targets_of,
     with_inputs,
     with_targets,
 )
 from eventloop.data.combine import known_length
 from eventloop.data.microbatches import Microbatches
+from eventloop.data.splitting import split
 
 __all__ = [
     "Microbatches",

@@ -1,0 +1,97 @@
+"""The header of a run: the lines that say what takes part, before training starts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import eventloop
+from eventloop.devices import kind_of
+from eventloop.errors import in_shell
+from eventloop.training.optimizers import could_be_fused
+from eventloop.urls import Url
+
+if TYPE_CHECKING:
+    from eventloop.plugin.records import Plugin, Role
+    from eventloop.trainer import Trainer
+
+
+def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines of the header.
+
+    Args:
+        task: TASK as typed.
+        options: of the task, as set.
+    """
+    state = trainer.state
+    yield (
+        f"eventloop {eventloop.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+    yield (
+        f"device: {_device(state.device)}, precision {state.precision.name}, "
+        f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
+    )
+    yield from trainer.notes
+    yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"
+    yield f"run dir: {state.run_dir}"
+    if isinstance(state.settings.run_dir, Url):
+        yield f"checkpoints: {state.settings.run_dir}"
+    yield f"algorithms: {_plugin_names(trainer, 'algorithm')}"
+    yield f"callbacks: {_plugin_names(trainer, 'callback')}"
+    for decision in trainer.assembly.decisions():
+        yield str(decision)
+    yield from _bypassed(trainer)
+    for name, optimizer in state.optimizers.items():
+        if could_be_fused(optimizer, state.device):
+            kind = type(optimizer).__name__
+            yield f"advice: the optimizer {name!r} steps faster as {kind}(..., fused=True)"
+    if trainer.off:
+        by_reason: dict[str, list[str]] = {}
+        for one in trainer.off:
+            by_reason.setdefault(in_shell(one.reason), []).append(one.found.name)
+        yield "off: " + ", ".join(f"{', '.join(by_reason[one])} ({one})" for one in by_reason)
+
+
+def _bypassed(trainer: Trainer) -> Iterator[str]:
+    """Yields the plugins that are bypassed, as the owner of `train_batch` does the computation."""
+    owner = trainer.owner("train_batch")
+    if owner.role == "core":
+        return
+    named = [
+        f"{one.plugin.name} ({action})"
+        for action in ("forward", "loss")
+        for one in trainer.assembly.implementations[action]
+        if one.plugin.role not in ("task", "core") and one.plugin is not owner
+    ]
+    if named:
+        who = "the task" if owner.role == "task" else owner.name
+        yield (
+            f"no effect in training: {', '.join(named)}, since {who} owns train_batch, and "
+            "computes outputs and losses itself"
+        )
+
+
+def _device(device: torch.device) -> str:
+    words = kind_of(device).describe()
+    return f"{device} ({words})" if words else str(device)
+
+
+def _plugin_names(trainer: Trainer, role: Role) -> str:
+    named = [_plugin(plugin) for plugin in trainer.plugins if plugin.role == role]
+    return ", ".join(named) or "none"
+
+
+def _plugin(plugin: Plugin) -> str:
+    named = f"{plugin.name} {plugin.version or plugin.source}".strip()
+    marks = plugin.found.marks if plugin.found else ()
+    options = {} if plugin.by == "flag" else plugin.options
+    return named + _listed(options) + (f" [{', '.join(marks)}]" if marks else "")
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    texts = (f"{name}={'none' if value is None else value}" for name, value in options.items())
+    return f" ({', '.join(texts)})" if options else ""

@@ -1,0 +1,98 @@
+"""Splits a batch into microbatches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from eventloop.data.batches import (
+    is_listed,
+    is_of_one_sample,
+    num_samples,
+    rebuild,
+    rows_of,
+)
+from eventloop.errors import TaskError, counted
+
+
+def split(batch: Any, size: int) -> list[Any]:
+    """Slices a nest along the leading dimension into pieces of `size` samples, the last smaller.
+
+    Tensors become views. Scalars and what isn't a tensor are repeated; a list of as many plain
+    values or mappings as there are samples is sliced.
+
+    Raises:
+        TaskError: two tensors disagree on the number of samples.
+    """
+    samples = num_samples(batch)
+    if samples <= size:
+        return [batch]
+    starts = range(0, samples, size)
+    return [_piece(batch, start, min(start + size, samples), samples) for start in starts]
+
+
+def split_side_by_side(parts: Mapping[str, Any], samples: int, size: int) -> list[dict[str, Any]]:
+    """Slices batches of several data loaders, each into as many pieces as the first of them.
+
+    A piece has the same share of each, so that means over pieces are weighted right. A part without
+    a tensor is repeated.
+
+    Args:
+        parts: a batch of each data loader, by name.
+        samples: of the first part.
+        size: samples of the first part in a piece, fewer in the last.
+
+    Raises:
+        TaskError: a piece would end within a sample.
+    """
+    starts = range(0, samples, size)
+    pieces: list[dict[str, Any]] = [{} for _ in starts]
+    for name, part in parts.items():
+        num = rows_of(part) or samples
+        if size * num % samples:
+            raise _uneven(parts, name, samples, num, size)
+        for piece, start in zip(pieces, starts, strict=True):
+            begin, end = start * num // samples, min(start + size, samples) * num // samples
+            piece[name] = _piece(part, begin, end, num)
+    return pieces
+
+
+def _uneven(parts: Mapping[str, Any], name: str, samples: int, num: int, size: int) -> TaskError:
+    step = math.lcm(
+        *(samples // math.gcd(samples, rows_of(one) or samples) for one in parts.values())
+    )
+    whole = step == samples
+    return TaskError(
+        f"a batch of {counted(samples, 'sample')} with {num} of {name!r} can't be split into microbatches of "
+        f"{size}: one would end within a sample of {name!r}",
+        fix=("unset microbatch_size" if whole else f"set microbatch_size to a multiple of {step}")
+        + ", give data loaders with drop_last=True where the last batch is smaller, or implement the "
+        "action split_batch",
+    )
+
+
+def _piece(batch: Any, start: int, stop: int, samples: int) -> Any:
+    if is_listed(batch):
+        return rebuild(batch, [part[start:stop] for part in batch])
+    return _slice(batch, start, stop, samples)
+
+
+def _slice(batch: Any, start: int, stop: int, samples: int) -> Any:
+    if isinstance(batch, Tensor):
+        if batch.ndim and batch.shape[0] != samples:
+            raise TaskError(
+                f"a batch of {counted(samples, 'sample')} can't be split: it also holds a tensor of shape "
+                f"{tuple(batch.shape)}",
+                fix="unset microbatch_size, or implement the action split_batch",
+            )
+        return batch[start:stop] if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        return {key: _slice(value, start, stop, samples) for key, value in batch.items()}
+    if isinstance(batch, list) and len(batch) == samples and all(map(is_of_one_sample, batch)):
+        return batch[start:stop]
+    if isinstance(batch, (tuple, list)):
+        return rebuild(batch, [_slice(value, start, stop, samples) for value in batch])
+    return batch
