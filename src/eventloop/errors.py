@@ -75,6 +75,7 @@ class EventloopError(Exception):
         super().__init__(joined([what, *listed, *frames]))
         self.what = what
         self.fix = fix
+        self.facts = facts
         self.subjects = tuple(subjects)
 
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -39,6 +39,7 @@ from eventloop.training.evaluation import try_evaluation
 from eventloop.vocabulary import METHODS, STATE, known_as
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.settings import SettingValues
     from eventloop.plugin.assembly import Assembly
     from eventloop.plugin.observe import Observer
@@ -363,13 +364,14 @@ class TrainerBuilder:
 
     Args:
         configuration: what environment and files say; read from the process's unless given.
-        observers, allowed, origin: see `Request`.
+        observers, allowed, origin, checkpoint: see `Request`.
     """
 
     configuration: Configuration | None = None
     observers: Sequence[Observer] = ()
     allowed: Allowed = NOTHING
     origin: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
 
     def build(
         self,
@@ -389,4 +391,5 @@ class TrainerBuilder:
             raise TypeError("give settings as keywords or in `configuration`, not both")
         configuration = self.configuration or Configuration.read(flags=settings)
         more = (self.observers, self.allowed, self.origin)
-        return Trainer(Request(task, configuration, algorithms, callbacks, *more))
+        request = Request(task, configuration, algorithms, callbacks, *more)
+        return Trainer(replace(request, checkpoint=self.checkpoint))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop import hookimpl, schedules
-from eventloop.checkpoint.format import read_checkpoint, verify, write_checkpoint
+from eventloop import TrainerBuilder, hookimpl, schedules
+from eventloop.checkpoint.format import Checkpoint, read_checkpoint, verify, write_checkpoint
 from eventloop.run.start import Allowed
 from eventloop_checkpoints.differences import differences
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
@@ -297,3 +298,22 @@ def test_a_fraction_of_an_epoch_stays_what_it_was(tmp_path):
         evaluated[name] = [row["batch"] for row in history]
 
     assert evaluated["resumed"] == evaluated["in one go"] == list(range(2, 22, 2))
+
+
+def test_a_run_begins_at_a_checkpoint_in_memory(tmp_path):
+    """One that is in a file of another framework, which nothing is unpacked for."""
+    with isolated_trainer(tmp_path / "a", tiny_task(), max_duration="2ep") as trainer:
+        trainer.fit(until="3ba")
+        parts, facts = trainer.state.capture()
+        taken = {"path": Path("other.ckpt"), "batch": 3, "eventloop": "0.1", "names": tuple(parts)}
+        checkpoint = copy.deepcopy(Checkpoint(facts=facts, parts=parts, **taken))
+        trainer.fit()
+    expected = trainer.state.model.state_dict()
+
+    builder = TrainerBuilder(checkpoint=checkpoint, allowed=Allowed(config_change=True))
+    with builder.build(tiny_task(), autoload=False, max_duration="2ep") as resumed:
+        assert resumed.state.clock.batch == 3
+        resumed.fit()
+
+    actual = resumed.state.model.state_dict()
+    assert all(torch.equal(actual[name], one) for name, one in expected.items())

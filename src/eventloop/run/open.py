@@ -39,6 +39,7 @@ from eventloop.task import Task
 from eventloop.training.compiling import require_layers
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.plugin.candidates import Candidates
     from eventloop.plugin.observe import Observer
@@ -57,6 +58,7 @@ class Request:
             resumed: the digest of its file, its options. JSON values.
         candidates: the plugins that a command has already discovered and loaded.
         core: plugins to add to the core's own.
+        checkpoint: where to begin if the run's folder has no checkpoint of its own.
     """
 
     task: object
@@ -68,6 +70,7 @@ class Request:
     origin: Mapping[str, Any] | None = None
     candidates: Candidates | None = None
     core: Sequence[object] = ()
+    checkpoint: Checkpoint | None = None
 
 
 def open_run(request: Request) -> Run:
@@ -77,7 +80,7 @@ def open_run(request: Request) -> Run:
     processes = join_processes()
     storage = storage_of(settings.run_dir, processes.from_first(new_run_dir(task.name)))
     require_usable(storage.run_dir)
-    start = find_start(settings, storage, processes, request.allowed)
+    start = find_start(settings, storage, processes, request.allowed, request.checkpoint)
     configuration = start.narrowed(request.configuration.with_task(task.settings))
     # What the task has drawn depends on the program; what plugins draw when built must not.
     seed_everything(settings.seed)

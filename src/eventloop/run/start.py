@@ -235,7 +235,11 @@ class FromCheckpoint(Start):
 
 
 def find_start(
-    settings: Settings, storage: Storage, processes: Processes, allowed: Allowed
+    settings: Settings,
+    storage: Storage,
+    processes: Processes,
+    allowed: Allowed,
+    other: Checkpoint | None = None,
 ) -> Start:
     """Determines how a run starts; raises ResumeError, or CheckpointError if none is usable."""
     damage: dict[Place, str] = {}
@@ -247,6 +251,8 @@ def find_start(
 
     while True:
         place, refused = as_first(processes.from_first, choose)
+        if place is None and other is not None:
+            return FromCheckpoint(other, other.path, allowed, ())
         if place is None:
             left = (storage.run_dir / MANIFEST).is_file()  # files, but no checkpoint
             begun = f"no checkpoint in {storage.run_dir}, where a run has begun: it starts over"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eventloop.checkpoint.encoding import flatten
+from eventloop.checkpoint.format import Checkpoint as Checkpoint
 from eventloop.checkpoint.format import read_checkpoint as read_checkpoint
 from eventloop.checkpoint.format import write_checkpoint as write_checkpoint
 from eventloop.checkpoint.saved_tensors import SavedTensor
@@ -11,6 +12,7 @@ from eventloop.distributed.averaging import take_from_first
 from eventloop.training.tensor_slices import TensorSlice, gathered
 
 __all__ = [
+    "Checkpoint",
     "FoundWeights",
     "SavedTensor",
     "TensorSlice",

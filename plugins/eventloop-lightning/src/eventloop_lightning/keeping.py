@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.trainer import call
 from torch import Tensor
 
-from eventloop import State
-from eventloop.toolbox.state_dicts import write_checkpoint
 from eventloop_lightning.own_files import OwnFiles
 from eventloop_lightning.results import counts_of, put_counts
-from eventloop_lightning.strategy import beside
 
 # Parts of a checkpoint of Lightning's that ours has elsewhere, or that come with the task.
-_ELSEWHERE = (
+ELSEWHERE = (
     "state_dict",
     "optimizer_states",
     "hyper_parameters",
@@ -40,6 +36,7 @@ class Keeping:
 
     Attributes:
         is_loading: whether weights and optimizers wait for what the callbacks say.
+        in_file: what a file of Lightning's has, whose hooks aren't called for it again; else None.
         files: what Lightning's loggers and callbacks have written.
     """
 
@@ -49,6 +46,7 @@ class Keeping:
         self._weights: Mapping[str, Tensor] = {}
         self._optimizers: list[Mapping[str, Any]] = []
         self.is_loading = False
+        self.in_file: Mapping[str, Any] | None = None
         self.files = OwnFiles(trainer)
 
     @property
@@ -62,9 +60,9 @@ class Keeping:
         It lacks what is under way: sums of `self.log`, accumulated gradients, what is frozen.
         """
         trainer, module = self._trainer, self._trainer.lightning_module
-        dumped = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        kept = {key: one for key, one in dumped.items() if key not in _ELSEWHERE}
-        if not _is_of(module, dumped["state_dict"]):
+        dumped = self._dumped()
+        kept = {key: one for key, one in dumped.items() if key not in ELSEWHERE}
+        if "state_dict" in dumped and not _is_of(module, dumped["state_dict"]):
             kept["state_dict"] = dumped["state_dict"]  # a hook has put other weights there
         connector = trainer._logger_connector
         kept["numbers"] = {name: dict(getattr(connector, name)) for name in _NUMBERS}
@@ -77,6 +75,25 @@ class Keeping:
         kept["counts"] = counts_of(module)
         kept["files"] = self.files.state_dict()
         return kept
+
+    def _dumped(self) -> dict[str, Any]:
+        """Returns a checkpoint of Lightning's; `on_save_checkpoint` is called once for each file."""
+        trainer = self._trainer
+        connector, precision = trainer._checkpoint_connector, trainer.precision_plugin
+        if self.in_file is None:
+            dumped: dict[str, Any] = connector.dump_checkpoint(weights_only=False)
+            return dumped
+        now = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "loops": connector._get_loops_state_dict(),
+            "callbacks": call._call_callbacks_state_dict(trainer),
+            "lr_schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+        }
+        for one in (precision, trainer.datamodule):
+            if one is not None and (found := one.state_dict()):
+                now[type(one).__qualname__] = found
+        return {**self.in_file, **now}
 
     def _gradients(self) -> dict[str, Tensor]:
         """Returns gradients to which the next batch adds its own."""
@@ -149,19 +166,6 @@ class Keeping:
             # It may have moved the average into the module, and begun its batch norms anew.
             module.load_state_dict(self._weights)
         self._weights = {}
-
-
-def write_beside(files: list[Path], state: State) -> None:
-    """Writes a checkpoint of now beside each file of Lightning's that is still there."""
-    if not files:
-        return
-    captured = state.capture()
-    for one in files:
-        if state.rank == 0 and one.exists():
-            shutil.rmtree(beside(one), ignore_errors=True)
-            parts, facts, batch = captured.parts, captured.facts, state.clock.batch
-            write_checkpoint(beside(one), parts, facts, batch=batch)
-    files.clear()
 
 
 def _is_of(module: LightningModule, weights: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from eventloop import State
 from eventloop.toolbox.run_files import RunFolder
-from eventloop_lightning.strategy import beside
 
 _NAME = "lightning.json"
 _MAX_BYTES = 2**24
@@ -130,7 +128,6 @@ class OwnFiles:
                 self._checkpoints.append(path)
             else:
                 Path(path).unlink(missing_ok=True)
-                shutil.rmtree(beside(path), ignore_errors=True)
         self._note()
 
     def add_checkpoint(self, path: Path) -> None:

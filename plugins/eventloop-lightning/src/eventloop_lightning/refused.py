@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.nn.modules.batchnorm import _BatchNorm  # private: what all batch norms are (torch 2.13)
 
 from eventloop import PluginError, SettingError, State
-from eventloop.toolbox.messages import switch_off
 from eventloop_lightning.hook_calls import is_overridden
 
 # What can't be honoured, and what to do.
@@ -165,5 +164,5 @@ def refuse_plugins(state: State, trainer: Any) -> None:
 def _refuse(plugin: str, what: str) -> None:
     raise PluginError(
         f"{plugin} doesn't suit this LightningModule: it {what}",
-        fix=f"leave {plugin} out, or switch it off with " + switch_off(plugin),
+        fix=f"leave {plugin} out of `algorithms=[...]`, or of `-p`",
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +13,6 @@ from lightning.pytorch.strategies import ParallelStrategy, SingleDeviceStrategy,
 from torch import Tensor
 from torch.optim import Optimizer
 
-# What a file of Lightning's is accompanied by: a checkpoint of eventloop's, a folder.
-BESIDE = ".eventloop"
-
 
 class RunsOnLoop(Strategy):
     """What the strategies of one process and of several have in common.
@@ -25,14 +20,12 @@ class RunsOnLoop(Strategy):
     Attributes:
         step: makes a step with an optimizer; None outside of a fit.
         manual_backward: adds the gradients of a loss; None but in manual optimization.
-        waiting: the files that were written in a fit, and wait for a checkpoint beside them.
-        announce: is told of such a file before it is written.
+        files: completes the files that are written; None before the first fit.
     """
 
     step: Callable[..., Any] | None = None
     manual_backward: Callable[..., None] | None = None
-    waiting: list[Path] | None = None
-    announce: Callable[[Path], None] | None = None
+    files: Any = None
 
     def optimizer_step(
         self,
@@ -58,23 +51,21 @@ class RunsOnLoop(Strategy):
 
     def release(self) -> None:
         """Leaves all to Lightning again, when a fit is over."""
-        self.step = self.manual_backward = self.waiting = self.announce = None
+        self.step = self.manual_backward = None
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Writes Lightning's file; one beside which a run can go on follows when the batch is done."""
-        if self.waiting is not None and "://" not in str(filepath):
-            if self.announce is not None:
-                self.announce(Path(filepath))
-            self.waiting.append(Path(filepath))
+        """Writes a file, from which a run can go on when the batch is done."""
+        if self.files is not None:
+            self.files.take(checkpoint, filepath, storage_options)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Removes both."""
+        """Removes a file, which no longer waits."""
         super().remove_checkpoint(filepath)
-        if self.is_global_zero and "://" not in str(filepath):
-            shutil.rmtree(beside(filepath), ignore_errors=True)
+        if self.files is not None:
+            self.files.drop(filepath)
 
 
 class OneProcess(RunsOnLoop, SingleDeviceStrategy):
@@ -168,8 +159,3 @@ def strategy_for(device: torch.device) -> OneProcess | Ranks:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return Ranks(device)
     return OneProcess(device)
-
-
-def beside(filepath: Any) -> Path:
-    """Returns the folder of eventloop's checkpoint beside a file of Lightning's."""
-    return Path(f"{filepath}{BESIDE}")

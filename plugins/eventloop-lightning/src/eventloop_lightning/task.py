@@ -22,10 +22,11 @@ from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
 from eventloop_lightning.evaluation import computed_beside, evaluated, predicted
 from eventloop_lightning.hook_calls import HookCalls
-from eventloop_lightning.keeping import Keeping, write_beside
+from eventloop_lightning.keeping import Keeping
 from eventloop_lightning.numbers_of_batches import BatchNumbers
 from eventloop_lightning.optimization import Automatic, Manual
 from eventloop_lightning.refused import refuse_plugins, refuse_settings
+from eventloop_lightning.resumable import ResumableFiles
 
 
 class LightningTask:
@@ -61,6 +62,7 @@ class LightningTask:
         self._progress = self._epoch_loop.batch_progress
         self._numbers = BatchNumbers(trainer)
         self._keeping = Keeping(trainer)
+        self._files = ResumableFiles(trainer, self._keeping)
         self._module: LightningModule
         self._calls: HookCalls
         self._optimization: Automatic | Manual
@@ -177,7 +179,7 @@ class LightningTask:
             one.training = False
         trainer, calls = self._trainer, self._calls
         self._keeping.put_files()
-        trainer.strategy.waiting, trainer.strategy.announce = [], self._keeping.files.add_checkpoint
+        trainer.strategy.files = self._files
         trainer._logger_connector.state = state
         stages.begin(trainer, self._keeping)
         self._has_transfer = has_transfer(trainer)
@@ -197,7 +199,7 @@ class LightningTask:
         if length is not None and length.unit == "ep" and state.until == length:
             state.until = Time(max(epochs, length.value), "ep")
         yield
-        self._write_beside(state)
+        self._files.complete(state)
 
     @hookimpl
     def epoch_start(self, state: State) -> None:
@@ -356,12 +358,12 @@ class LightningTask:
         """Moves the schedulers that follow a metric: the last that is left of the batch to do."""
         if not self._ends_epoch:
             stages.end_advance(self._epoch_loop, accumulates=self._accumulates)
-        self._write_beside(state)
+        self._files.complete(state)
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:
         """Writes what `ModelCheckpoint` has asked for since."""
-        self._write_beside(state)
+        self._files.complete(state)
 
     @hookimpl
     def should_end_epoch(self, state: State) -> bool:
@@ -384,6 +386,8 @@ class LightningTask:
     @hookimpl
     def training_end(self, state: State) -> None:
         """Calls what Lightning calls after its last epoch, unless the run will go on."""
+        self._files.complete(state)
+        self._files.finish(state)
         self._trainer.strategy.release()
         self._trainer._logger_connector.state = None
         if not is_interruption(state.stop_reason):
@@ -392,6 +396,8 @@ class LightningTask:
     @hookimpl
     def exception(self, state: State, error: BaseException) -> None:
         """Calls `on_exception`, where Lightning's trainer doesn't see the error itself."""
+        if self._trainer.strategy.files is self._files and state.world_size == 1:
+            self._files.finish(state, has_failed=True)
         if self._attach is not None:
             call._interrupt(self._trainer, error)
 
@@ -399,9 +405,6 @@ class LightningTask:
     def _automatic(self) -> Automatic:
         assert isinstance(self._optimization, Automatic)
         return self._optimization
-
-    def _write_beside(self, state: State) -> None:
-        write_beside(self._trainer.strategy.waiting or [], state)
 
     def _transferred(self, batch: Any) -> Any:
         batch = self._trainer.precision_plugin.convert_input(batch)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,16 +17,22 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 import eventloop
-from eventloop import Allowed, SettingError
+from eventloop import Allowed, ResumeError, SettingError
+from eventloop.toolbox.state_dicts import Checkpoint
 from eventloop_lightning.fit_loop import FitLoop
 from eventloop_lightning.numbers_of_batches import Connector
 from eventloop_lightning.refused import checked_device, refuse_others_words
 from eventloop_lightning.results import Results
-from eventloop_lightning.strategy import beside, strategy_for
+from eventloop_lightning.resumable import checkpoint_in
+from eventloop_lightning.strategy import strategy_for
 from eventloop_lightning.task import LightningTask
 
 _OURS = ("devices", "num_nodes", "sync_batchnorm")
 _ENDLESS = "1000000000ba"
+_SAME = (
+    "pass the same algorithms=[...], in the same versions, or begin another run: "
+    'settings={"run_dir": ...}, another folder'
+)
 
 
 class Trainer(LightningTrainer):
@@ -95,18 +101,20 @@ class Trainer(LightningTrainer):
         generators = _collect_rng_states()
         task = LightningTask(self, model, generators=generators)
         settings = {**self._settings(model), **self.eventloop_settings}
-        if ckpt_path is not None:
-            settings["resume"] = _checkpoint_at(ckpt_path)
+        resumed = None if ckpt_path is None else checkpoint_in(self, ckpt_path, weights_only)
+        # A run goes on with other arguments, more epochs say, as under Lightning.
+        allowed = Allowed(config_change=True)
         anomalies = (
             torch.autograd.set_detect_anomaly(True) if self._detect_anomaly else nullcontext()
         )
         with (
             anomalies,
-            # A run goes on with other arguments, more epochs say, as under Lightning.
-            eventloop.TrainerBuilder(allowed=Allowed(config_change=True)).build(
+            _in_own_words(),
+            eventloop.TrainerBuilder(allowed=allowed, checkpoint=resumed).build(
                 task, algorithms=self._algorithms, callbacks=self._watchers, **settings
             ) as trainer,
         ):
+            _require_algorithms(trainer, resumed)
             trainer.fit()
         return None
 
@@ -149,28 +157,31 @@ class Trainer(LightningTrainer):
                 )
 
 
+def _require_algorithms(trainer: eventloop.Trainer, resumed: Checkpoint | None) -> None:
+    """Refuses to go on without an algorithm that is installed and was passed when the run began."""
+    then = [] if resumed is None else resumed.facts["manifest"]["plugins"]
+    now = [one.name for one in trainer.plugins]
+    for one in then:
+        if one["role"] == "algorithm" and one["name"] not in now:
+            raise ResumeError(f"the run was begun with {one['name']}, which isn't here")
+
+
+@contextmanager
+def _in_own_words() -> Iterator[None]:
+    """Has a run that can't be resumed say what a user of this trainer can do about it."""
+    try:
+        yield
+    except ResumeError as error:
+        facts: Any = error.facts
+        raise ResumeError(error.what, **facts, fix=_SAME) from None
+
+
 def _signature() -> inspect.Signature:
     """Returns what the trainer takes, for command lines and editors: Lightning's arguments and ours."""
     theirs = inspect.signature(LightningTrainer.__init__)
     ours = inspect.signature(Trainer.__init__, eval_str=True).parameters.values()
     added = [one for one in ours if one.kind is one.KEYWORD_ONLY]
     return theirs.replace(parameters=[*theirs.parameters.values(), *added])
-
-
-def _checkpoint_at(path: Any) -> str:
-    """Returns eventloop's checkpoint beside a file of Lightning's.
-
-    Raises:
-        SettingError: there is none.
-    """
-    folder = beside(path)
-    if not folder.is_dir():
-        raise SettingError(
-            f"{str(path)!r} has no checkpoint of eventloop's beside it, {folder.name}",
-            fix="load the weights, `Model.load_from_checkpoint(path)`, and begin a run with them; "
-            "files that this trainer writes have it",
-        )
-    return str(folder)
 
 
 Trainer.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
