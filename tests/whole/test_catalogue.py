@@ -76,6 +76,7 @@ class Counts:
 # Checked by their own tests, beside the frameworks that they are for.
 BRIDGES = {
     "eventloop-composer",
+    "eventloop-grpo",
     "eventloop-lightning",
     "eventloop-lora",
     "eventloop-transformers",

@@ -1,0 +1,166 @@
+"""Completions by transformers' `generate`, whose draws depend on each sequence alone; free of hooks."""
+
+# N = completion, P = position of a prompt, T = position of a completion, V = token of the vocabulary
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventloop.toolbox.shards import sharded
+from eventloop_grpo.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn.
+
+    Args:
+        max_tokens: of a completion, at most.
+        temperature: logits are divided by it.
+        top_k: so many tokens can be drawn; None for all.
+        top_p: tokens that hold this share of the probability can be drawn.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+
+
+def generated(
+    model: nn.Module,
+    prompts_NP: Tensor,
+    mask_NP: Tensor,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    **more: Any,
+) -> Tensor:
+    """Returns completions of prompts, each drawn from a generator of its own.
+
+    So a completion depends on its prompt, its seed and the weights, not on what else is generated at
+    the same time, nor on which rank. Draws from no other generator.
+
+    Args:
+        model: of transformers, with `generate`, in evaluation mode.
+        prompts_NP, mask_NP: padded on the left.
+        seeds: one for each prompt.
+        more: arguments of `generate`.
+
+    Returns:
+        Tokens, shape (N, T); what follows the end of a completion is padding.
+    """
+    from transformers import (
+        LogitsProcessorList,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    processors = LogitsProcessorList()
+    if sampling.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k is not None:
+        processors.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        processors.append(TopPLogitsWarper(sampling.top_p))
+    processors.append(_Draws(seeds, prompts_NP.device))
+    untyped: Any = model
+    found: Tensor = untyped.generate(
+        input_ids=prompts_NP,
+        attention_mask=mask_NP,
+        # The highest of logits with Gumbel noise is a draw from their softmax.
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=sampling.max_tokens,
+        logits_processor=processors,
+        **more,
+    )
+    return found[:, prompts_NP.shape[1] :]
+
+
+def completed(
+    model: nn.Module, prompts: Rollouts, seeds: Sequence[int], sampling: Sampling
+) -> Rollouts:
+    """Returns prompts with completions, which end where the model's generation config says."""
+    untyped: Any = model
+    config = untyped.generation_config
+    found = config.eos_token_id
+    ends = found if isinstance(found, list) else [] if found is None else [found]
+    padding = next((one for one in (config.pad_token_id, *ends) if one is not None), 0)
+    # Slices of a sharded model are gathered in each pass, which all ranks make.
+    is_sharded = any(sharded(one) is not None for one in model.parameters())
+    tokens = generated(
+        model, prompts.prompt_ids, prompts.prompt_mask, seeds, sampling,
+        pad_token_id=padding, synced_gpus=is_sharded,
+    )  # fmt: skip
+    is_end = torch.isin(tokens, torch.tensor(ends, device=tokens.device))
+    return replace(
+        prompts,
+        completion_ids=tokens,
+        completion_mask=completion_mask(tokens, ends),
+        is_ended=is_end.any(1),
+    )
+
+
+class _Draws:
+    """Adds Gumbel noise to logits: that of each sequence from a generator of its own.
+
+    Args:
+        seeds: one for each sequence.
+        device: of the logits.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._generators = [torch.Generator(device).manual_seed(one) for one in seeds]
+
+    def __call__(self, input_ids: Tensor, scores_NV: Tensor) -> Tensor:
+        uniform_NV = torch.stack(
+            [
+                torch.rand(scores_NV.shape[1], generator=one, device=scores_NV.device)
+                for one in self._generators
+            ]
+        )
+        tiny = torch.finfo(torch.float32).tiny
+        return scores_NV.float() - (-uniform_NV.clamp(min=tiny).log()).clamp(min=tiny).log()
+
+
+def completion_mask(tokens_NT: Tensor, ends: Sequence[int]) -> Tensor:
+    """Returns 1 for the tokens up to the first end, with it, and 0 after it; float.
+
+    Args:
+        ends: the tokens that end a completion.
+    """
+    is_end_NT = torch.isin(tokens_NT, torch.tensor([*ends], device=tokens_NT.device))
+    return (is_end_NT.cumsum(1) - is_end_NT.int() == 0).float()
+
+
+def logits_of(model: nn.Module, tokens_NS: Tensor, mask_NS: Tensor, num_last: int) -> Tensor:
+    """Returns the logits of the last tokens, each from what is before it.
+
+    Positions are counted without the padding, as `generate` counts them.
+
+    Args:
+        tokens_NS, mask_NS: prompts, padded on the left, and completions.
+        num_last: how many tokens at the end are predicted.
+
+    Returns:
+        Shape (N, num_last, V).
+    """
+    untyped: Any = model
+    base = untyped.get_base_model() if hasattr(untyped, "get_base_model") else model
+    known = inspect.signature(base.forward).parameters
+    given: dict[str, Any] = {"input_ids": tokens_NS, "attention_mask": mask_NS}
+    if "position_ids" in known:
+        given["position_ids"] = (mask_NS.cumsum(1) - 1).clamp(min=0)
+    if "logits_to_keep" in known:
+        given["logits_to_keep"] = num_last + 1
+    if "use_cache" in known:
+        given["use_cache"] = False
+    logits: Tensor = untyped(**given).logits
+    return logits[:, -num_last - 1 : -1]

@@ -1,0 +1,250 @@
+"""The plugin: when completions are generated, judged and learnt from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eventloop import PluginError, State, StepOutcome, Time, hookimpl
+from eventloop.toolbox.messages import as_option
+from eventloop.toolbox.passes import evaluation_mode
+from eventloop_grpo.generation import Sampling, completed, logits_of
+from eventloop_grpo.hooks import GrpoHooks
+from eventloop_grpo.losses import policy_loss, token_logps, weight_of
+from eventloop_grpo.options import check_options, named_reward, named_tokenizer
+from eventloop_grpo.rollouts import Rollouts, minibatch, prompts_of, texts_of
+from eventloop_grpo.scoring import rows_of, scaled, seeds_of, summed, table_of
+
+
+class Grpo:
+    """Trains a language model on rewards for what it generates: GRPO, DAPO, Dr. GRPO.
+
+    A batch of the task is one of prompts. The model generates completions of each, they are judged, and
+    the loss raises the probability of those that are better than the others of their prompt. The task's
+    own loss isn't asked.
+
+    Args:
+        num_generations: completions of a prompt, 2 or more.
+        reward: module:function or ./file.py:function; in Python the function itself: takes `Rollouts`,
+            returns a number for each. Other packages add rewards by the hook `reward`.
+        tokenizer: the folder of the tokenizer that makes texts of tokens; in Python the tokenizer.
+        max_tokens: of a completion, at most.
+        temperature: logits are divided by it, when completions are drawn and in the loss.
+        top_k: so many tokens can be drawn; none for all.
+        top_p: tokens that hold this share of the probability can be drawn.
+        loss: "dapo", "grpo" or "dr_grpo": what the loss is a mean over.
+        scale_rewards: what differences of rewards are divided by: the standard deviation of the "group",
+            of the "batch", or "none".
+        epsilon: ratios are clipped to [1 - epsilon, 1 + epsilon_high].
+        epsilon_high: likewise; `epsilon` unless given.
+        beta: weight of the divergence from the model as it was, the reference; with 0 there is none.
+        unbiased_kl: whether the divergence is multiplied by the ratio, which makes its gradient unbiased.
+        num_iterations: how often a batch's completions are gone through.
+        steps_per_generation: into how many updates they are split, each time.
+        mask_truncated: whether completions that have reached `max_tokens` don't count.
+        log_rollouts: how often completions are logged as a table; None for never.
+
+    Raises:
+        ValueError: an option is out of its range.
+
+    Source: Shao et al. 2024, arXiv:2402.03300; Yu et al. 2025, arXiv:2503.14476; Liu et al. 2025,
+    arXiv:2503.20783.
+    """
+
+    role = "algorithm"
+    hookspecs = GrpoHooks
+
+    def __init__(
+        self,
+        *,
+        num_generations: int,
+        reward: str | Callable[[Rollouts], Any] | None = None,
+        tokenizer: str | Any = None,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        loss: str = "dapo",
+        scale_rewards: str = "group",
+        epsilon: float = 0.2,
+        epsilon_high: float | None = None,
+        beta: float = 0.0,
+        unbiased_kl: bool = True,
+        num_iterations: int = 1,
+        steps_per_generation: int = 1,
+        mask_truncated: bool = False,
+        log_rollouts: Time | None = Time("10ba"),  # noqa: B008  it is frozen
+    ) -> None:
+        self.num_generations = num_generations
+        self.reward_function = reward
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.loss_kind: Any = loss
+        self.scale_rewards: Any = scale_rewards
+        self.epsilon, self.epsilon_high = epsilon, epsilon_high
+        self.beta, self.unbiased_kl = beta, unbiased_kl
+        self.num_iterations, self.steps_per_generation = num_iterations, steps_per_generation
+        self.mask_truncated = mask_truncated
+        self.log_rollouts = None if log_rollouts is None else Time(log_rollouts)
+        check_options(self)
+        self._judge = named_reward(reward)
+        self._tokenizer = named_tokenizer(tokenizer)
+        self._reference: nn.Module | None = None
+        self._shown: dict[str, list[Any]] = {}
+        self._interval: Time | None = None
+
+    @hookimpl(trylast=True, after=("lora",))
+    def init(self, state: State) -> None:
+        """Makes the reference: a copy of the model, unless it has adapters that can be switched off."""
+        if not self.beta or hasattr(state.model, "disable_adapter"):
+            return
+        if any(one.is_meta for one in state.model.parameters()):
+            raise PluginError(
+                "grpo: the model has no weights yet, and its reference would have none",
+                fix="leave out " + as_option("fsdp", meta=True) + ", or give beta=0",
+            )
+        self._reference = state.companion("grpo", lambda: copy.deepcopy(state.model))
+
+    @hookimpl
+    def after_load(self, state: State) -> None:
+        """Finds when completions are logged."""
+        if self.log_rollouts is not None:
+            self._interval = state.resolve(self.log_rollouts)
+
+    @hookimpl
+    def train_batch(self, state: State) -> bool | StepOutcome:
+        """Generates, judges, and makes the updates."""
+        rows = self._with_logps(state, self._judged(state, self._generated(state)))
+        num = len(rows["advantages"])
+        if num < self.steps_per_generation:
+            raise PluginError(
+                f"grpo: {num} completions can't be split into {self.steps_per_generation} updates",
+                fix=as_option("grpo", steps_per_generation=1) + ", or larger batches",
+            )
+        stepped: bool | StepOutcome = False
+        parts = torch.arange(num, device=state.device).tensor_split(self.steps_per_generation)
+        for _ in range(self.num_iterations):
+            for chosen in parts:
+                state.batch = minibatch(rows, chosen)
+                stepped = state.update(self._loss)
+        return stepped
+
+    @hookimpl(conditional=True, trylast=True)
+    def rollout(self, state: State, prompts: Rollouts, seeds: Sequence[int]) -> Rollouts:
+        """Has the model generate, by transformers."""
+        if getattr(state.model, "generation_config", None) is None:
+            raise PluginError(
+                f"grpo: {type(state.model).__name__} can't generate",
+                fix="train a model of transformers, or install a plugin that owns `rollout`",
+            )
+        sampling = Sampling(self.max_tokens, self.temperature, self.top_k, self.top_p)
+        return completed(state.model, prompts, seeds, sampling)
+
+    @hookimpl
+    def reward(self, state: State, rollouts: Rollouts) -> Any:
+        """Returns what the function that was given says."""
+        return None if self._judge is None else self._judge(rollouts)
+
+    @hookimpl(conditional=True, tryfirst=True)
+    def weigh_microbatch(self, state: State) -> Tensor | int | None:
+        """Returns what the loss is a mean over: tokens, or completions."""
+        batch = state.batch if state.microbatch is None else state.microbatch
+        if not isinstance(batch, dict) or "completion_mask" not in batch:
+            return None
+        return weight_of(batch["completion_mask"], self.loss_kind)
+
+    @hookimpl
+    def batch_end(self, state: State) -> None:
+        """Logs some completions as a table, now and then."""
+        if self._interval is not None and state.clock.crossed(self._interval):
+            state.log_text("grpo/rollouts", self._shown)
+        self._shown = {}
+
+    def _generated(self, state: State) -> Rollouts:
+        """Returns the completions of the batch's prompts."""
+        batch = state.batch
+        prompts = prompts_of(batch, self.num_generations)
+        seeds = seeds_of(
+            state.settings.seed, state.clock.batch, len(prompts) // self.num_generations,
+            self.num_generations, state.rank, state.world_size,
+        )  # fmt: skip
+        with evaluation_mode(state):
+            state.batch = batch
+            rollouts: Rollouts = state.precision.under_autocast(state.call)(
+                "rollout", prompts, seeds
+            )
+        state.batch = batch
+        rollouts.prompts = texts_of(rollouts.prompt_ids, rollouts.prompt_mask, self._tokenizer)
+        rollouts.completions = texts_of(
+            rollouts.completion_ids, rollouts.completion_mask, self._tokenizer
+        )
+        return rollouts
+
+    def _judged(self, state: State, rollouts: Rollouts) -> dict[str, Tensor]:
+        """Returns a row for each completion, with its advantage."""
+        size = self.num_generations
+        rewards = summed(state.call("reward", rollouts), len(rollouts), state.device)
+        advantages = scaled(rewards, size, self.scale_rewards, state.all_gather)
+        state.log("grpo/reward", rewards.mean(), reduce="mean")
+        state.log("grpo/reward_std", rewards.view(-1, size).std(1).mean(), reduce="mean")
+        state.log("grpo/length", rollouts.completion_mask.sum(1).mean(), reduce="mean")
+        if state.rank == 0 and self._interval is not None:
+            self._shown = table_of(rollouts, rewards, advantages, size)
+        return rows_of(rollouts, advantages, mask_truncated=self.mask_truncated)
+
+    def _with_logps(self, state: State, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the rows with what other policies make of the tokens, where updates need it."""
+        if self.num_iterations * self.steps_per_generation > 1 and "old_logps" not in rows:
+            rows["old_logps"] = self._logps_of_all(state, state.model, rows)
+        if self._reference is not None:
+            rows["reference_logps"] = self._logps_of_all(state, self._reference, rows)
+        elif self.beta:
+            adapted: Any = state.model
+            with adapted.disable_adapter():
+                rows["reference_logps"] = self._logps_of_all(state, state.model, rows)
+        return rows
+
+    def _logps_of_all(self, state: State, model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
+        """Returns the log-probabilities of all completions, in microbatches, without gradients."""
+        batch, num = state.batch, len(rows["tokens"])
+        size = state.microbatch_size or num
+        compute = state.precision.under_autocast(self._logps)
+        with evaluation_mode(state):
+            found = [
+                compute(model, minibatch(rows, chosen))
+                for chosen in torch.split(torch.arange(num, device=state.device), size)
+            ]
+        state.batch = batch
+        return torch.cat(found)
+
+    def _logps(self, model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
+        length = rows["completion_mask"].shape[1]
+        logits = logits_of(model, rows["tokens"], rows["attended"], length)
+        return token_logps(logits, rows["tokens"][:, -length:], self.temperature)
+
+    def _loss(self, state: State) -> Tensor:
+        """Returns the loss of a microbatch."""
+        rows = state.microbatch
+        logps = self._logps(state.model, rows)
+        terms = policy_loss(
+            logps,
+            rows.get("old_logps", logps.detach()),
+            rows["advantages"],
+            rows["completion_mask"],
+            kind=self.loss_kind,
+            epsilon=self.epsilon,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            unbiased_kl=self.unbiased_kl,
+            reference_logps_NT=rows.get("reference_logps"),
+            max_tokens=self.max_tokens,
+        )
+        state.log("grpo/clipped_frac", terms.clipped_frac, reduce="mean")
+        if terms.kl is not None:
+            state.log("grpo/kl", terms.kl, reduce="mean")
+        return terms.loss
