@@ -27,6 +27,7 @@ from eventloop.distributed.join import rank_variables
 from eventloop.distributed.rank_store import wait_until
 from eventloop.errors import Wording
 from eventloop.events import EVENTS
+from eventloop_testing import case
 
 ROOT = Path(__file__).parents[1]
 Batches = list[tuple[Tensor, Tensor]]
@@ -81,11 +82,11 @@ def make_task(make_batches: Callable[..., Batches]) -> Callable[..., Task]:
 
 @pytest.fixture
 def make_trainer(clean: Path, make_task: Callable[..., Task]) -> Iterable[Callable[..., Trainer]]:
-    """Builds trainers on the CPU, without what is installed, for one epoch; closes them."""
+    """Builds trainers on `--device`, without what is installed, for one epoch; closes them."""
     built = []
 
     def make_trainer(task: object = None, **given: Any) -> Trainer:
-        values = {"device": "cpu", "autoload": False, "max_duration": "1ep"} | given
+        values = {"device": case.default_device, "autoload": False, "max_duration": "1ep"} | given
         builder = TrainerBuilder(observers=values.pop("observers", ()))
         built.append(builder.build(make_task() if task is None else task, **values))
         return built[-1]

@@ -25,7 +25,7 @@ class Tame:
 
     @hookimpl
     def batch_end(self, state):
-        self.total = self.total + state.loss * self.scale
+        self.total = self.total.to(state.device) + state.loss * self.scale
 
     def state_dict(self):
         return {"total": self.total}
@@ -390,3 +390,36 @@ def test_a_plugin_is_built_with_options_and_tried_on_a_task_of_its_authors():
     check_plugin(Needs, role="callback", options={"scale": 2.0}, task=task)
 
     assert len(built) > 1
+
+
+class Mixes:
+    """Multiplies a loss on the device by a number that stays on the host."""
+
+    def __init__(self) -> None:
+        self.factor = torch.tensor(2.0)
+
+    @hookimpl
+    def before_backward(self, state):
+        state.loss = state.loss * self.factor
+
+
+class CopiesToTheHost:
+    """Looks at the weights in each step, which on the CPU is no read."""
+
+    @hookimpl
+    def batch_end(self, state):
+        self.weights = [one.detach().cpu() for one in state.model.parameters()]
+
+
+ON_AN_ACCELERATOR = {
+    Mixes: "on the pretend accelerator a run with it fails: MixedDevicesError",
+    CopiesToTheHost: "on the pretend accelerator, .*batch_end: read from the device with _to_copy",
+}
+
+
+@pytest.mark.parametrize("plugin", ON_AN_ACCELERATOR, ids=lambda one: one.__name__)
+def test_a_mistake_that_only_an_accelerator_shows_is_found(plugin):
+    """Its author has none, and its users do."""
+    with pytest.raises(AssertionError, match=ON_AN_ACCELERATOR[plugin]):
+        check_plugin(plugin, role="algorithm")
+    assert not torch.accelerator.is_available()

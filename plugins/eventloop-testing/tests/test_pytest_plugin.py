@@ -70,3 +70,28 @@ def test_torch_is_not_imported_where_nobody_needs_it(run_pytest):
     out = run_pytest("import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n")
 
     assert "1 passed" in out
+
+
+DEVICES = """
+import torch
+
+def test_a_trainer_is_on_the_device(make_trainer):
+    assert make_trainer().state.device == torch.device("pretend:0")
+    assert make_trainer(device="cpu").state.device == torch.device("cpu")
+
+def test_a_race_fails_in_its_test():
+    buffer = torch.ones(3, pin_memory=True)
+    buffer.to("pretend", non_blocking=True)
+    buffer.zero_()
+
+def test_the_next_one_passes(make_trainer):
+    make_trainer().fit()
+"""
+
+
+def test_all_tests_run_on_the_pretend_accelerator(run_pytest):
+    """Without a change to them; a race is told by the test in which it was."""
+    out = run_pytest(DEVICES, "--device", "pretend")
+
+    assert "3 passed, 1 error" in out
+    assert "ERROR test_it.py::test_a_race_fails_in_its_test" in out

@@ -6,7 +6,7 @@ import functools
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,7 +241,7 @@ class HostReads:
 
     Args:
         found: called at each read with the tensor and with how it is read: "item", "tolist",
-            "numpy", "print".
+            "numpy", "print"; "_to_copy" and "copy_" where a copy from another device is waited for.
     """
 
     def __init__(self, found: Callable[[Tensor, str], None]) -> None:
@@ -292,6 +292,21 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func.name() == _READ:
             self._found(args[0], "item")
-        return func(*args, **(kwargs or {}))
+        elif (copied := _copied_to_host(func.name(), args, kwargs)) is not None:
+            self._found(copied, func.name().removeprefix("aten::"))
+        return func(*args, **kwargs)
+
+
+def _copied_to_host(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Returns the tensor that an operation copies to the host while the host waits."""
+    is_waiting = not kwargs.get("non_blocking")
+    if name == "aten::_to_copy" and is_waiting:
+        device = kwargs.get("device")
+        is_to_host = device is not None and torch.device(device).type == "cpu"
+        return args[0] if is_to_host and not args[0].is_cpu else None
+    if name == "aten::copy_" and is_waiting and len(args) < 3:
+        return args[1] if args[0].is_cpu and not args[1].is_cpu else None
+    return None

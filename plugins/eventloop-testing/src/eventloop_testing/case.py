@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from eventloop_check import Finding
 
 Role = Literal["algorithm", "callback"]
+# Where trainers train that are given no device; `pytest --device` sets it.
+default_device = "cpu"
 
 
 class Run(NamedTuple):
@@ -46,6 +48,7 @@ class Case:
     Attributes:
         found: the plugin as trainers know it.
         is_resumed: whether a resumed run of one process was found to be one run.
+        found_on_host: what was found wrong in a step on the CPU.
     """
 
     plugin: type
@@ -55,6 +58,7 @@ class Case:
     folder: Path
     found: Plugin = field(init=False)
     is_resumed: bool = field(init=False, default=False)
+    found_on_host: set[str] = field(init=False, default_factory=set)
     _num_folders: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -229,12 +233,13 @@ def isolated_trainer(
         task: `tiny_task()` unless given.
         algorithms, callbacks: see `Trainer`.
         observers, allowed, origin: see `Request`.
-        settings: on the CPU, for one epoch, without checkpoints, unless given.
+        settings: on the device of `pytest --device`, the CPU unless given, for one epoch, without
+            checkpoints.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").touch()  # the search for one upwards ends here
     chosen = {
-        "device": "cpu",
+        "device": default_device,
         "max_duration": "1ep",
         "run_dir": folder / "run",
         "checkpoint_interval": None,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from eventloop.errors import EventloopError, notes_of
+from eventloop.distributed.join import rank_variables
+from eventloop.errors import EventloopError, notes_of, text_of
 from eventloop.plugin.configure import plugin_options
 from eventloop.plugin.metadata import discover
 from eventloop_testing.case import (
@@ -27,6 +30,7 @@ from eventloop_testing.case import (
     tiny_task,
     weights_of,
 )
+from eventloop_testing.pretend import PretendError, pretend_device
 from eventloop_testing.ranks import RankError, run_ranks
 from eventloop_testing.resuming import is_resumed
 
@@ -51,8 +55,9 @@ def check_plugin(
     which it and others are handed over; no step reads the device; it closes after a run, without
     one, and after a failure. Its state can be saved, and a run that is stopped in the middle of an
     epoch and resumed, by instances built anew, has the weights, the logged numbers and the state of
-    one in one go; on two ranks, too. A callback changes nothing: no tensor is written, and the
-    weights are those of a run without it, of the same length where it stops the run.
+    one in one go; on two ranks, too. It runs on the pretend accelerator, and no step waits there. A
+    callback changes nothing: no tensor is written, and the weights are those of a run without it,
+    of the same length where it stops the run.
 
     Args:
         plugin: the class; built anew for each run.
@@ -69,7 +74,7 @@ def check_plugin(
     with tempfile.TemporaryDirectory(prefix="eventloop-check-") as folder:
         case = functools.partial(Case, plugin, role, dict(options or {}), task, Path(folder))
         if world_size == 1:
-            problems = _problems(case, (*_CHECKS, _two_ranks_end_alike))
+            problems = _problems(case, (*_CHECKS, _runs_on_an_accelerator, _two_ranks_end_alike))
         else:
             problems, *_ = run_ranks(_problems, case, _CHECKS, world_size=world_size)
     if problems:
@@ -88,7 +93,9 @@ def _options(case: Case) -> Iterator[str]:
 
 def _leaves_the_step_alone(case: Case) -> Iterator[str]:
     first, again = case.run(case.build()), case.run(case.build())
-    yield from (str(one) for one in first.findings if one.who.startswith(case.found.origin))
+    mine = [one for one in first.findings if one.who.startswith(case.found.origin)]
+    case.found_on_host |= {one.what for one in mine}
+    yield from map(str, mine)
     if not equal(first.weights, again.weights):
         yield "two runs with one seed end with different weights; draw from state.generator(name)"
     if case.role == "callback" and not equal(first.weights, _without(case, first).weights):
@@ -132,6 +139,30 @@ def _closes(case: Case) -> Iterator[str]:
         thread.join(_ENDING_S)
     if names := [thread.name for thread in left if thread.is_alive()]:
         yield f"threads go on after close: {', '.join(names)}"
+
+
+def _runs_on_an_accelerator(case: Case) -> Iterator[str]:
+    # In a fork: torch takes the pretend accelerator for the process's own from then on.
+    try:
+        ((waits, error),) = run_ranks(_pretend_run, case, world_size=1)
+    except (RankError, TimeoutError) as failure:
+        error, waits = str(failure), []
+    if error:
+        yield f"on the pretend accelerator a run with it fails: {error}"
+    yield from (f"on the pretend accelerator, {one}" for one in waits)
+
+
+def _pretend_run(case: Case) -> tuple[list[str], str]:
+    """Returns what is wrong in a step there and not on the CPU, and what made the run fail."""
+    for name in rank_variables(0, 1, 0):
+        os.environ.pop(name, None)
+    try:
+        with pretend_device():
+            run = case.run(case.build(), device="pretend", precision="fp32")
+    except (PretendError, torch.OutOfMemoryError) as error:
+        return [], f"{type(error).__name__}: {text_of(error)}"
+    mine = [one for one in run.findings if one.who.startswith(case.found.origin)]
+    return [str(one) for one in mine if one.what not in case.found_on_host], ""
 
 
 def _two_ranks_end_alike(case: Case) -> Iterator[str]:

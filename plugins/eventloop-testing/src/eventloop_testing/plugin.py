@@ -6,6 +6,7 @@ Switch it off with `pytest -p no:eventloop_testing.plugin`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,48 @@ if TYPE_CHECKING:
     from eventloop.trainer import Trainer
     from eventloop_check import Check
     from eventloop_testing.case import Recorder
+
+
+_on = pytest.StashKey[ExitStack]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--device`."""
+    group = parser.getgroup("eventloop")
+    what = "where trainers of fixtures train that are given no device: cpu, pretend, or as torch names it"
+    group.addoption("--device", default="cpu", help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Switches the pretend accelerator on for all tests under `--device pretend`."""
+    device = config.getoption("--device")
+    if device == "cpu":
+        return
+    import eventloop_testing.case
+
+    eventloop_testing.case.default_device = device
+    if device == "pretend":
+        config.stash[_on] = ExitStack()
+        config.stash[_on].enter_context(eventloop_testing.pretend_device())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Switches it off."""
+    if _on in config.stash:
+        with suppress(RuntimeError):  # told by the test in which it was
+            config.stash[_on].close()
+
+
+@pytest.fixture(autouse=True)
+def _races(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails the test in which a race was, under `--device pretend`."""
+    if _on not in request.config.stash:
+        yield
+        return
+    import eventloop_testing
+
+    with eventloop_testing.pretend_device():
+        yield
 
 
 @pytest.fixture
@@ -33,7 +76,7 @@ def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Builds trainers without installed plugins, on the CPU, for one epoch; closes them.
 
     `make_trainer(task, algorithms=[...], callbacks=[...], **settings)`; each has a folder of its
-    own.
+    own. Under `pytest --device pretend` they train on the pretend accelerator.
     """
     import eventloop_testing
 

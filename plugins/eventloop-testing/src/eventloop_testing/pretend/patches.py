@@ -97,7 +97,7 @@ def _also(kind: type, make: Callable[..., Any], default: str = private.NAME) -> 
 
 
 def _pinned(self: Tensor, device: Any = None) -> Tensor:
-    if self.device.type != "cpu":
+    if not self.is_cpu:
         raise RuntimeError(f"cannot pin {self.type()!r}: only tensors of the host can be pinned")
     return self if memory.is_pinned(self) else memory.pin(self.clone())
 

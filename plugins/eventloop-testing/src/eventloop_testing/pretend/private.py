@@ -39,10 +39,14 @@ def register(module: Any, is_on: Callable[[], bool]) -> None:
     find = core._accelerator_getAccelerator
     core._accelerator_getAccelerator = lambda: find() if is_on() else None
     # The engine starts a thread a device when it is first used, with which no process could be forked
-    # any more. Used before there is a device, it starts none; backward then runs on the caller's.
+    # any more. Used before there is a device, it starts none.
     torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-    torch.autograd.set_multithreading_enabled(False)
     backend_registration._setup_privateuseone_for_python_backend(NAME, module)
+
+
+def backward_on_this_thread() -> AbstractContextManager[Any]:
+    """Has backward run on the thread that calls it, instead of one a device."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def implement(name: str, function: Callable[..., Any], key: str = KEY) -> None:

@@ -17,6 +17,7 @@ from eventloop_testing.pretend import (
     private,
     transfers,
 )
+from eventloop_testing.pretend.errors import PretendError
 from eventloop_testing.pretend.patches import patched
 
 
@@ -32,11 +33,12 @@ def pretend_device(limit_bytes: int = memory.TOTAL_BYTES) -> Iterator[torch.devi
 
     Raises:
         RaceError: at its end, where memory was freed, or a pinned buffer written, too early.
+        PretendError: the process has a real accelerator, whose place it would take for good.
     """
     _register()
     limit, memory.COUNTS.limit = memory.COUNTS.limit, limit_bytes
     was_on = device_module.is_switched_on
-    with nullcontext() if was_on else patched():
+    with nullcontext() if was_on else patched(), private.backward_on_this_thread():
         device_module.is_switched_on = True
         try:
             yield torch.device(private.NAME, 0)
@@ -52,6 +54,11 @@ def pretend_device(limit_bytes: int = memory.TOTAL_BYTES) -> Iterator[torch.devi
 @functools.cache
 def _register() -> None:
     """Registers the device with torch, for the rest of the process."""
+    if torch.accelerator.is_available():
+        raise PretendError(
+            "a process with an accelerator can't have the pretend one, too, which torch would take "
+            "for the only one from then on: hide it, by CUDA_VISIBLE_DEVICES= for a GPU of NVIDIA"
+        )
     private.register(device_module, device_module.is_available)
     transfers.implement()
     autocast.implement()
