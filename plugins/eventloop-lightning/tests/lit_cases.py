@@ -108,6 +108,15 @@ class Gan(pl.LightningModule):
         return list(both), [StepLR(both[1], 1, 0.5)]
 
 
+class SharedGan(Gan):
+    """Both optimizers move the critic's last bias."""
+
+    def configure_optimizers(self):
+        both, schedules = super().configure_optimizers()
+        both[0].add_param_group({"params": [self.critic[2].bias], "lr": 1e-3})
+        return both, schedules
+
+
 class OwnStep(Net):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         for group in optimizer.param_groups:
@@ -321,6 +330,7 @@ CASES = {
     ),
     "two optimizers, toggled": Case(Gan),
     "two optimizers": Case(lambda: Gan(toggles=False)),
+    "two optimizers that share a parameter": Case(lambda: SharedGan(toggles=False)),
     "own optimizer_step": Case(OwnStep),
     "closure in a closure": Case(WrappedClosure),
     "a step every second batch": Case(EverySecond),

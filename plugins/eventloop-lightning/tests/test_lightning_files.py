@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lit_cases import CASES, Case, Net, by_epoch, fitted, loaders
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
+from lit_cases import CASES, Case, Net, by_epoch, fitted, loaders, told
 
 from eventloop import SettingError
 from eventloop_lightning import Trainer
@@ -172,10 +174,79 @@ def test_a_second_fit_without_anything_to_do_does_nothing(trainer):
     assert all(map(torch.equal, before, module.parameters()))
 
 
-def test_a_second_fit_with_more_to_do_is_refused():
-    """Lightning's would go on where the first has ended."""
-    module, trainer = fitted(Trainer, CASES["plain"])
+@pytest.mark.parametrize("name", ["plain", "SWA", "EarlyStopping", "two optimizers, toggled"])
+def test_a_second_fit_goes_on(name):
+    """With new optimizers and the counts of the first, as under Lightning."""
+    found = []
+    for kind in (pl.Trainer, Trainer):
+        module, trainer = fitted(kind, CASES[name])
+        trainer.should_stop = False
+        trainer.fit_loop.max_epochs = trainer.current_epoch + 2
+        trainer.fit(module, *loaders())
+        found.append(told(module, trainer))
+
+    assert found[0] == found[1]
+
+
+def test_a_second_fit_with_more_steps_goes_on(tmp_path):
+    """In a new epoch, and from its file in another process."""
+    found = []
+    for kind in (pl.Trainer, Trainer):
+        module, trainer = fitted(kind, CASES["plain"], max_epochs=-1, max_steps=8)
+        trainer.fit_loop.epoch_loop.max_steps = 17
+        saves = ModelCheckpoint(
+            tmp_path / kind.__module__, filename="{step}", every_n_train_steps=12
+        )
+        trainer.callbacks.append(saves)
+        trainer.fit(module, *loaders())
+        found.append(told(module, trainer))
+
+    file = tmp_path / Trainer.__module__ / "step=12.ckpt"
+    resumed = fitted(
+        Trainer, CASES["plain"], seed=5, max_epochs=-1, max_steps=17, ckpt_path=str(file)
+    )
+
+    assert found[0] == found[1]
+    assert told(*resumed) == found[1]
+
+
+def test_a_second_fit_in_the_folder_of_the_first_is_refused(tmp_path):
+    """What is in it would be taken for where the run is."""
+    module, trainer = fitted(Trainer, CASES["plain"], settings={"run_dir": tmp_path / "run"})
     trainer.fit_loop.max_epochs = 5
 
     with pytest.raises(SettingError, match="has fitted already"):
         trainer.fit(module, *loaders())
+
+
+class Folder(TorchCheckpointIO):
+    """Writes a file of another kind: a folder with a part for each key."""
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        shutil.rmtree(path, ignore_errors=True)
+        for key, one in checkpoint.items():
+            super().save_checkpoint(one, f"{path}/{key}")
+
+    def load_checkpoint(self, path, map_location=None, weights_only=None):
+        return {one.name: torch.load(one) for one in Path(path).iterdir()}
+
+    def remove_checkpoint(self, path):
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("plugin", [Folder, AsyncCheckpointIO])
+def test_a_plugin_writes_and_reads_the_files(plugin, tmp_path):
+    """What a run needs goes through it, too."""
+    saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1)
+    more = {"enable_checkpointing": True, "plugins": [plugin()]}
+    expected = told(*fitted(Trainer, CASES["plain"], callbacks=[saves], **more))
+
+    file = str(tmp_path / "step=10.ckpt")
+    resumed = fitted(Trainer, CASES["plain"], seed=5, ckpt_path=file, plugins=plugin())
+
+    assert told(*resumed) == expected
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "step=5.ckpt",
+        "step=10.ckpt",
+        "step=15.ckpt",
+    }

@@ -89,7 +89,9 @@ def test_a_fit_goes_on_from_each_kind_of_file(name, whole):
     assert told(*resumed) == expected
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulated", "LBFGS"])
+@pytest.mark.parametrize(
+    "name", ["plain", "accumulated", "LBFGS", "two optimizers that share a parameter"]
+)
 def test_a_fit_goes_on_from_a_file_written_after_it(name, tmp_path):
     """`trainer.save_checkpoint` is what people call in the end; with more epochs there is more to do."""
     first = CASES[name]

@@ -18,6 +18,7 @@ KILLED = {
     "plateau by epoch": 7,
     "LBFGS": 7,
     "two optimizers, toggled": 7,
+    "two optimizers that share a parameter": 7,
     "on_train_batch_start returns -1": 7,
     "a stream": 9,
     "SWA": 8,

@@ -36,12 +36,14 @@ class FitLoop(_FitLoop):
         num_batches: how many an epoch has; infinite where that isn't known.
         has_steps: whether the arguments allow for a batch.
         runs: whether the run has an epoch; `should_stop` may have been set before the first.
+        first: epochs and steps of earlier fits, before the run began.
     """
 
     loader: Any = None
     _combined_loader: CombinedLoader | None
     num_batches: float = math.inf
     has_steps = runs = True
+    first: tuple[int, int] = (0, 0)
 
     def setup_data(self) -> None:
         """Asks for the training data, unless they are there and stay."""
@@ -60,13 +62,13 @@ class FitLoop(_FitLoop):
         self.max_batches = self.num_batches
         self.loader = _for_the_loop(combined, is_sized=not math.isinf(self.num_batches))
         self._set_val_interval()
-        if not is_first or not self.has_steps:
+        if not is_first or not self.has_steps or self.first[0]:
             self.draw_seeds()
 
     def draw_seeds(self) -> None:
         """Draws what a data loader draws when it is begun, where eventloop's loop begins none.
 
-        Lightning begins one when it has asked for it, and one that is reloaded twice.
+        Lightning begins one when it has asked for it, and one that is reloaded, or is of a later fit, twice.
         """
         for one in [] if self._combined_loader is None else self._combined_loader.flattened:
             if isinstance(one, DataLoader):

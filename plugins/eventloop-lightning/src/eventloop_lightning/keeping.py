@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer import call
 from torch import Tensor
+from torch.optim import Optimizer
 
 from eventloop_lightning.own_files import OwnFiles
 from eventloop_lightning.results import counts_of, put_counts
@@ -45,6 +46,7 @@ class Keeping:
         self._loaded: dict[str, Any] = {}
         self._weights: Mapping[str, Tensor] = {}
         self._optimizers: list[Mapping[str, Any]] = []
+        self._hidden: list[int] = []
         self.is_loading = False
         self.in_file: Mapping[str, Any] | None = None
         self.files = OwnFiles(trainer)
@@ -73,6 +75,9 @@ class Keeping:
         kept["in_eval_mode"] = [name for name, one in module.named_modules() if not one.training]
         kept["gradients"] = self._gradients()
         kept["counts"] = counts_of(module)
+        hidden = {str(idx): trainer.optimizers[idx].state_dict() for idx in self._hidden}
+        kept["hidden_optimizers"] = hidden
+        kept["first"] = list(trainer.fit_loop.first)
         kept["files"] = self.files.state_dict()
         return kept
 
@@ -115,13 +120,35 @@ class Keeping:
         """Keeps the optimizers' states until callbacks have made the groups that they had."""
         self._optimizers = list(states.values())
 
+    def shown(self, optimizers: Sequence[Optimizer]) -> set[int]:
+        """Returns the positions of those that share no parameter with an earlier one.
+
+        In manual optimization a module may move a parameter by two; eventloop's loop, which makes none
+        of these steps, wants each to have parameters of its own. The others' states are kept here.
+        """
+        held: set[int] = set()
+        shown: set[int] = set()
+        for idx, one in enumerate(optimizers):
+            params = {id(param) for group in one.param_groups for param in group["params"]}
+            if not params & held:
+                shown.add(idx)
+                held |= params
+        self._hidden = [idx for idx in range(len(optimizers)) if idx not in shown]
+        return shown
+
+    def _all_optimizers(self) -> list[Mapping[str, Any]]:
+        states = list(self._optimizers)
+        for idx, one in self._loaded["hidden_optimizers"].items():
+            states.insert(int(idx), one)
+        return states
+
     def put_modules(self) -> None:
         """Restores module, data module and callbacks, each told of the checkpoint first."""
         self.is_loading = False
         if not self._loaded:
             return
         connector = self._trainer._checkpoint_connector
-        ours = {"state_dict": dict(self._weights), "optimizer_states": self._optimizers}
+        ours = {"state_dict": dict(self._weights), "optimizer_states": self._all_optimizers()}
         connector._loaded_checkpoint = {**ours, **self._loaded}
         connector.restore_model()
         connector.restore_datamodule()

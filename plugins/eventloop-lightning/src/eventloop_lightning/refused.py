@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.plugins import CheckpointIO
 from torch.nn.modules.batchnorm import _BatchNorm  # private: what all batch norms are (torch 2.13)
 
 from eventloop import PluginError, SettingError, State
@@ -19,7 +20,6 @@ from eventloop_lightning.hook_calls import is_overridden
 
 # What can't be honoured, and what to do.
 REFUSED = {
-    "plugins": "leave it out; give precision=, or start the script with torchrun for several ranks",
     "model_registry": "leave it out, and save with ModelCheckpoint",
 }
 ARGUMENTS = {
@@ -52,6 +52,12 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
             )
         if name in REFUSED and value:
             raise SettingError(f"{name}={value!r} can't be honoured", fix=REFUSED[name])
+    for one in _listed(arguments.get("plugins")):
+        if not isinstance(one, CheckpointIO):
+            raise SettingError(
+                f"plugins={one!r} can't be honoured, but a CheckpointIO can",
+                fix="leave it out; give precision=, or start the script with torchrun for several ranks",
+            )
     if arguments.get("profiler"):
         warnings.warn(
             f"profiler={arguments['profiler']!r} records validation and what Lightning itself calls, and "
@@ -66,6 +72,10 @@ def checked_device(arguments: Mapping[str, Any]) -> torch.device:
     if arguments.get("accelerator") == "cpu" or found is None:
         return torch.device("cpu")
     return torch.device(found.type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else [given] if given else []
 
 
 def _require(arguments: Mapping[str, Any], name: str, allowed: Sequence[Any], fix: str) -> None:

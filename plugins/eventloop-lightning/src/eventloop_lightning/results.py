@@ -18,8 +18,6 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor
 from torchmetrics import Metric
 
-from eventloop import PluginError
-
 # What a number is logged with, but for what reduces it, of which the name is kept.
 _META = (
     "fx",
@@ -84,12 +82,8 @@ def _is_like(value: Any, metric: Any) -> bool:
 
 def _taken(one: Any) -> dict[str, Any]:
     meta, sync = one.meta, one.meta.sync
-    names = [name for name, function in _REDUCE.items() if function is meta.reduce_fx]
-    if not names:
-        raise PluginError(
-            f"self.log({meta.name!r}, reduce_fx=...) is a function that a checkpoint can't hold",
-            fix="reduce with 'mean', 'sum', 'max' or 'min'",
-        )
+    # Lightning takes no others: torch's functions, Python's, and their names.
+    names = [name for name in _REDUCE if getattr(meta, f"is_{name}_reduction")]
     return {
         "meta": {name: getattr(meta, name) for name in _META},
         "reduce": names[0],

@@ -139,11 +139,14 @@ def checkpoint_in(trainer: Any, path: Any, weights_only: bool | None) -> Checkpo
 def _with_rest(content: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a file lacks, with its own weights and what hooks have put into it."""
     rest = {key: one for key, one in kept.items() if key != "optimizers"}
-    states = dict(zip(kept.get("optimizers", ()), content["optimizer_states"], strict=False))
-    parts = {**rest["parts"], "model": content["state_dict"], "optimizers": states}
-    if "plugins" in parts:
+    parts = {**rest["parts"], "model": content["state_dict"]}
+    if "plugins" in parts:  # of rank 0, which writes
         task = parts["plugins"]["task"]
+        hidden, states = task["state"]["hidden_optimizers"], content["optimizer_states"]
+        shown = [one for idx, one in enumerate(states) if str(idx) not in hidden]
+        parts["optimizers"] = dict(zip(kept["optimizers"], shown, strict=True))
         now = {key: one for key, one in content.items() if key not in (*ELSEWHERE, "loops")}
+        now["hidden_optimizers"] = {idx: states[int(idx)] for idx in hidden}
         task = {**task, "state": {**task["state"], **now}}
         parts["plugins"] = {**parts["plugins"], "task": task}
     return {**rest, "parts": parts}

@@ -106,7 +106,8 @@ class LightningTask:
             )
         if len(optimizers) == 1:
             return {type(optimizers[0]).__name__.lower(): optimizers[0]}
-        return {f"optimizer{idx}": one for idx, one in enumerate(optimizers)}
+        shown = self._keeping.shown(optimizers)
+        return {f"optimizer{idx}": one for idx, one in enumerate(optimizers) if idx in shown}
 
     @hookimpl
     def build_train_dataloader(self, state: State) -> Any:
@@ -195,7 +196,7 @@ class LightningTask:
         if not state.resumed and stages.is_done(self._trainer):
             state.request_stop("Lightning's trainer was stopped before the first batch")
             self._fit_loop.draw_seeds()
-        epochs, length = self._fit_loop.max_epochs, state.duration
+        epochs, length = self._fit_loop.max_epochs - self._fit_loop.first[0], state.duration
         if length is not None and length.unit == "ep" and state.until == length:
             state.until = Time(max(epochs, length.value), "ep")
         yield

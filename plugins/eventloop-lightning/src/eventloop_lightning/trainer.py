@@ -100,8 +100,12 @@ class Trainer(LightningTrainer):
         refuse_others_words(self.eventloop_settings)
         generators = _collect_rng_states()
         task = LightningTask(self, model, generators=generators)
-        settings = {**self._settings(model), **self.eventloop_settings}
+        loop = self.fit_loop
         resumed = None if ckpt_path is None else checkpoint_in(self, ckpt_path, weights_only)
+        loop.first = loop.epoch_progress.current.processed, self.global_step
+        if resumed is not None:
+            loop.first = tuple(resumed.parts["plugins"]["task"]["state"]["first"])
+        settings = {**self._settings(model), **self.eventloop_settings}
         # A run goes on with other arguments, more epochs say, as under Lightning.
         allowed = Allowed(config_change=True)
         anomalies = (
@@ -134,19 +138,20 @@ class Trainer(LightningTrainer):
 
     def _duration(self, model: LightningModule) -> str:
         epochs, steps = self.fit_loop.max_epochs, self.max_steps
+        past_epochs, past_steps = self.fit_loop.first
         if epochs is None and steps == -1:
             epochs = 1000
         if epochs is not None and epochs != -1:
-            return f"{epochs}ep"
+            return f"{max(epochs - past_epochs, 1)}ep"
         if steps != -1 and model.automatic_optimization:
-            return f"{steps * self.accumulate_grad_batches}ba"
+            return f"{(steps - past_steps) * self.accumulate_grad_batches}ba"
         return _ENDLESS
 
     def _refuse_for_fit(self) -> None:
-        if self.fit_loop.epoch_progress.total.ready:
+        if self.fit_loop.epoch_progress.total.ready and "run_dir" in self.eventloop_settings:
             raise SettingError(
-                "this Trainer has fitted already, and eventloop begins a run with each fit",
-                fix="make a new Trainer; fit(ckpt_path=...) goes on from a checkpoint",
+                "this Trainer has fitted already, and its run_dir holds that run",
+                fix="make a new Trainer, with another run_dir or without one",
             )
         for one in self.callbacks:
             if isinstance(one, BatchSizeFinder | LearningRateFinder):
