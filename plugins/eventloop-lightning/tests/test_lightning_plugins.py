@@ -189,7 +189,7 @@ class Watches(pl.Callback):
 
 
 @pytest.mark.parametrize("module", [Net, Measures, Moves])
-def test_swa_averages_a_module_without_forward_and_training_does_not_notice(module):
+def test_swa_averages_a_module_without_forward_and_training_does_not_notice(module, tmp_path):
     """Its batch norms see the training step, whose numbers, metrics and draws are forgotten."""
     trainer = eventloop_lightning.Trainer
     case = Case(module, arguments={"max_epochs": 4, "num_sanity_val_steps": 0})
@@ -202,6 +202,11 @@ def test_swa_averages_a_module_without_forward_and_training_does_not_notice(modu
     torch.testing.assert_close(watches.seen[3], mean)
     assert torch.equal(watches.seen[1], watches.trained[1])
     actual = told(*averaged)
+    averaged[1].save_checkpoint(tmp_path / "a.ckpt")
+    kept = torch.load(tmp_path / "a.ckpt")
+    assert torch.equal(kept["state_dict"]["net.0.weight"], watches.seen[3])
+    trained = kept["eventloop"]["parts"]["model"]
+    actual |= {f"weights.{name}": one.tolist() for name, one in trained.items()}
     assert {key for key in expected if actual[key] != expected[key]} <= {
         "metrics.val_loss",
         "metrics.val_error",

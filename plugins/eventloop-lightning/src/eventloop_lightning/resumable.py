@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,19 +48,40 @@ class ResumableFiles:
     Args:
         trainer: Lightning's.
         keeping: takes it apart.
+
+    Attributes:
+        lend: returns the weights that evaluation sees, averages, which are then those of all files;
+            None where these are the module's own.
     """
 
     def __init__(self, trainer: Any, keeping: Keeping) -> None:
         self._trainer, self._keeping = trainer, keeping
         self._waiting: dict[str, _Written] = {}
         self._rest: dict[str, Any] | None = None
+        self.lend: Callable[[], dict[str, Tensor]] | None = None
+        self._validated: tuple[int, dict[str, Tensor]] | None = None
+
+    def keep_validated(self, state: State) -> None:
+        """Keeps the weights that a validation has seen: the score is theirs.
+
+        A plugin may add to its mean after that, as swa does.
+        """
+        if self.lend is not None:
+            weights = {name: one.clone() for name, one in state.model.state_dict().items()}
+            self._validated = state.clock.batch, weights
+
+    def averages(self, state: State) -> dict[str, Tensor]:
+        """Returns the weights that files have now: those of a validation after this batch, if any."""
+        assert self.lend is not None
+        kept = self._validated
+        return kept[1] if kept is not None and kept[0] == state.clock.batch else self.lend()
 
     def take(self, content: dict[str, Any], path: Any, options: Any) -> None:
         """Called before a file is written; adds the rest, if the fit is over."""
-        if "optimizer_states" not in content:
-            return  # weights alone, from which no run goes on under Lightning either
-        if self._rest is not None:
+        is_whole = "optimizer_states" in content  # from weights alone no run goes on
+        if self._rest is not None and is_whole:
             content[KEY] = _with_rest(content, self._rest)
+        if self._rest is not None or (not is_whole and self.lend is None):
             return
         if "://" not in str(path):
             self._keeping.files.add_checkpoint(Path(path))
@@ -76,9 +97,11 @@ class ResumableFiles:
             return
         waiting, self._waiting = [*self._waiting.values()], {}
         rest = self._captured(state, waiting[-1].content)
+        weights = {} if self.lend is None else {"state_dict": self.averages(state)}
         if state.rank == 0:
             for one in waiting:
-                self._complete(one, rest)
+                is_whole = "optimizer_states" in one.content
+                self._complete(one, weights | ({KEY: rest} if is_whole else {}))
 
     def finish(self, state: State, *, has_failed: bool = False) -> None:
         """Keeps where the run is, for files that are written from now on.
@@ -89,7 +112,9 @@ class ResumableFiles:
         rest = self._captured(state, {})
         parts = rest["parts"]
         if state.rank == 0:
-            del parts["model"]
+            trained = parts.pop("model")
+            if self.lend is not None and not has_failed:  # the module gets others now
+                parts["model"] = {name: one.cpu().clone() for name, one in trained.items()}
             rest["optimizers"] = [*parts.pop("optimizers")]
             if has_failed:
                 _take_back(parts["plugins"]["task"]["state"]["loops"]["fit_loop"])
@@ -107,7 +132,7 @@ class ResumableFiles:
         rest = {"batch": state.clock.batch, "version": eventloop.__version__}
         return _copied({**rest, "facts": captured.facts, "parts": captured.parts})
 
-    def _complete(self, one: _Written, rest: Mapping[str, Any]) -> None:
+    def _complete(self, one: _Written, more: Mapping[str, Any]) -> None:
         files = self._trainer.strategy.checkpoint_io
         is_local = "://" not in str(one.path) and not isinstance(files, _WrappingCheckpointIO)
         if is_local and not Path(one.path).exists():
@@ -115,7 +140,7 @@ class ResumableFiles:
         content = one.content
         if one.has_changed:
             content = files.load_checkpoint(one.path, weights_only=False)
-        files.save_checkpoint({**content, KEY: rest}, one.path, storage_options=one.options)
+        files.save_checkpoint({**content, **more}, one.path, storage_options=one.options)
 
 
 def checkpoint_in(trainer: Any, path: Any, weights_only: bool | None) -> Checkpoint:
@@ -139,7 +164,7 @@ def checkpoint_in(trainer: Any, path: Any, weights_only: bool | None) -> Checkpo
 def _with_rest(content: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a file lacks, with its own weights and what hooks have put into it."""
     rest = {key: one for key, one in kept.items() if key != "optimizers"}
-    parts = {**rest["parts"], "model": content["state_dict"]}
+    parts = {"model": content["state_dict"], **rest["parts"]}
     if "plugins" in parts:  # of rank 0, which writes
         task = parts["plugins"]["task"]
         hidden, states = task["state"]["hidden_optimizers"], content["optimizer_states"]

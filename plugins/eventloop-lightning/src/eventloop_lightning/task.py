@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 # Private: how Lightning's trainer prepares and calls what it runs (lightning 2.6.6).
@@ -16,7 +17,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop import Count, PluginError, State, Time, hookimpl, is_interruption
+from eventloop import Count, PluginError, State, Time, Trainer, hookimpl, is_interruption
 from eventloop.toolbox.messages import announce_off
 from eventloop_lightning import stages
 from eventloop_lightning.batches import has_transfer, num_samples
@@ -66,6 +67,7 @@ class LightningTask:
         self._module: LightningModule
         self._calls: HookCalls
         self._optimization: Automatic | Manual
+        self._lent: dict[str, Tensor] | None = None
         self._before_epoch: dict[str, Any] = {}
         self._modes: list[nn.Module] = []
         self._batch: Any = None
@@ -346,6 +348,8 @@ class LightningTask:
     def evaluate(self, state: State) -> dict[str, dict[str, Tensor]]:
         """Has Lightning's own loop validate; outside of a fit, too."""
         found = evaluated(self._trainer, self._calls)
+        if self._trainer.training:
+            self._files.keep_validated(state)
         state.eval_metrics |= found
         return found
 
@@ -389,10 +393,39 @@ class LightningTask:
         """Calls what Lightning calls after its last epoch, unless the run will go on."""
         self._files.complete(state)
         self._files.finish(state)
+        if self._files.lend is not None and not is_interruption(state.stop_reason):
+            self._trainer.averages = self._files.lend()
+            self._module.load_state_dict(self._files.averages(state))
         self._trainer.strategy.release()
         self._trainer._logger_connector.state = None
         if not is_interruption(state.stop_reason):
             stages.finish(self._trainer)
+
+    @hookimpl(conditional=True)
+    def export(self, state: State, path: Path) -> Path | None:
+        """Takes the weights that evaluation sees, in the place of writing them."""
+        if self._lent is None:
+            return None
+        self._lent.update((name, one.clone()) for name, one in self._module.state_dict().items())
+        return path
+
+    def lend(self, trainer: Trainer) -> None:
+        """Has files, and the module after the fit, have the weights that evaluation sees.
+
+        Args:
+            trainer: eventloop's, with a plugin that evaluates averages, say.
+        """
+
+        def lent() -> dict[str, Tensor]:
+            self._lent = {}
+            try:
+                trainer.export("averages")
+                return self._lent
+            finally:
+                self._lent = None
+
+        if any(one.wrapper for one in trainer.assembly.implementations["export"]):
+            self._files.lend = lent
 
     @hookimpl
     def exception(self, state: State, error: BaseException) -> None:

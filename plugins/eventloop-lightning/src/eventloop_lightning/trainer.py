@@ -44,10 +44,15 @@ class Trainer(LightningTrainer):
         watchers: plugins of eventloop that only watch.
         arguments: Lightning's, under its names.
 
+    Attributes:
+        averages: the weights that an algorithm evaluates, ema's average say, at the end of the last
+            fit; None without one. The module has those of the last validation.
+
     Raises:
         SettingError: an argument can't be honoured.
     """
 
+    averages: dict[str, torch.Tensor] | None = None
     fit_loop: FitLoop
 
     def __init__(
@@ -119,6 +124,7 @@ class Trainer(LightningTrainer):
             ) as trainer,
         ):
             _require_algorithms(trainer, resumed)
+            task.lend(trainer)
             trainer.fit()
         return None
 
