@@ -200,9 +200,18 @@ def installed(packages: Sequence[Package], folder: Path) -> Iterator[None]:
 
 
 def trainer(
-    packages: Sequence[Package], kind: str, folder: Path, callbacks: Sequence[object] = ()
+    packages: Sequence[Package],
+    kind: str,
+    folder: Path,
+    callbacks: Sequence[object] = (),
+    algorithms: Sequence[object] = (),
+    **given: object,
 ) -> Trainer:
-    """Builds a trainer in an environment where these packages are all that there is."""
+    """Builds a trainer in an environment where these packages are all that there is.
+
+    Args:
+        given: settings.
+    """
     taken = [one.name for one in packages]
     place = _of_rank(folder)
     (place / "pyproject.toml").write_text(f"[tool.eventloop]\nallow = {json.dumps(taken)}\n")
@@ -214,9 +223,11 @@ def trainer(
         "run_dir": folder / "run",
         "checkpoint_interval": None,
     }
-    flags = {**settings, **options}
+    flags = {**settings, **options, **given}
     configuration = Configuration.read(flags, environ={}, directory=place)
-    return TrainerBuilder(configuration).build(KINDS[kind](), callbacks=callbacks)
+    return TrainerBuilder(configuration).build(
+        KINDS[kind](), algorithms=algorithms, callbacks=callbacks
+    )
 
 
 def outcome_of(built: Trainer) -> Outcome:

@@ -43,6 +43,7 @@ NO_WAITS = {
     "copy of pinned": lambda x: torch.ones(3).pin_memory().to(x.device, non_blocking=True),
     "query": lambda x: torch.accelerator.current_stream().record_event().query(),
     "shape": lambda x: len(x) + x.numel() + x.shape[0],
+    "index": lambda x: x[torch.zeros(1, dtype=torch.long, device=x.device)],
     "fill": lambda x: x.masked_fill_(x > 0, 1.0),
     "fill by mask": lambda x: x.__setitem__(x > 0, 1.0),
 }

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from eventloop.toolbox.shards import sharded
 
 _TINY = 1e-12  # a gradient of 0 has no direction
 
@@ -45,8 +43,8 @@ def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> l
     # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
     towards = list(torch._foreach_mul(grads, weights)) if adaptive else grads
     norm = get_total_norm(towards)
-    if type(norm) is not Tensor:  # of shards; the import of their class would take a while
-        norm = cast("DTensor", norm).full_tensor()
+    of_shards = sharded(norm)
+    norm = norm if of_shards is None else of_shards.full_tensor()
     if adaptive:
         towards = list(torch._foreach_mul(towards, weights))
     return list(torch._foreach_mul(towards, rho / (norm + _TINY)))

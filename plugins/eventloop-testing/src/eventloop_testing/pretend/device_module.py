@@ -87,7 +87,7 @@ def manual_seed_all(seed: int) -> None:
 
 def initial_seed() -> int:
     """Returns what the device's own generator was seeded with."""
-    return generators.DEFAULT.initial_seed()
+    return generators.default().initial_seed()
 
 
 def get_rng_state_all() -> list[Tensor]:

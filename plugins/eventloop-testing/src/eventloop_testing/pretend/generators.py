@@ -34,6 +34,7 @@ class Generator(torch.Generator):
 # Operators are handed another object for the same generator.
 _of_device: weakref.WeakValueDictionary[int, Generator] = weakref.WeakValueDictionary()
 DEFAULT = Generator()
+is_hosts = False  # whether what is given no generator draws from the host's
 
 
 def is_of_device(generator: torch.Generator) -> bool:
@@ -41,24 +42,43 @@ def is_of_device(generator: torch.Generator) -> bool:
     return key_of_generator(generator) in _of_device
 
 
+def default() -> torch.Generator:
+    """Returns the generator of what is given none."""
+    return torch.default_generator if is_hosts else DEFAULT
+
+
 def get_rng_state(device: Any = None) -> Tensor:
     """Returns the state of the device's own generator."""
-    return DEFAULT.get_state()
+    return default().get_state()
 
 
 def set_rng_state(new_state: Tensor, device: Any = None) -> None:
     """Puts the device's own generator into a state."""
-    DEFAULT.set_state(new_state)
+    default().set_state(new_state)
 
 
 def manual_seed(seed: int) -> None:
     """Seeds the device's own generator, as `torch.manual_seed` does."""
-    DEFAULT.manual_seed(seed)
+    default().manual_seed(seed)
+
+
+@contextmanager
+def drawing_from_host(is_on: bool) -> Iterator[None]:
+    """Has the device draw from the host's generator inside its `with`, if it is on."""
+    global is_hosts
+    before, is_hosts = is_hosts, is_on
+    try:
+        yield
+    finally:
+        is_hosts = before
 
 
 @contextmanager
 def in_place_of_the_hosts() -> Iterator[None]:
     """Has operators that take no generator draw from the device's."""
+    if is_hosts:
+        yield
+        return
     kept = torch.get_rng_state()
     torch.set_rng_state(DEFAULT.get_state())
     try:

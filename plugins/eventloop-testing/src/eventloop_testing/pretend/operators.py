@@ -57,7 +57,7 @@ def described(func: Any) -> Operator:
         tuple(one.name for one in schema.arguments if one.is_out),
         generator,
         torch.Tag.nondeterministic_seeded in tags,
-        bool(tags & _SIZE_FOLLOWS_FROM_VALUES),
+        func not in _INDEXING and bool(tags & _SIZE_FOLLOWS_FROM_VALUES),
         torch.Tag.inplace_view in tags,
     )
 
@@ -98,6 +98,6 @@ def _give_generator(func: Any, idx: int, args: list[Any], kwargs: dict[str, Any]
             'torch.Generator(device="pretend")'
         )
     if len(args) > idx:
-        args[idx] = given or generators.DEFAULT
+        args[idx] = given or generators.default()
     else:
-        kwargs["generator"] = given or generators.DEFAULT
+        kwargs["generator"] = given or generators.default()

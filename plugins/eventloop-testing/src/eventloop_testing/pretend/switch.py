@@ -12,6 +12,7 @@ from eventloop_testing.pretend import (
     autocast,
     copies,
     device_module,
+    generators,
     lines,
     memory,
     private,
@@ -22,11 +23,15 @@ from eventloop_testing.pretend.patches import patched
 
 
 @contextmanager
-def pretend_device(limit_bytes: int = memory.TOTAL_BYTES) -> Iterator[torch.device]:
+def pretend_device(
+    limit_bytes: int = memory.TOTAL_BYTES, *, draws_from_host: bool = False
+) -> Iterator[torch.device]:
     """Switches the pretend device on inside its `with`; may be nested.
 
     Args:
         limit_bytes: of its memory, beyond which an allocation raises `torch.OutOfMemoryError`.
+        draws_from_host: whether its random numbers are those of the host's generator, so that a run
+            with dropout, say, has the bits of one on the CPU.
 
     Yields:
         The device, pretend:0.
@@ -38,7 +43,11 @@ def pretend_device(limit_bytes: int = memory.TOTAL_BYTES) -> Iterator[torch.devi
     _register()
     limit, memory.COUNTS.limit = memory.COUNTS.limit, limit_bytes
     was_on = device_module.is_switched_on
-    with nullcontext() if was_on else patched(), private.backward_on_this_thread():
+    with (
+        nullcontext() if was_on else patched(),
+        private.backward_on_this_thread(),
+        generators.drawing_from_host(draws_from_host),
+    ):
         device_module.is_switched_on = True
         try:
             yield torch.device(private.NAME, 0)
