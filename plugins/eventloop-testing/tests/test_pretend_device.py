@@ -99,11 +99,29 @@ def test_it_refuses_numpy_as_a_gpu_does(pretend_device):
         torch.ones(2, device=pretend_device).numpy()
 
 
-def test_there_is_one(pretend_device):
+def test_a_process_has_one(pretend_device):
     """Torch's guard for devices in Python knows no second one."""
     assert torch.accelerator.device_count() == 1
-    with pytest.raises(PretendError, match="one pretend device"):
+    with pytest.raises(PretendError, match="there is no device pretend:1"):
         torch.accelerator.set_device_index(1)
+    with pytest.raises(PretendError, match="there is no device pretend:1"):
+        torch.empty(1, device="pretend:1")
+
+
+def test_two_ranks_train_on_one_each(make_trainer, two_ranks, pretend_device):
+    """Gradients are exchanged, by DDP, too; the weights are those of two ranks on the CPU."""
+
+    def weights(device):
+        trainer = make_trainer(device=device, max_duration="2ep")
+        trainer.fit()
+        assert trainer.state.device.index == (trainer.state.rank if device == "pretend" else None)
+        return {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
+
+    one, other = two_ranks(weights, "pretend")
+    expected, _ = two_ranks(weights, "cpu")
+
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(one, expected, rtol=0, atol=0)
 
 
 def test_a_module_keeps_its_parameters(pretend_device):

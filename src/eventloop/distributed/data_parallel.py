@@ -344,7 +344,7 @@ def _arrange_buckets(wrapped: DistributedDataParallel) -> None:
     parameter order.
     """
     model, wrapped.module = wrapped.module, _Sums(wrapped.module)
-    sums = wrapped()
+    sums = wrapped(None)  # with device_ids it fails without an argument (torch 2.13)
     torch.autograd.backward(sums, [torch.zeros_like(one) for one in sums])
     wrapped.module = model
     model.zero_grad(set_to_none=True)
@@ -362,7 +362,7 @@ class _Sums(nn.Module):
         params = (one for one in model.parameters() if one.requires_grad)
         self._params = [(one, id(one) in sparse) for one in params]
 
-    def forward(self) -> tuple[Tensor, ...]:
+    def forward(self, _: None) -> tuple[Tensor, ...]:
         first = torch.zeros(1, dtype=torch.int64, device=self._params[0][0].device)
         return tuple(
             (embedding(first, one, sparse=True) if is_sparse else one).sum()

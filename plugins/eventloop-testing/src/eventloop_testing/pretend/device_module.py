@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eventloop_testing.pretend import autocast, generators, lines, memory
-from eventloop_testing.pretend.errors import PretendError
+from eventloop_testing.pretend import autocast, generators, lines, memory, private
 from eventloop_testing.pretend.generators import get_rng_state, manual_seed, set_rng_state
 from eventloop_testing.pretend.streams import Event, Stream, stream_of
 from eventloop_testing.pretend.waits import waited
@@ -35,25 +34,29 @@ def init() -> None:
 
 
 def device_count() -> int:
-    """Returns 1: torch's guard for devices in Python knows one (torch 2.13)."""
-    return int(is_switched_on)
+    """Returns 1 for each rank on this machine: torch's guard for devices in Python knows one."""
+    return private.num_devices() if is_switched_on else 0
 
 
 def current_device() -> int:
-    """Returns 0."""
-    return 0
+    """Returns the number of the device that this process uses."""
+    return private.index
 
 
 def set_device(device: Any) -> None:
-    """Chooses the device; there is one."""
-    _index(device)
+    """Chooses the device; a process uses one."""
+    private.select(device)
 
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Chooses the device; there is one."""
-    _index(device)
-    yield
+    """Chooses the device; a process uses one."""
+    before = private.index
+    set_device(device)
+    try:
+        yield
+    finally:
+        private.index = before
 
 
 def get_device_name(device: Any = None) -> str:
@@ -182,10 +185,3 @@ def set_memory_limit(num_bytes: int) -> None:
 
 def empty_cache() -> None:
     """Does nothing: there is no cache."""
-
-
-def _index(device: Any) -> None:
-    """Raises PretendError for a device that there isn't."""
-    index = device if isinstance(device, int) else torch.device(device).index
-    if index not in (None, -1, 0):
-        raise PretendError(f"there is one pretend device, pretend:0, and no pretend:{index}")

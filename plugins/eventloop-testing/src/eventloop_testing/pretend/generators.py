@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from eventloop_testing.pretend.private import key_of_generator
+from eventloop_testing.pretend.private import key_of_generator, selected
 
 
 class Generator(torch.Generator):
@@ -28,7 +28,7 @@ class Generator(torch.Generator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The pretend device."""
-        return torch.device("pretend", 0)
+        return selected()
 
 
 # Operators are handed another object for the same generator.

@@ -46,6 +46,7 @@ def _accelerator() -> dict[str, Callable[..., Any]]:
         "resetAccumulatedStats": module.reset_accumulated_memory_stats,
         "getMemoryInfo": module.mem_get_info,
         "setDeviceIndex": module.set_device,
+        "getDeviceIndex": module.current_device,
     }
 
 
@@ -122,7 +123,7 @@ def _refusing(numpy: Callable[..., Any]) -> Callable[..., Any]:
     def read(self: Tensor, **given: Any) -> Any:
         if self.device.type == private.NAME:
             raise TypeError(
-                "can't convert pretend:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
                 "tensor to host memory first."
             )
         return numpy(self, **given)
@@ -135,6 +136,6 @@ def _shown(show: Callable[..., str]) -> Callable[..., str]:
         if self.device.type != private.NAME:
             return show(self, **given)
         shown = show(self.detach().cpu(), **given).removesuffix(")")
-        return f"{shown}, device='pretend:0')"
+        return f"{shown}, device='{self.device}')"
 
     return read

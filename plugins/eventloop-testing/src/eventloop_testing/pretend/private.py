@@ -8,6 +8,7 @@ off with the device is in `patches.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import backend_registration
 
+from eventloop_testing.pretend.errors import PretendError
+
 NAME = "pretend"
 KEY = "PrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
@@ -25,6 +28,7 @@ NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
 # What torch.accelerator's functions call.
 ACCELERATOR = "_accelerator_"
 
+index = 0  # of the device that this process uses
 _libraries: list[Any] = []  # an operator is registered as long as its library lives
 
 
@@ -41,6 +45,8 @@ def register(module: Any, is_on: Callable[[], bool]) -> None:
     # The engine starts a thread a device when it is first used, with which no process could be forked
     # any more. Used before there is a device, it starts none.
     torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    # Ranks exchange tensors of the device through gloo; its operators, too, see those of the host.
+    torch.distributed.Backend.default_device_backend_map[NAME] = "gloo"
     backend_registration._setup_privateuseone_for_python_backend(NAME, module)
 
 
@@ -63,6 +69,34 @@ def implement_the_rest(function: Any, key: str = KEY) -> None:
     _libraries.append(library)
 
 
+def selected() -> torch.device:
+    """Returns the device that this process uses."""
+    return torch.device(NAME, index)
+
+
+def num_devices() -> int:
+    """Returns how many there are: one for each rank on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def select(device: Any) -> None:
+    """Has this process use a device; torch's guard for devices in Python knows one a process.
+
+    Raises:
+        PretendError: there is none of this number.
+    """
+    global index
+    number = device if isinstance(device, int) else torch.device(device).index
+    if number is None or number == index:
+        return
+    if number not in range(num_devices()):
+        raise PretendError(
+            f"there is no device {NAME}:{number}: torch's interface for devices in Python allows one "
+            f"a process (torch 2.13), and ranks on this machine are {num_devices()}"
+        )
+    index = number
+
+
 def wrapper(cls: type[Tensor], raw: Tensor) -> Any:
     """Makes a tensor of the device with size, strides and type of one of the host, without memory."""
     return torch.Tensor._make_wrapper_subclass(
@@ -72,7 +106,7 @@ def wrapper(cls: type[Tensor], raw: Tensor) -> Any:
         storage_offset=raw.storage_offset(),
         dtype=raw.dtype,
         layout=raw.layout,
-        device=torch.device(NAME, 0),
+        device=selected(),
     )
 
 

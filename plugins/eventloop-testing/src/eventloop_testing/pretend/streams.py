@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from eventloop_testing.pretend import lines
-from eventloop_testing.pretend.private import DEVICE_TYPE
+from eventloop_testing.pretend.private import DEVICE_TYPE, selected
 from eventloop_testing.pretend.waits import waited
 
 _streams: dict[int, Stream] = {}
@@ -22,7 +22,9 @@ class Stream(torch.Stream):
     def __new__(cls, device: Any = None, *, line: lines.Line | None = None) -> Self:
         """Makes a stream, or the one of a line."""
         line = lines.new_line() if line is None else line
-        made = super().__new__(cls, stream_id=line.number, device_index=0, device_type=DEVICE_TYPE)
+        made = super().__new__(
+            cls, stream_id=line.number, device_index=selected().index, device_type=DEVICE_TYPE
+        )
         made.line = line
         return made
 
@@ -70,7 +72,7 @@ class Event(torch.Event):
 
     def __new__(cls, enable_timing: bool = False) -> Self:
         """Makes an event that was never recorded."""
-        return super().__new__(cls, torch.device("pretend", 0), enable_timing=enable_timing)
+        return super().__new__(cls, selected(), enable_timing=enable_timing)
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._clock: lines.Clock = {}

@@ -50,7 +50,7 @@ def pretend_device(
     ):
         device_module.is_switched_on = True
         try:
-            yield torch.device(private.NAME, 0)
+            yield private.selected()
             lines.host_waits()
             memory.raise_misuses()
         finally:

@@ -28,7 +28,10 @@ def implement() -> None:
 
 
 def _making(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def make(*sizes: Any, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
+    def make(
+        *sizes: Any, dtype: Any = None, memory_format: Any = None, device: Any = None, **_: Any
+    ) -> Tensor:
+        private.select(private.NAME if device is None else device)
         given = {} if memory_format is None else {"memory_format": memory_format}
         return PretendTensor(factory(*sizes, dtype=dtype, **given))
 
@@ -79,6 +82,7 @@ def _to_copy(
     line = _reading(source)
     values: Tensor = aten._to_copy.default(source.raw, **kwargs)
     if device is None or torch.device(device).type != "cpu":
+        private.select(private.NAME if device is None else device)
         return PretendTensor(values)
     if non_blocking:
         target = memory.pin(torch.empty_like(values))
