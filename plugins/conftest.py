@@ -16,6 +16,7 @@ sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
 BRIDGES = {
     "eventloop-composer": "composer",
     "eventloop-grpo": "trl",
+    "eventloop-hf-checkpoints": "accelerate",
     "eventloop-lightning": "lightning",
     "eventloop-lora": "peft",
     "eventloop-sft": "peft",

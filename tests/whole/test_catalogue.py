@@ -77,6 +77,7 @@ class Counts:
 BRIDGES = {
     "eventloop-composer",
     "eventloop-grpo",
+    "eventloop-hf-checkpoints",
     "eventloop-lightning",
     "eventloop-lora",
     "eventloop-transformers",

@@ -1,0 +1,90 @@
+"""Writes folders in a thread, one after the other, and uploads them."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventloop_hf_checkpoints.folders import CONFIG, Pretrained, whole_folders, write_folder
+
+if TYPE_CHECKING:
+    from eventloop_remote.objects import Objects
+
+
+class Background:
+    """Writes folders while training goes on.
+
+    Args:
+        pretrained: what they have besides weights.
+        folder: where they go.
+        keep: how many stay; None for all.
+        store: the URL where they go, too; "" for none.
+
+    Raises:
+        UsageError: no package knows such a URL.
+    """
+
+    def __init__(self, pretrained: Pretrained, folder: Path, keep: int | None, store: str) -> None:
+        self._pretrained, self._folder, self._keep = pretrained, folder, keep
+        self._objects = _opened(store) if store else None
+        self._thread = ThreadPoolExecutor(1, "hf-checkpoints")
+        self._tasks: list[Future[None]] = []
+
+    def write(self, checkpoint: Path, name: str) -> None:
+        """Writes a folder of a checkpoint, which is removed afterwards."""
+        self._tasks.append(self._thread.submit(self._write, checkpoint, name))
+
+    def require(self) -> None:
+        """Raises what has failed."""
+        done = [one for one in self._tasks if one.done()]
+        self._tasks = [one for one in self._tasks if not one.done()]
+        for one in done:
+            one.result()
+
+    def wait(self) -> None:
+        """Waits until all is written; raises what has failed."""
+        tasks, self._tasks = self._tasks, []
+        for one in tasks:
+            one.result()
+
+    def close(self) -> None:
+        """Ends the thread when it has written everything."""
+        self._thread.shutdown()
+
+    def _write(self, checkpoint: Path, name: str) -> None:
+        target = self._folder / name
+        try:
+            write_folder(checkpoint, target, self._pretrained)
+        finally:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        if self._objects is not None:
+            _upload(self._objects, target)
+        if self._keep is not None:
+            for old in whole_folders(self._folder)[: -self._keep]:
+                if self._objects is not None:
+                    _remove(self._objects, old.name)
+                shutil.rmtree(old)
+
+
+def _opened(url: str) -> Objects:
+    from eventloop import Url
+    from eventloop_remote.objects import Objects
+
+    return Objects(Url(url))
+
+
+def _upload(objects: Objects, folder: Path) -> None:
+    """Uploads a folder; without its configuration, the last file, it doesn't count."""
+    files = [one for one in sorted(folder.rglob("*")) if one.is_file()]
+    for one in sorted(files, key=lambda one: one.name == CONFIG):
+        objects.upload(one, f"{folder.name}/{one.relative_to(folder).as_posix()}")
+
+
+def _remove(objects: Objects, name: str) -> None:
+    """Removes a folder, its configuration first."""
+    files = [file for file, size in objects.entries(name).items() if size is not None]
+    for file in sorted(files, key=lambda one: one != CONFIG):
+        objects.remove(f"{name}/{file}")
+    objects.remove_folder(name)
