@@ -150,10 +150,10 @@ MUTANTS = {
     ),
     "an epoch's loss counts batches, not samples": Mutant(
         "training/epoch_loss.py",
-        "            part = torch.stack(losses).sum(dtype=torch.float64) * count\n"
+        "            part = torch.stack(losses).sum(dtype=self._dtype) * count\n"
         "            total = part if total is None else total + part\n"
         "            samples += count * len(losses)\n",
-        "            part = torch.stack(losses).sum(dtype=torch.float64)\n"
+        "            part = torch.stack(losses).sum(dtype=self._dtype)\n"
         "            total = part if total is None else total + part\n"
         "            samples += len(losses)\n",
         "training/test_epoch_loss.py",

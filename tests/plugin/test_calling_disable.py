@@ -159,6 +159,7 @@ def test_an_interrupt_is_no_failure(make_trainer, make_plugin):
 )
 def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batches, tmp_path):
     """Wherever it is, from the trainer's constructor to its end."""
+    texts = make_plugin("texts", batch_end=lambda state: state.log_text("said", "a text"))
     bad = make_plugin("bad", **{event: lambda: 1 / 0})
 
     if event.startswith("predict"):
@@ -167,4 +168,4 @@ def test_any_event_may_fail(event, weights, make_plugin, make_trainer, make_batc
             trainer.predict(make_batches())
     else:
         with pytest.warns(UserWarning, match=f"ZeroDivisionError in {event}"):
-            weights(bad, run_dir=tmp_path / "run")
+            weights(texts, bad, run_dir=tmp_path / "run")

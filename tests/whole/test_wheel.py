@@ -146,7 +146,7 @@ class Hooks:
         """Returns a term to add to the loss."""
 
     @hookspec(per="microbatch", firstresult=True)
-    def regularizer_weight(self, state):
+    def regularizer_factor(self, state):
         """Returns the weight of all terms."""
 
 
@@ -159,12 +159,12 @@ class Plugin:
     def loss(self, state):
         loss = yield
         terms = state.call("regularizer_terms", scale=2.0)
-        weight = state.call("regularizer_weight")
+        weight = state.call("regularizer_factor")
         print(f"{len(terms)} terms, weight {weight}")
         return loss + weight * sum(terms)
 
     @hookimpl(conditional=True, trylast=True)
-    def regularizer_weight(self, state):
+    def regularizer_factor(self, state):
         return 0.5
 ''',
     "l1": '''
@@ -197,7 +197,7 @@ class Plugin:
     """Says how much the terms count."""
 
     @hookimpl
-    def regularizer_weight(self, state):
+    def regularizer_factor(self, state):
         return 0.25
 ''',
 }
@@ -218,7 +218,7 @@ def test_packages_extend_another_from_install_to_uninstall(python, clean, tmp_pa
 
     python("-m", "pip", "install", *(wheels[name] for name in wheels if name != "weight"), *offline)
     terms = python(*eventloop, "plugins", "hooks", "regularizer_terms")
-    order = python(*eventloop, "plugins", "order", "regularizer_weight")
+    order = python(*eventloop, "plugins", "order", "regularizer_factor")
     fit = python(*eventloop, "fit", "task.py")
 
     assert terms == (
@@ -233,10 +233,10 @@ def test_packages_extend_another_from_install_to_uninstall(python, clean, tmp_pa
     assert "2 terms, weight 0.5\n" in fit
 
     python("-m", "pip", "install", wheels["weight"], *offline)
-    order = python(*eventloop, "plugins", "order", "regularizer_weight")
+    order = python(*eventloop, "plugins", "order", "regularizer_factor")
     owned = python(*eventloop, "fit", "task.py")
 
-    assert "regularizer_weight weight algorithm owner" in " ".join(order.split())
+    assert "regularizer_factor weight algorithm owner" in " ".join(order.split())
     assert "2 terms, weight 0.25\n" in owned
 
     python("-m", "pip", "uninstall", "--yes", "eventloop-l1")
@@ -246,7 +246,7 @@ def test_packages_extend_another_from_install_to_uninstall(python, clean, tmp_pa
     check = python(*eventloop, "plugins", "check", status=1)
     refused = python(*eventloop, "fit", "task.py", status=1)
 
-    for name, hook in [("confidence", "terms"), ("weight", "weight")]:
+    for name, hook in [("confidence", "terms"), ("weight", "factor")]:
         for out in (check, refused):
             what = f"no hook is named 'regularizer_{hook}', and no installed plugin declares it"
             assert what in out
