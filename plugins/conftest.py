@@ -15,6 +15,7 @@ sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
 # What a bridge leads to isn't installed for the tests of the others: `tox -e bridges` has it.
 BRIDGES = {
     "eventloop-composer": "composer",
+    "eventloop-dpo": "peft",
     "eventloop-grpo": "trl",
     "eventloop-hf-checkpoints": "accelerate",
     "eventloop-lightning": "lightning",

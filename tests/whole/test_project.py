@@ -25,6 +25,7 @@ SOURCE = ROOT / "src"
 IMPORTED = {
     "eventloop-blending",
     "eventloop-bucketing",
+    "eventloop-dpo",
     "eventloop-finetune",
     "eventloop-lightning",
     "eventloop-packing",

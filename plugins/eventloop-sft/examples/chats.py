@@ -106,6 +106,23 @@ def chats() -> list[dict]:
     ]
 
 
+def pairs() -> list[dict]:
+    """A pair for each function: what it is for, and the same words in the reverse order."""
+    return [
+        {
+            "prompt": row["messages"][:1],
+            "chosen": row["messages"][1:],
+            "rejected": [
+                {
+                    "role": "assistant",
+                    "content": " ".join(reversed(row["messages"][1]["content"].split())),
+                }
+            ],
+        }
+        for row in chats()
+    ]
+
+
 def write_lines(path: Path, rows: list[dict]) -> None:
     """Writes rows as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -119,9 +136,9 @@ def prepare(folder: Path) -> None:
         tokenizer = make_tokenizer()
         for made in (tokenizer, make_model(tokenizer)):
             made.save_pretrained(folder / "model")
-        rows = chats()
-        write_lines(folder / "chats.jsonl", rows[::8] + rows[1::8] + rows[2::8])
-        write_lines(folder / "eval.jsonl", rows[3::8][:64])
+        for name, rows in {"chats": chats(), "pairs": pairs()}.items():
+            write_lines(folder / f"{name}.jsonl", rows[::8] + rows[1::8] + rows[2::8])
+            write_lines(folder / f"eval-{name}.jsonl", rows[3::8][:64])
         (folder / "ready").touch()
 
 
@@ -137,7 +154,7 @@ def task(folder: Path = Path("chats"), lr: float = 3e-3, packing: bool = False) 
     return eventloop_sft.task(
         str(folder / "model"),
         folder / "chats.jsonl",
-        eval_data=folder / "eval.jsonl",
+        eval_data=folder / "eval-chats.jsonl",
         max_length=128,
         packing=packing,
         batch_size=4 if packing else 16,

@@ -55,14 +55,14 @@ def llama(**changes: Any) -> nn.Module:
     return model
 
 
-def with_adapters() -> nn.Module:
-    """The same model with adapters of peft whose both parts aren't 0."""
+def with_adapters(*, are_trained: bool = True) -> nn.Module:
+    """The same model with adapters of peft; those that are trained add something."""
     import peft
 
     state = torch.get_rng_state()
     torch.manual_seed(1)
     config = peft.LoraConfig(
-        r=2, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False
+        r=2, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=not are_trained
     )
     model = peft.get_peft_model(llama(), config)
     torch.set_rng_state(state)

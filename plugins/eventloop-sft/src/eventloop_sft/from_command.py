@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from eventloop import State, Task, TaskError, schedules
+from eventloop import State, Task
 from eventloop_sft.batches import Documents, batches_of
-from eventloop_sft.models import Dtype, language_model, tokenizer_at, with_padding
+from eventloop_sft.models import Dtype, model_maker, tokenizer_of
+from eventloop_sft.optimizing import Schedule, adamw, schedule_of
 from eventloop_sft.passes import model_inputs, token_log_probs, with_router_loss
 from eventloop_sft.rows import read_rows
 from eventloop_sft.samples import Samples
 from eventloop_sft.tokens import IGNORED, Conversations, LossOn, examples_of
 
-Schedule = Literal["linear", "cosine", "constant"]
 EVAL = "eval"
 
 
@@ -123,40 +122,6 @@ def num_labels(batch: Mapping[str, Tensor]) -> Tensor:
 def num_tokens(batch: Mapping[str, Tensor]) -> int:
     """Returns how many tokens of a batch aren't padding."""
     return int((batch["document_ids"] >= 0).sum())
-
-
-def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Returns AdamW of what is trained."""
-    params = [one for one in model.parameters() if one.requires_grad]
-    return torch.optim.AdamW(params, lr, weight_decay=weight_decay)
-
-
-def schedule_of(schedule: Schedule, warmup: str | None) -> Callable[..., Any]:
-    """Returns a schedule of eventloop."""
-    made: dict[str, Callable[..., Any]] = {
-        "linear": schedules.linear,
-        "cosine": schedules.cosine,
-        "constant": schedules.constant,
-    }
-    found: Callable[..., Any] = made[schedule](warmup=warmup)
-    return found
-
-
-def model_maker(model: str | Callable[[], nn.Module], dtype: Dtype) -> Callable[[], nn.Module]:
-    """Returns a function that makes the model."""
-    return partial(language_model, model, dtype=dtype) if isinstance(model, str) else model
-
-
-def tokenizer_of(model: Any, tokenizer: Any, chat_template: Path | None) -> Any:
-    """Returns the tokenizer that is named, or that of the model's folder."""
-    given = model if tokenizer is None else tokenizer
-    if isinstance(given, str | Path):
-        return tokenizer_at(str(given), chat_template)
-    if tokenizer is None:
-        raise TaskError(
-            "the model is a function, and there is no tokenizer", fix="give task(tokenizer=...)"
-        )
-    return with_padding(tokenizer)
 
 
 def _documents(data: Any, conversations: Conversations, max_length: int) -> tuple[Documents, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ def language_model(name: str, *, dtype: Dtype = "float32", **given: Any) -> nn.M
     """
     from transformers import AutoModelForCausalLM
 
-    model: nn.Module = _loaded(AutoModelForCausalLM, name, dtype=dtype, **given)
+    model: nn.Module = loaded(AutoModelForCausalLM, name, dtype=dtype, **given)
     return model
 
 
@@ -42,7 +44,7 @@ def tokenizer_at(name: str, chat_template: Path | None = None) -> Any:
     """
     from transformers import AutoTokenizer
 
-    tokenizer: Any = _loaded(AutoTokenizer, name)
+    tokenizer: Any = loaded(AutoTokenizer, name)
     if chat_template is not None:
         tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
     return with_padding(tokenizer)
@@ -60,7 +62,25 @@ def with_padding(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _loaded(kind: Any, name: str, **given: Any) -> Any:
+def model_maker(model: str | Callable[[], nn.Module], dtype: Dtype) -> Callable[[], nn.Module]:
+    """Returns a function that makes the model."""
+    return partial(language_model, model, dtype=dtype) if isinstance(model, str) else model
+
+
+def tokenizer_of(model: Any, tokenizer: Any, chat_template: Path | None) -> Any:
+    """Returns the tokenizer that is named, or that of the model's folder."""
+    given = model if tokenizer is None else tokenizer
+    if isinstance(given, str | Path):
+        return tokenizer_at(str(given), chat_template)
+    if tokenizer is None:
+        raise TaskError(
+            "the model is a function, and there is no tokenizer", fix="give task(tokenizer=...)"
+        )
+    return with_padding(tokenizer)
+
+
+def loaded(kind: Any, name: str, **given: Any) -> Any:
+    """Calls `from_pretrained` of a class of transformers; raises a TaskError if there is no such thing."""
     try:
         return kind.from_pretrained(name, **given)
     except (OSError, ValueError) as error:

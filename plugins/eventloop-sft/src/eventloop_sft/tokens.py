@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -15,6 +15,7 @@ from eventloop.toolbox.messages import one_line
 IGNORED = -100
 LossOn = Literal["auto", "assistant", "completion", "all"]
 Span = tuple[int, int]
+T = TypeVar("T")
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NEEDED = "give rows of messages, of prompt and completion, of text, or of input_ids"
 
@@ -30,6 +31,10 @@ class Example:
 
     input_ids: list[int]
     labels: list[int]
+
+    def cut_to(self, max_length: int) -> Example:
+        """Returns its first tokens."""
+        return Example(self.input_ids[:max_length], self.labels[:max_length])
 
 
 @dataclass(frozen=True)
@@ -162,13 +167,12 @@ class Conversations:
 
 
 def examples_of(
-    rows: Sequence[Mapping[str, Any]], name: str, conversations: Any, max_length: int
+    rows: Sequence[Mapping[str, Any]], name: str, conversations: Conversations, max_length: int
 ) -> tuple[list[Example], int, int]:
     """Makes examples of rows; those longer than `max_length` are cut at their end.
 
     Args:
         name: of the data, for errors.
-        conversations: takes a row, as `Conversations`.
 
     Returns:
         The examples, how many were cut, and how many were left out, of which no label was left.
@@ -176,28 +180,42 @@ def examples_of(
     Raises:
         TaskError: a row can't be used; the message has its number.
     """
-    made, num_cut, num_left_out = [], 0, 0
+    found = made_of_rows(rows, name, conversations)
+    num_cut = sum(len(one.input_ids) > max_length for one in found)
+    made = [short for one in found if has_label(short := one.cut_to(max_length))]
+    require_some(made, name, max_length)
+    return made, num_cut, len(found) - len(made)
+
+
+def made_of_rows(
+    rows: Sequence[Mapping[str, Any]], name: str, make: Callable[[Mapping[str, Any]], T]
+) -> list[T]:
+    """Returns what a function makes of each row; what it can't use is an error with the row's number."""
+    made = []
     for number, row in enumerate(rows):
         try:
-            found = conversations(row)
+            made.append(make(row))
         except (ValueError, TypeError, KeyError) as error:
             raise TaskError(
                 f"row {number} of {name} can't be trained on: {one_line(str(error), 400)}",
                 row=one_line(repr(row), 200),
                 fix="change the row, or leave it out",
             ) from error
-        num_cut += len(found.input_ids) > max_length
-        short = Example(found.input_ids[:max_length], found.labels[:max_length])
-        if all(one == IGNORED for one in short.labels[1:]):
-            num_left_out += 1
-        else:
-            made.append(short)
+    return made
+
+
+def has_label(example: Example) -> bool:
+    """Whether some token of an example is trained on; the first one can't be."""
+    return any(one != IGNORED for one in example.labels[1:])
+
+
+def require_some(made: Sequence[Any], name: str, max_length: int) -> None:
+    """Raises a TaskError if nothing is left of the data."""
     if not made:
         raise TaskError(
             f"no row of {name} has a label in its first {max_length} tokens",
             fix="raise max_length, or train on more, loss_on='all'",
         )
-    return made, num_cut, num_left_out
 
 
 def _num_alike(text: str, other: str) -> int:
