@@ -266,3 +266,17 @@ def test_a_trainer_trains_in(precision, make_trainer, pretend_device):
     trainer.fit()
 
     assert trainer.state.clock.batch == 3
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_networks_train(kind, pretend_device):
+    """Torch has kernels of GPUs for them on devices outside of it, and none for this one."""
+    torch.manual_seed(0)
+    model, inputs = kind(3, 4), torch.randn(5, 2, 3)
+    other = copy.deepcopy(model).to(pretend_device)
+
+    model(inputs)[0].square().sum().backward()
+    other(inputs.to(pretend_device))[0].square().sum().backward()
+
+    for param, there in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(there.grad.cpu(), param.grad, rtol=1e-5, atol=1e-6)

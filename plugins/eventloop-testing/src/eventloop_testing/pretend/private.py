@@ -22,6 +22,7 @@ from eventloop_testing.pretend.errors import PretendError
 
 NAME = "pretend"
 KEY = "PrivateUse1"
+AUTOGRAD_KEY = "AutogradPrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
 DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl

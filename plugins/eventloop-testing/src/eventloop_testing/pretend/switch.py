@@ -16,6 +16,7 @@ from eventloop_testing.pretend import (
     lines,
     memory,
     private,
+    recurrent,
     transfers,
 )
 from eventloop_testing.pretend.errors import PretendError
@@ -70,4 +71,5 @@ def _register() -> None:
         )
     private.register(device_module, device_module.is_available)
     transfers.implement()
+    recurrent.implement()
     autocast.implement()
