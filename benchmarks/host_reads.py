@@ -100,6 +100,12 @@ class Window:
             self._start = None
 
 
+def in_a_fork(package: Package | None, precision: str) -> Row:
+    """Trains a plugin, or none, on both devices, in a process that has the pretend one alone."""
+    (row,) = run_ranks(_forked, package, precision, world_size=1)
+    return row
+
+
 def row_of(package: Package | None, precision: str) -> Row:
     """Trains a plugin, or none, on both devices."""
     row = Row(package.name if package else "")
@@ -149,6 +155,7 @@ def _train(
 ) -> Outcome | None:
     """Trains; returns None where a plugin has no part in the task."""
     settings = {"device": device, "precision": precision}
+    (folder / "rank-0").mkdir(parents=True)
     with (
         installed(packages, folder),
         trainer(packages, kind, folder, algorithms=algorithms, **settings) as built,
@@ -189,8 +196,7 @@ def main() -> int:
     packages: list[Package | None] = [None, *packages_in(given.plugins.resolve())]
     if given.only:
         packages = [one for one in packages if one is not None and one.name in given.only]
-    # Each in a process of its own, so that what one leaves behind is not told of the next.
-    rows = [run_ranks(_forked, one, given.precision, world_size=1)[0] for one in packages]
+    rows = [in_a_fork(one, given.precision) for one in packages]
     if given.json:
         print(json.dumps([asdict(one) for one in rows], indent=2))
     else:

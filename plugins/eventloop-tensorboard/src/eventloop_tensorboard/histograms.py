@@ -48,7 +48,7 @@ def measure(tensors: Sequence[Tensor]) -> Measured:
     counts, stats = [], []
     for tensor in tensors:
         entries = tensor.detach().reshape(-1).to(torch.float32)
-        buckets = torch.bucketize(entries, _bounds(entries.device), right=True)
+        buckets = torch.bucketize(entries, bounds_on(entries.device), right=True)
         one = torch.ones((), dtype=torch.int64, device=entries.device)
         empty = torch.zeros(len(BOUNDS) + 1, dtype=torch.int64, device=entries.device)
         counts.append(empty.scatter_add_(0, buckets, one.expand_as(buckets)))
@@ -75,7 +75,8 @@ def histogram(tag: str, counts: Sequence[int], stats: Sequence[float]) -> Summar
 
 
 @functools.lru_cache(maxsize=8)
-def _bounds(device: torch.device) -> Tensor:
+def bounds_on(device: torch.device) -> Tensor:
+    """Returns the bounds of the buckets; the first call for a device waits for it."""
     return torch.tensor(BOUNDS, dtype=torch.float32, device=device)
 
 

@@ -20,7 +20,7 @@ from eventloop.toolbox.messages import as_option, switch_off
 from eventloop.toolbox.metric_names import named_metrics
 from eventloop.toolbox.run_files import RunFolder
 from eventloop_tensorboard.files import EventFile, start_of_process
-from eventloop_tensorboard.histograms import OnTheWay, measure
+from eventloop_tensorboard.histograms import OnTheWay, bounds_on, measure
 from eventloop_tensorboard.hyperparameters import hyperparameters
 from eventloop_tensorboard.texts import summary_of
 
@@ -64,6 +64,7 @@ class Tensorboard:
         yield
         if self.histograms is not None:
             self._interval = state.resolve(self.histograms)
+            bounds_on(state.device)  # a step would wait for it
         # The run's lock is taken by now: no other process is about to write.
         if self._file is not None and not self._has_begun:
             self._has_begun = True
