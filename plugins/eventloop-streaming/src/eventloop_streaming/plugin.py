@@ -1,0 +1,54 @@
+"""The callback: says before training what a resumed run would lose of a stream of Hugging Face's datasets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from eventloop import StateView, hookimpl
+
+
+class Streaming:
+    """Warns in the header of a train stream that `datasets` shuffle in a buffer.
+
+    The state of such a stream has no samples of the buffer: a run that goes on in mid-epoch fills
+    it anew, behind those that it held (datasets 5.2).
+    """
+
+    name = "streaming"
+
+    def __init__(self) -> None:
+        self.note = ""
+
+    @hookimpl
+    def init(self, state: StateView) -> None:
+        """Looks at the train data loader."""
+        sizes = list(_lossy_buffers(state.train_dataloader))
+        if sizes:
+            self.note = (
+                f"data: `datasets` shuffle the train stream in a buffer of {max(sizes):,} samples that "
+                f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes):,}; "
+                "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
+            )
+
+
+def _lossy_buffers(dataloader: Any) -> Iterator[int]:
+    """Yields the sizes of the shuffle buffers that a data loader over a stream of `datasets` has."""
+    module = sys.modules.get("datasets")
+    data = getattr(dataloader, "dataset", dataloader)
+    if module is None or not isinstance(data, module.IterableDataset):
+        return
+    # Private: there is no public way to ask (datasets 5.2).
+    waiting: list[Any] = [getattr(data, "_ex_iterable", None)]
+    while waiting:
+        part = waiting.pop()
+        if type(part).__name__ == "BufferShuffledExamplesIterable":
+            yield int(part.buffer_size)
+        waiting += [inner for inner in _inner(part) if inner is not None]
+        if len(waiting) > 1_000:
+            return
+
+
+def _inner(part: Any) -> list[Any]:
+    return [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or [])]

@@ -1,0 +1,62 @@
+"""A shuffle buffer with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from eventloop_streaming.stream import Position, Stream, drawn, require_positive
+
+
+class Shuffled(Stream):
+    """Yields the samples of a stream in random order, out of a buffer of those that come next.
+
+    The buffer is part of the state: a run that goes on gets the samples in it, and in the same order.
+    Each epoch has another order.
+
+    Args:
+        samples: may be iterated over again. With `state_dict` and `load_state_dict` it goes on by
+            itself; else the samples that were taken are read again and dropped.
+        buffer_size: how many samples are held back: more shuffle better, and make larger checkpoints.
+        seed: another one gives another order.
+    """
+
+    def __init__(self, samples: Iterable[Any], buffer_size: int, *, seed: int = 0) -> None:
+        require_positive(buffer_size=buffer_size)
+        super().__init__()
+        self._source = Position(samples)
+        self.buffer_size, self.seed = buffer_size, seed
+        self._begin()
+
+    def _begin(self) -> None:
+        self._source.begin()
+        self._buffer: list[Any] = []
+        self._num_drawn = 0
+
+    def _samples(self) -> Iterator[Any]:
+        for sample in self._source.samples():
+            if len(self._buffer) < self.buffer_size:
+                self._buffer.append(sample)
+                continue
+            idx = self._draw()
+            picked, self._buffer[idx] = self._buffer[idx], sample
+            yield picked
+        while self._buffer:
+            idx = self._draw()
+            self._buffer[idx], self._buffer[-1] = self._buffer[-1], self._buffer[idx]
+            yield self._buffer.pop()
+
+    def _draw(self) -> int:
+        self._num_drawn += 1
+        return drawn(self.seed, self.epoch, self._num_drawn) % len(self._buffer)
+
+    def _position(self) -> dict[str, Any]:
+        return {
+            "buffer": list(self._buffer),
+            "num_drawn": self._num_drawn,
+            "source": self._source.state_dict(),
+        }
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        self._buffer, self._num_drawn = list(state["buffer"]), state["num_drawn"]
+        self._source.load_state_dict(state["source"])

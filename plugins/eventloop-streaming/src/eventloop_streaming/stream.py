@@ -1,0 +1,164 @@
+"""What the streams share: samples one after the other, from a position that can be saved."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+_MASK = (1 << 64) - 1
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What can say where it is, and go on from there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Goes on from what `state_dict` returned."""
+
+
+class Stream(IterableDataset[Any]):
+    """Samples one after the other. Iterated over again, it begins the next epoch.
+
+    `state_dict` may be called after any sample. A stream that has loaded a state goes on behind that
+    sample; one that was saved between two epochs begins the second.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._is_loaded = self._is_in_epoch = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the samples of an epoch, or after `load_state_dict` those that are left of it."""
+        if self._is_in_epoch and not self._is_loaded:
+            self.next_epoch()
+        self._is_loaded, self._is_in_epoch = False, True
+        yield from self._samples()
+        self.next_epoch()
+
+    def next_epoch(self) -> None:
+        """Leaves what is left of the epoch out."""
+        self.epoch += 1
+        self._is_loaded = self._is_in_epoch = False
+        self._begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position: plain values, and the samples that are held back."""
+        return {"epoch": self.epoch, **self._position()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self._begin()
+        self.epoch = state["epoch"]
+        self._go_to(state)
+        self._is_loaded = self._is_in_epoch = True
+
+    def _begin(self) -> None:
+        """Goes to the start of an epoch."""
+
+    def _samples(self) -> Iterator[Any]:
+        """Yields samples from the position on; it is up to date whenever one is yielded."""
+        raise NotImplementedError
+
+    def _position(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _go_to(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Position:
+    """Where another iterable is, which may have a state of its own, or not.
+
+    Without one, the samples that were taken are read again and dropped.
+
+    Args:
+        samples: an iterable that may be iterated over again.
+
+    Attributes:
+        num_read: how many samples of the epoch were taken.
+        is_over: whether there are no more.
+    """
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        if isinstance(samples, Iterator):
+            raise TypeError(
+                f"a {type(samples).__name__} can be iterated over only once; give what makes it, "
+                "such as a list or an object with __iter__"
+            )
+        self._own, self._is_loaded, self._is_left = samples, False, False
+        self.num_read, self.is_over = 0, False
+
+    def begin(self) -> None:
+        """Goes to the start of an epoch; what is left of another one is left out."""
+        if self.num_read and not self.is_over:
+            if isinstance(self._own, Stream):
+                self._own.next_epoch()
+            self._is_left = not isinstance(self._own, Stream)
+        self.num_read, self.is_over = 0, False
+
+    def samples(self) -> Iterator[Any]:
+        """Yields the samples that are left of the epoch."""
+        if self.is_over:
+            return
+        skip = 0 if isinstance(self._own, Stateful) else self.num_read
+        iterator: Iterator[Any] = itertools.islice(self._own, skip, None)
+        if self._is_loaded and self.num_read == 0:
+            # Loaded between two epochs, some go on with the second, others are at the first's end.
+            ahead = list(itertools.islice(iterator, 1))
+            iterator = itertools.chain(ahead, iterator) if ahead else iter(self._own)
+        self._is_loaded = self._is_left = False
+        for sample in iterator:
+            self.num_read += 1
+            yield sample
+        self.is_over = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position."""
+        has_state = isinstance(self._own, Stateful) and not self._is_left
+        own = self._own.state_dict() if has_state else None  # type: ignore[attr-defined]
+        return {"num_read": self.num_read, "is_over": self.is_over, "own": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self.num_read, self.is_over = state["num_read"], state["is_over"]
+        if isinstance(self._own, Stateful) and state["own"] is not None:
+            self._own.load_state_dict(state["own"])
+            self._is_loaded = True
+
+
+def parts_of_run() -> tuple[int, int]:
+    """Returns the number of this rank's worker among those of all ranks, and how many there are."""
+    worker = get_worker_info()
+    num_workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return rank * num_workers + worker_id, world_size * num_workers
+
+
+def drawn(seed: int, epoch: int, number: int) -> int:
+    """Returns a random number from 0 to 2^64 - 1 that depends on the arguments alone.
+
+    splitmix64, of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+    """
+    return mixed_bits(mixed_bits(mixed_bits(seed) + epoch) + number)
+
+
+def mixed_bits(value: int) -> int:
+    """Returns the next number of splitmix64 from a state of 64 bits."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def require_positive(**numbers: int) -> None:
+    """Raises ValueError unless each is an int of 1 or more."""
+    for name, value in numbers.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r} is not an int of 1 or more")
