@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 
 TRAINERS = ("SFT", "DPO", "Reward", "KTO", "RLOO", "GRPO")
+# What needs no pictures, no GPU and no package that isn't here.
+_FOR_HERE = "not VLM and not Vision and not Slow and not vllm and not liger"
 # A refusal by name, in the messages of eventloop.
 _REFUSALS = ("on eventloop's loop", "is a setting of eventloop's", "doesn't suit this trainer")
 # Read by pytest before the tests import TRL.
@@ -56,7 +58,7 @@ if {ours}:
 
 
 def run(
-    folder: Path, paths: list[str], ours: bool, timeout_s: float, hub: Path
+    folder: Path, paths: list[str], ours: bool, timeout_s: float, hub: Path, only: str = ""
 ) -> dict[str, tuple[str, str]]:
     """Returns for each test what became of it, and why."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -68,7 +70,7 @@ def run(
         command = [
             sys.executable, "-m", "pytest", "-q", "-p", "replaced_loop", "-p", "no:cacheprovider", "-W", "ignore",
             f"--rootdir={folder}", "-c", os.devnull, "--import-mode=importlib", "-n", "0", "-m", "not slow",
-            "-k", "not VLM and not Vision and not Slow and not vllm and not liger", f"--junitxml={results}",
+            "-k", f"{_FOR_HERE} and ({only})" if only else _FOR_HERE, f"--junitxml={results}",
             *[str(folder / one) for one in paths],
         ]  # fmt: skip
         path = os.pathsep.join((scratch, str(folder), os.environ.get("PYTHONPATH", "")))
@@ -151,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a clone of TRL's repository")
     parser.add_argument("paths", nargs="+", help="tests in it: tests/test_sft_trainer.py")
+    parser.add_argument("--only", default="", help="of these tests, as pytest's -k takes it")
     parser.add_argument(
         "--timeout", type=float, default=3600.0, help="seconds for each of both runs"
     )
@@ -160,7 +163,9 @@ def main() -> None:
         hub = Path(scratch)
         write_models(hub, folder / "trl" / "chat_templates")
         for path in given.paths:
-            theirs, here = (run(folder, [path], ours, given.timeout, hub) for ours in (False, True))
+            theirs, here = (
+                run(folder, [path], ours, given.timeout, hub, given.only) for ours in (False, True)
+            )
             report(path, theirs, here)
 
 
