@@ -254,6 +254,25 @@ def test_a_layer_that_is_not_there_is_an_error(tmp_path, option):
         trainer_of(tmp_path, lora(**{option: names}))
 
 
+def test_the_head_of_a_classifier_is_trained_whole(tmp_path):
+    """To the names that it is given peft adds those of other models' heads."""
+    from transformers import LlamaForSequenceClassification
+
+    config = llama().config
+    config.num_labels, config.pad_token_id = 1, 0
+    heads = lora(modules_to_save=["score"], task_type="SEQ_CLS")
+
+    with trainer_of(
+        tmp_path, heads, model=lambda: LlamaForSequenceClassification(config)
+    ) as trainer:
+        trained = [
+            name for name, one in trainer.state.model.named_parameters() if one.requires_grad
+        ]
+
+    assert heads.modules_to_save == ["score"]
+    assert [one for one in trained if "score" in one]
+
+
 def test_the_file_of_an_adapter_stands_for_its_folder(tmp_path):
     """A path that is completed in a shell ends there."""
     fit(tmp_path, lora(), export=tmp_path / "adapter", max_duration="1ba")

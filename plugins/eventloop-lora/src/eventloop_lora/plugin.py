@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ class Lora:
             lora_dropout=self.lora_dropout,
             use_rslora=self.use_rslora,
             use_dora=self.use_dora,
-            modules_to_save=self.modules_to_save,
+            modules_to_save=copy.copy(self.modules_to_save),  # peft adds names to it
             task_type=self.task_type,
         )
         layers = [name for name, _ in model.named_modules()]
