@@ -20,6 +20,7 @@ BRIDGES = {
     "eventloop-hf-checkpoints": "accelerate",
     "eventloop-lightning": "lightning",
     "eventloop-lora": "peft",
+    "eventloop-reward": "peft",
     "eventloop-sft": "peft",
     "eventloop-transformers": "accelerate",
 }

@@ -29,6 +29,7 @@ IMPORTED = {
     "eventloop-finetune",
     "eventloop-lightning",
     "eventloop-packing",
+    "eventloop-reward",
     "eventloop-runs",
     "eventloop-sft",
     "eventloop-surgery",

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sft_cases import Losses, llama, sgd, text, tokenizer, turn, weights, with_adapters
+from sft_cases import Losses, llama, sgd, text, tokenizer, weights, with_adapters
+from sft_pairs import CHATS, NUM_ROWS, PAIRS
 
 import eventloop_dpo
 from eventloop import Task
 from eventloop_testing import isolated_trainer
 
-NUM_ROWS = 12
-# Texts, and chats: what TRL's older trainers take, and what the others do.
-PAIRS = [
-    {"prompt": text(seed) + " ", "chosen": text(seed + 50), "rejected": text(seed + 90)}
-    for seed in range(NUM_ROWS)
-]
-CHATS = [
-    {
-        "prompt": [turn("user", text(seed))],
-        "chosen": [turn("assistant", text(seed + 50))],
-        "rejected": [turn("assistant", text(seed + 90))],
-    }
-    for seed in range(NUM_ROWS)
-]
 ANSWERS = [
     {"prompt": text(seed) + " ", "completion": text(seed + 50), "label": seed % 3 != 0}
     for seed in range(NUM_ROWS)
