@@ -6,6 +6,7 @@ import copy
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import composer
 import pytest
@@ -13,7 +14,7 @@ import torch
 from composer.core import Algorithm, Callback, Evaluator, Event, Time
 from composer.devices import DeviceCPU
 from composer.models import ComposerClassifier
-from composer.optim import ExponentialScheduler
+from composer.optim import ExponentialScheduler, LinearScheduler
 from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from composer_cases import CASES, MORE, cnn, ours, tensors, trained, trainer_of, weights_of
 from torch.utils.data import DataLoader
@@ -27,6 +28,10 @@ from eventloop_testing import run_ranks
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 NONE = MORE["none"]
+
+
+def same(one, other):
+    return all(torch.equal(one[name], value) for name, value in other.items())
 
 
 def loader(size=8):
@@ -172,17 +177,100 @@ def test_sets_with_intervals_of_their_own_are_evaluated_when_they_are_due():
     assert seen[ours] == seen[composer.Trainer]
 
 
-def test_it_refuses_to_turn_the_clock_back():
-    """A run's schedules and checkpoints are counted from its start."""
+def test_a_fit_that_is_done_needs_a_duration():
+    """How long it shall train isn't known."""
     trainer = trainer_of(ours, NONE)
     trainer.fit()
 
-    with pytest.raises(SettingError, match="reset_time"):
-        trainer.fit(reset_time=True)
     with pytest.raises(SettingError, match="is done"):
         trainer.fit()
     with pytest.raises(TaskError, match="no eval data loader"):
         trainer.eval()
+
+
+def test_time_begins_anew_for_composers_objects():
+    """With `reset_time`: schedules, callbacks and durations count from there; the weights go on."""
+
+    class Times(Callback):
+        def batch_end(self, state, logger):
+            now, rate = state.timestamp, state.schedulers[0].get_last_lr()[0]
+            seen[-1].append((now.epoch.value, now.batch.value, now.sample.value, rate))
+
+    seen, trainers = [], []
+    for kind in (composer.Trainer, ours):
+        seen.append([])
+        given = {"schedulers": LinearScheduler(1.0, 0.1), "callbacks": [Times()]}
+        trainers.append(trainer := trainer_of(kind, NONE, **given))
+        trainer.fit()
+        trainer.fit(reset_time=True)
+        trainer.fit(duration="1ep", reset_time=True)
+        assert trainer.state.timestamp.epoch == "1ep"
+
+    assert seen[0] == seen[1]
+    assert max(one[:2] for one in seen[1]) == (1, len(trainers[1].state.dataloader) * 2)
+    assert same(*map(weights_of, trainers))
+
+
+def test_time_cannot_begin_anew_amid_an_epoch():
+    """The epoch goes on in the data."""
+    trainer = trainer_of(ours, NONE, max_duration="1ba")
+    trainer.fit()
+
+    with pytest.raises(SettingError, match="after 1 batches of an epoch"):
+        trainer.fit(reset_time=True)
+
+
+def test_a_run_that_is_resumed_counts_from_where_time_began_anew(tmp_path):
+    """A kill in a second fit."""
+    run = {"settings": {"run_dir": tmp_path / "run", "checkpoint_interval": "1ba"}}
+    trainer = trainer_of(ours, NONE, max_duration="1ep", **run)
+    trainer.fit()
+    trainer.fit(reset_time=True, duration="1ba")
+    trainer.close()
+
+    resumed = trainer_of(ours, NONE, max_duration="1ep", **run)
+
+    assert resumed.state.timestamp.batch == "1ba"
+    resumed.close()
+
+
+def test_files_of_composers_are_written_by_their_names(tmp_path):
+    """With `save_filename`, beside the checkpoints from which a run goes on."""
+    written, kept = [], []
+    for kind in (composer.Trainer, ours):
+        folder = tmp_path / kind.__module__
+        given = {"save_folder": str(folder), "save_filename": "mine-ba{batch}.pt"}
+        trainer = trainer_of(kind, NONE, save_interval="2ba", **given)
+        trainer.fit()
+        trainer.save_checkpoint_to_save_folder()
+        written.append({one.name for one in folder.glob("*.pt")})
+        kept.append([Path(one).name for one in trainer.saved_checkpoints])
+        last = sorted(folder.glob("mine-ba*.pt"))[-1]
+        found = torch.load(last, weights_only=False)["state"]["model"]
+        assert same({name: one.cpu() for name, one in found.items()}, weights_of(trainer))
+        trainer.close()
+
+    assert written[0] == written[1]
+    assert kept[0] == kept[1]
+    assert list((tmp_path / ours.__module__ / "checkpoints").iterdir())
+
+
+def test_a_file_of_composers_can_be_asked_for(tmp_path):
+    """`save_checkpoint_to_save_folder` names it as Composer does, where no name was given."""
+    names = []
+    for kind in (composer.Trainer, ours):
+        folder = tmp_path / kind.__module__
+        trainer = trainer_of(kind, NONE, save_folder=str(folder), save_interval="2ep")
+        trainer.fit(duration="3ba")
+        trainer.save_checkpoint_to_save_folder()
+        names.append({one.name for one in folder.glob("*ba3*.pt")})
+        trainer.close()
+
+    assert names[1] == {"ep1-ba3-rank0.pt"} <= names[0]  # Composer's has one of the fit's end, too
+    with pytest.raises(ValueError, match="needs save_folder"):
+        trainer_of(ours, NONE).save_checkpoint_to_save_folder()
+    with pytest.raises(SettingError, match="has no effect without a folder"):
+        trainer_of(ours, NONE, save_filename="a.pt")
 
 
 def test_a_model_is_a_task_of_ours(tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer import Trainer as ComposerTrainer
+from composer.callbacks import CheckpointSaver
 from composer.core import Precision
 from composer.core import Time as ComposerTime
 from composer.core.time import ensure_time
@@ -46,23 +47,10 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "a run goes on with the algorithms that it was begun with",
         "give load_weights_only=True to begin another run with its weights",
     ),
-    "save_filename": (
-        "checkpoints are folders whose names eventloop gives",
-        "leave it out: they are in save_folder, and `eventloop checkpoints list` lists them",
-    ),
-    "save_latest_filename": (
-        "the newest checkpoint is found without a link",
-        "leave it out: autoresume=True goes on from it",
-    ),
     "save_overwrite": (
         "a run's checkpoints aren't overwritten by another run",
         "give another save_folder, or delete the old one",
     ),
-    "save_weights_only": (
-        "a checkpoint is what a run goes on from",
-        "leave it out, and write weights alone with trainer.eventloop.export('model.safetensors')",
-    ),
-    "save_ignore_keys": ("a checkpoint holds all that a run goes on from", "leave it out"),
     "parallelism_config": (
         "Composer's own sharding isn't used",
         "leave it out, and install eventloop-fsdp",
@@ -77,8 +65,8 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "leave it out; settings={'find_unused_parameters': True} looks for unused parameters",
     ),
 }
-# Composer's default stands for something else than its name says, or for nothing.
-_SAME = {"save_latest_filename": (None,)}
+# What Composer's own files are like, which are written beside ours where one of these is given.
+_OF_FILES = ("save_filename", "save_latest_filename", "save_weights_only", "save_ignore_keys")
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,9 +83,41 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError("Trainer needs a model: Trainer(model=...)")
     for name, (why, fix) in REFUSED.items():
         value = given.get(name, DEFAULTS[name])
-        if value != DEFAULTS[name] and value not in _SAME.get(name, ()):
+        if value != DEFAULTS[name]:
             raise SettingError(f"{name}={value!r} can't be honoured: {why}", fix=fix)
+    if (names := named_files(given)) and given.get("save_folder") is None:
+        raise SettingError(
+            f"{names[0]}={given[names[0]]!r} has no effect without a folder",
+            fix="give save_folder='runs/mine'",
+        )
     return {**DEFAULTS, **given}
+
+
+def named_files(given: Mapping[str, Any]) -> list[str]:
+    """Returns the arguments that ask for files of Composer's own."""
+    return [
+        name
+        for name in _OF_FILES
+        if given.get(name, DEFAULTS[name]) != DEFAULTS[name]
+        and (name, given[name]) != ("save_latest_filename", None)
+    ]
+
+
+def saver_of(given: Mapping[str, Any]) -> CheckpointSaver | None:
+    """Returns what writes files of Composer's own into `save_folder`; None without a folder."""
+    if given.get("save_folder") is None:
+        return None
+    value = {**DEFAULTS, **given}
+    return CheckpointSaver(
+        folder=value["save_folder"],
+        filename=value["save_filename"],
+        latest_filename=value["save_latest_filename"],
+        save_interval=value["save_interval"],
+        weights_only=value["save_weights_only"],
+        ignore_keys=value["save_ignore_keys"],
+        num_checkpoints_to_keep=value["save_num_checkpoints_to_keep"],
+        overwrite=True,  # that the folder has no other run is checked for ours
+    )
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:

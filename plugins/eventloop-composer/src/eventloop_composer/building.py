@@ -12,7 +12,7 @@ from eventloop_composer.importing import import_composer
 
 import_composer()
 
-from composer.core import Callback, DataSpec, Evaluator, Event  # noqa: E402
+from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event  # noqa: E402
 from composer.core import State as ComposerState  # noqa: E402
 from composer.loggers import (  # noqa: E402
     ConsoleLogger,
@@ -28,9 +28,16 @@ from torch.optim import Optimizer  # noqa: E402
 from torch.optim.lr_scheduler import LRScheduler  # noqa: E402
 
 from eventloop import SettingError, Task, TaskError  # noqa: E402
-from eventloop_composer.arguments import checked, settings_of  # noqa: E402
+from eventloop_composer.arguments import (  # noqa: E402
+    checked,
+    named_files,
+    saver_of,
+    settings_of,
+)
 from eventloop_composer.model_task import ModelTask, Parts, model_of  # noqa: E402
+from eventloop_composer.named import objects_of  # noqa: E402
 from eventloop_composer.plugin import Composer  # noqa: E402
+from eventloop_composer.session import Session  # noqa: E402
 
 
 def task(model: nn.Module, train_dataloader: Any = None, **arguments: Any) -> Task:
@@ -58,16 +65,20 @@ def built(**arguments: Any) -> tuple[Task, ModelTask, Composer]:
     if any(one.find_unused_parameters for one in algorithms):
         settings["find_unused_parameters"] = True
     profiler = given["profiler"]
-    plugin = Composer(
-        algorithms=algorithms,
-        callbacks=[*ensure_tuple(given["callbacks"]), *_watching(profiler)],
-        loggers=loggers_of(given),
-    )
-    plugin.profiler = profiler
-    plugin.passes = given["algorithm_passes"]
+    callbacks = [*ensure_tuple(given["callbacks"]), *_watching(profiler)]
+    if named_files(given):
+        callbacks.append(saver_of(given))
     names = (given["run_name"], os.getenv("COMPOSER_RUN_NAME"), os.getenv("RUN_NAME"))
-    plugin.run_name = next((name for name in names if name), None)
-    model_task = ModelTask(plugin, parts_of(model, given))
+    session = Session(
+        objects_of("algorithms", algorithms, Algorithm),
+        objects_of("callbacks", callbacks, Callback),
+        objects_of("loggers", loggers_of(given), LoggerDestination),
+        passes=given["algorithm_passes"],
+        profiler=profiler,
+        run_name=next((name for name in names if name), None),
+    )
+    model_task = ModelTask(session, parts_of(model, given))
+    plugin = Composer.of(session, model_task)
     return _as_task(model, model_task, plugin, settings), model_task, plugin
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from composer.core import Time, Timestamp
 
 # What stands for an object of Composer's in a nest.
-_TIME, _TIMESTAMP = "composer.Time", "composer.Timestamp"
+_TIME, _TIMESTAMP, _DELTA = "composer.Time", "composer.Timestamp", "timedelta"
 _COUNTED = (
     "iteration",
     "epoch",
@@ -29,6 +30,8 @@ def encoded(value: Any) -> Any:
         return {_TIME: value.to_timestring()}
     if isinstance(value, Timestamp):
         return {_TIMESTAMP: encoded(_numbers(value))}
+    if isinstance(value, timedelta):
+        return {_DELTA: [value.days, value.seconds, value.microseconds]}
     if isinstance(value, Mapping):
         return {key: encoded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -41,6 +44,8 @@ def decoded(value: Any) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_TIME}:
             return Time.from_timestring(value[_TIME])
+        if value.keys() == {_DELTA}:
+            return timedelta(*value[_DELTA])
         if value.keys() == {_TIMESTAMP}:
             return Timestamp(**decoded(value[_TIMESTAMP]))
         return {key: decoded(one) for key, one in value.items()}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eventloop import CheckpointError
+from composer.core import Callback
+from composer.core import State as ComposerState
+
+from eventloop import CheckpointError, State
 from eventloop_composer.attributes import Attributes
 from eventloop_composer.encoded import decoded, encoded
-
-if TYPE_CHECKING:
-    from eventloop_composer.mirror import Mirror
 
 
 class Kept:
@@ -21,16 +21,16 @@ class Kept:
     isn't a time of the day (the best result that an early stopper has seen).
 
     Args:
-        mirror: whose objects they are; before INIT.
+        state: ours.
+        theirs: Composer's, before INIT.
+        callbacks: Composer's, without loggers.
     """
 
-    def __init__(self, mirror: Mirror) -> None:
-        self._mirror = mirror
-        theirs = mirror.theirs
+    def __init__(self, state: State, theirs: ComposerState, callbacks: Sequence[Callback]) -> None:
+        self._state, self._theirs = state, theirs
         self._algorithms = Attributes(lambda: _by_place(theirs.algorithms))
-        callbacks = mirror.callbacks
         self._callbacks = Attributes(lambda: _by_place(callbacks), with_numbers=False)
-        self._layers = Attributes(lambda: dict(mirror.state.model.named_modules()))
+        self._layers = Attributes(lambda: dict(state.model.named_modules()))
 
     def begin_layers(self) -> None:
         """Notes how layers are when the model is complete."""
@@ -38,13 +38,13 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states, and what is trained."""
-        theirs = self._mirror.theirs
+        theirs = self._theirs
         return {
             "algorithms": _states_of(theirs.algorithms),
             "callbacks": _states_of(theirs.callbacks),
             "attributes": self._algorithms.changed() | self._callbacks.changed(),
             "layers": self._layers.changed(),
-            "trained": trained_names(self._mirror),
+            "trained": trained_names(self._state),
         }
 
     def load_state_dict(self, kept: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Kept:
         Raises:
             CheckpointError: the algorithms aren't those that the run had.
         """
-        theirs = self._mirror.theirs
+        theirs = self._theirs
         _put_states(theirs.algorithms, kept["algorithms"], must_be_same=True)
         _put_states(theirs.callbacks, kept["callbacks"], must_be_same=False)
         self._algorithms.put(kept["attributes"])
@@ -65,9 +65,9 @@ class Kept:
         self._layers.put(kept["layers"])
 
 
-def trained_names(mirror: Mirror) -> dict[str, Any]:
+def trained_names(state: State) -> dict[str, Any]:
     """Returns the names of what the optimizers hold, by group, and of what is frozen."""
-    params = dict(mirror.state.model.named_parameters())
+    params = dict(state.model.named_parameters())
     names = {id(one): name for name, one in params.items()}
     return {
         "groups": {
@@ -75,7 +75,7 @@ def trained_names(mirror: Mirror) -> dict[str, Any]:
                 [names[id(one)] for one in group["params"] if id(one) in names]
                 for group in optimizer.param_groups
             ]
-            for key, optimizer in mirror.state.optimizers.items()
+            for key, optimizer in state.optimizers.items()
         },
         "frozen": [name for name, one in params.items() if not one.requires_grad],
     }

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from composer.utils import model_eval_mode
 from torchmetrics import Metric
 
 from eventloop import State, hookimpl
-
-if TYPE_CHECKING:
-    from eventloop_composer.plugin import Composer
+from eventloop_composer.session import Session
 
 
 def chosen_metrics(
@@ -33,16 +31,16 @@ class TrainMetrics:
     """Counts in training as Composer's trainer does: each batch by itself, in evaluation mode.
 
     Args:
-        plugin: whose State has the metrics.
+        session: whose State of Composer's has the metrics.
         is_needed: whether the model has some.
 
     Attributes:
         hooks: what the task takes over.
     """
 
-    def __init__(self, plugin: Composer, is_needed: bool) -> None:
+    def __init__(self, session: Session, is_needed: bool) -> None:
         self.hooks = ("before_train_batch", "before_forward", "after_backward") if is_needed else ()
-        self._plugin = plugin
+        self._session = session
         self._batch: Any = None
 
     @hookimpl(tryfirst=True)
@@ -69,12 +67,12 @@ class TrainMetrics:
 
     def end_batch(self) -> None:
         """Computes and logs them, where Composer's loggers or callbacks may want to know."""
-        mirror, metrics = self._plugin.mirror, self._metrics()
-        if mirror.theirs.train_metrics is None or not self._plugin.is_watched:
+        mirror, metrics = self._session.mirror, self._metrics()
+        if mirror.theirs.train_metrics is None or not self._session.is_watched:
             return
         values = {name: metric.compute() for name, metric in metrics.items()}
         mirror.theirs.train_metric_values.update(values)
         mirror.logs.log({f"metrics/train/{name}": value for name, value in values.items()})
 
     def _metrics(self) -> Mapping[str, Metric]:
-        return self._plugin.mirror.theirs.train_metrics or {}
+        return self._session.mirror.theirs.train_metrics or {}

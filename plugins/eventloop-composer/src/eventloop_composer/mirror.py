@@ -17,12 +17,12 @@ from composer.utils import ensure_tuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from eventloop import PluginError, State
+from eventloop import Moment, PluginError, State
 from eventloop.devices import kind_of
 from eventloop_composer.engine import LeanEngine
 from eventloop_composer.kept import Kept
 from eventloop_composer.logs import ToEventloop, TrainerLogs
-from eventloop_composer.times import timestamp_of, to_ours
+from eventloop_composer.times import timestamp_of, until
 
 _PRECISIONS = {
     "fp32": Precision.FP32,
@@ -49,6 +49,7 @@ class Mirror:
         kept: what checkpoints keep of them all.
         logs: what Composer's trainer itself logs.
         numbers: takes what is logged by Composer's Logger to our loggers.
+        since: from when on Composer's time counts, in ours.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Mirror:
         self.logger = Logger(self.theirs, [*loggers, self.numbers])
         self.logs = TrainerLogs(self.theirs, loggers)
         self.theirs.callbacks = [*loggers, *callbacks]
-        self.callbacks = callbacks
-        self.kept = Kept(self)
+        self.kept = Kept(state, self.theirs, callbacks)
         self.engine = LeanEngine(self.theirs, self.logger, passes)
+        self.since = Moment(0, 0, 0, 0, 0.0)
         self._loss: Tensor | None = None
         self._max_duration: ComposerTime | None = None
         self._side_s = 0.0  # when the last batch beside the training was done
@@ -127,7 +128,12 @@ class Mirror:
     def advance(self) -> None:
         """Has Composer's timestamp stand where our clock does."""
         self.theirs.previous_timestamp = self.theirs.timestamp
-        self.theirs.timestamp = timestamp_of(self.state.clock)
+        self.theirs.timestamp = timestamp_of(self.state.clock, self.since)
+
+    def restart(self) -> None:
+        """Has Composer's time begin anew; ours goes on."""
+        self.since = self.state.clock.moment()
+        self.theirs.timestamp = self.time_now()
 
     def set_duration(self, duration: ComposerTime | None) -> None:
         """Says how long the run is, without asking ours to be changed."""
@@ -161,7 +167,7 @@ class Mirror:
 
     def time_now(self) -> Timestamp:
         """Returns where our clock stands, as Composer counts."""
-        return timestamp_of(self.state.clock)
+        return timestamp_of(self.state.clock, self.since)
 
     def _take_duration(self) -> None:
         """Stops the run, or lets it go on longer, as `max_duration` of Composer's State says now."""
@@ -173,7 +179,7 @@ class Mirror:
             state.request_stop("an algorithm or callback of Composer's asked to stop")
             return
         try:
-            state.until = to_ours(theirs.max_duration)
+            state.until = until(theirs.max_duration, self.since)
         except ValueError as error:
             raise PluginError(
                 f"Composer's max_duration can't be honoured: {error}",

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer.core import DataSpec, Evaluator, Event
 from composer.models import ComposerModel
@@ -21,10 +21,8 @@ from eventloop import Count, PluginError, State, TaskError, hookimpl
 from eventloop.toolbox.messages import announce_off
 from eventloop_composer.encoded import decoded, encoded
 from eventloop_composer.metrics import TrainMetrics, chosen_metrics
+from eventloop_composer.session import Session
 from eventloop_composer.times import to_theirs
-
-if TYPE_CHECKING:
-    from eventloop_composer.plugin import Composer
 
 
 @dataclass
@@ -61,7 +59,7 @@ class ModelTask:
     """Trains a `ComposerModel` as Composer's trainer does.
 
     Args:
-        plugin: mirrors our State.
+        session: mirrors our State.
         parts: what the trainer was given.
 
     Attributes:
@@ -70,11 +68,10 @@ class ModelTask:
 
     way_in = "algorithms=[...], or named with -p"
 
-    def __init__(self, plugin: Composer, parts: Parts) -> None:
+    def __init__(self, session: Session, parts: Parts) -> None:
         self.parts = parts
-        self._plugin = plugin
-        plugin.model_task = self
-        self._metrics = TrainMetrics(plugin, bool(parts.train_metrics))
+        self._session = session
+        self._metrics = TrainMetrics(session, bool(parts.train_metrics))
         self._is_due = False
         self._postponed: list[str] = []
         for name in self._metrics.hooks:
@@ -95,6 +92,11 @@ class ModelTask:
         """How many batches an epoch has; None for all that there are."""
         return self.parts.num_batches
 
+    @property
+    def microbatch_size(self) -> int | None:
+        """How many samples go through the model at once; None for a batch."""
+        return self.parts.microbatch_size
+
     def eval_length(self, label: str) -> int | None:
         """Returns how many batches of an eval set are used; None for all."""
         length = self._evaluator(label).subset_num_batches
@@ -106,7 +108,7 @@ class ModelTask:
         Raises:
             TaskError: it isn't a model of Composer's.
         """
-        model, theirs, parts = state.model, self._plugin.mirror.theirs, self.parts
+        model, theirs, parts = state.model, self._session.mirror.theirs, self.parts
         if not isinstance(model, ComposerModel):
             raise TaskError(
                 f"the model is {type(model).__name__}, not a ComposerModel",
@@ -116,7 +118,7 @@ class ModelTask:
         self.take_evaluators(state, parts.evaluators)
         # Of the setting, which the argument stands for: it may have been set elsewhere, too.
         duration = state.settings.max_duration
-        self._plugin.mirror.set_duration(None if duration is None else to_theirs(duration))
+        self._session.mirror.set_duration(None if duration is None else to_theirs(duration))
         if parts.data is not None:
             loader = parts.data.dataloader
             theirs.device_train_microbatch_size = parts.microbatch_size or getattr(
@@ -125,7 +127,7 @@ class ModelTask:
 
     def take_evaluators(self, state: State, evaluators: Sequence[Evaluator]) -> None:
         """Evaluates over these sets from now on."""
-        theirs, model = self._plugin.mirror.theirs, state.model
+        theirs, model = self._session.mirror.theirs, state.model
         assert isinstance(model, ComposerModel)
         self.parts.evaluators = evaluators
         metrics = model.get_metrics(is_train=False) if evaluators else {}
@@ -136,7 +138,7 @@ class ModelTask:
 
     def begin(self, state: State) -> None:
         """Seeds once more, as Composer's trainer does: what surgery drew shall make no difference."""
-        reproducibility.seed_all(self._plugin.mirror.theirs.seed)
+        reproducibility.seed_all(self._session.mirror.theirs.seed)
 
     # What is trained, on what.
 
@@ -154,13 +156,13 @@ class ModelTask:
                 "schedulers of Composer's trainer wouldn't move",
                 fix="leave schedulers out, or switch the plugin off",
             )
-        self._plugin.show_data(state)
+        self._session.show_data(state, self)
         self.set_schedulers(self.parts.schedulers, self.parts.schedule_ratio)
         return {}
 
     def set_schedulers(self, schedulers: Sequence[Any], ratio: float) -> None:
         """Takes torch's schedulers as they are, and makes Composer's functions into some."""
-        theirs = self._plugin.mirror.theirs
+        theirs = self._session.mirror.theirs
         made: list[LRScheduler] = []
         for one in schedulers:
             if isinstance(one, LRScheduler):
@@ -191,7 +193,7 @@ class ModelTask:
     @hookimpl
     def split_batch(self, state: State) -> Sequence[Any]:
         """Splits as the data's own specification does."""
-        data, theirs = self._data(state), self._plugin.mirror.theirs
+        data, theirs = self._data(state), self._session.mirror.theirs
         size = state.microbatch_size or theirs.device_train_microbatch_size
         parts = [state.batch] if size is None else data.split_batch(state.batch, size)
         return [data.microbatch_transforms(one) for one in parts]
@@ -223,13 +225,13 @@ class ModelTask:
     @hookimpl
     def loss(self, state: State) -> Tensor:
         """Calls the model's loss; of several, it is the sum of means."""
-        model, mirror = state.model, self._plugin.mirror
+        model, mirror = state.model, self._session.mirror
         batch = state.batch if state.microbatch is None else state.microbatch
         return mirror.take_loss(model.loss(state.outputs, batch))  # type: ignore[operator]
 
     def end_batch(self, state: State) -> None:
         """Moves schedulers, as long as Composer's timestamp stands before the batch; logs metrics."""
-        theirs = self._plugin.mirror.theirs
+        theirs = self._session.mirror.theirs
         if self.parts.every_batch:
             for scheduler in theirs.schedulers:
                 scheduler.step()
@@ -239,7 +241,7 @@ class ModelTask:
         """Moves schedulers that count epochs; logs metrics once more."""
         self._metrics.end_batch()
         if not self.parts.every_batch:
-            for scheduler in self._plugin.mirror.theirs.schedulers:
+            for scheduler in self._session.mirror.theirs.schedulers:
                 scheduler.step()
 
     # Evaluation.
@@ -250,7 +252,7 @@ class ModelTask:
         label = dataset.removeprefix("eval/")
         if dataset == "train":
             return {}
-        return {**self._plugin.mirror.theirs.eval_metrics[label], "loss": None}
+        return {**self._session.mirror.theirs.eval_metrics[label], "loss": None}
 
     @hookimpl
     def should_eval(self, state: State) -> bool:
@@ -259,7 +261,7 @@ class ModelTask:
 
     def ask_evaluators(self, state: State, event: str) -> bool:
         """Returns whether an eval set is due at an event; the evaluation that follows is over those."""
-        theirs, postponed = self._plugin.mirror.theirs, self._postponed
+        theirs, postponed = self._session.mirror.theirs, self._postponed
         due = [
             one.label
             for one in theirs.evaluators
@@ -300,7 +302,7 @@ class ModelTask:
     @hookimpl
     def update_metrics(self, state: State, metrics: Mapping[str, Any]) -> bool:
         """Has the model update its metrics."""
-        theirs, model = self._plugin.mirror.theirs, state.model
+        theirs, model = self._session.mirror.theirs, state.model
         for metric in metrics.values():
             found = model.update_metric(state.batch, state.outputs, metric)  # type: ignore[operator]
             theirs.metric_outputs = found or {}
@@ -308,7 +310,7 @@ class ModelTask:
 
     def end_eval(self, state: State) -> None:
         """Shows the results in Composer's State, and logs them to its loggers."""
-        mirror, label = self._plugin.mirror, state.eval_name
+        mirror, label = self._session.mirror, state.eval_name
         assert label is not None
         # Beside these, ours have what callbacks logged meanwhile.
         results = {
@@ -329,7 +331,7 @@ class ModelTask:
             one.load_state_dict(decoded(state))
 
     def _schedulers(self) -> Sequence[LRScheduler]:
-        found: Sequence[LRScheduler] = self._plugin.mirror.theirs.schedulers
+        found: Sequence[LRScheduler] = self._session.mirror.theirs.schedulers
         return found
 
     def _data(self, state: State) -> DataSpec:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
-from eventloop import State, hookimpl
+from eventloop import Moment, State, hookimpl
 from eventloop_composer.importing import declare_operators, import_composer
 from eventloop_composer.named import objects_of
 
 if TYPE_CHECKING:
     from eventloop_composer.mirror import Mirror
-    from eventloop_composer.model_task import ModelTask
+    from eventloop_composer.session import Session, TrainedModel
 
 declare_operators()  # for any run: metrics import torchvision where it is installed
 
@@ -52,11 +52,8 @@ class Composer:
         PluginError: Composer isn't installed, or one of them isn't there or can't be built.
 
     Attributes:
-        passes: more of Composer's passes, which order its algorithms.
-        run_name: what Composer's State calls the run; the name of its folder unless set.
-        is_watched: whether there are callbacks or loggers.
-        model_task: the task, where it is a model of Composer's.
-        in_fit: whether an evaluation now belongs to a fit.
+        session: what the parts of the run share.
+        algorithms: Composer's.
     """
 
     # Sleeps until one of these options is set.
@@ -71,83 +68,56 @@ class Composer:
         loggers: list[Any] | None = None,
     ) -> None:
         import_composer()
-        from composer.core import Algorithm, Callback, Event
+        from composer.core import Algorithm, Callback
         from composer.loggers import LoggerDestination
 
-        from eventloop_composer.engine import listens
+        from eventloop_composer.session import Session
+
+        session = Session(
+            objects_of("algorithms", algorithms, Algorithm),
+            objects_of("callbacks", callbacks, Callback),
+            objects_of("loggers", loggers, LoggerDestination),
+        )
+        self._run(session, None)
+
+    @classmethod
+    def of(cls, session: Session, task: TrainedModel) -> Self:
+        """Returns the plugin for a task that is a model of Composer's."""
+        plugin = cls.__new__(cls)
+        plugin._run(session, task)
+        return plugin
+
+    def _run(self, session: Session, task: TrainedModel | None) -> None:
         from eventloop_composer.gradients import KeptGradients
         from eventloop_composer.steps import Steps
 
-        self.algorithms = objects_of("algorithms", algorithms, Algorithm)
-        given = objects_of("callbacks", callbacks, Callback)
-        self.loggers = objects_of("loggers", loggers, LoggerDestination)
-        self.loggers += [one for one in given if isinstance(one, LoggerDestination)]
-        self.callbacks = [one for one in given if one not in self.loggers]
-        self.passes: Any = None
-        self.profiler: Any = None
-        self.run_name: str | None = None
-        self.model_task: ModelTask | None = None
-        self._mirror: Mirror | None = None
+        self.session, self._task = session, task
+        self.algorithms = session.algorithms
         self._loaded: Mapping[str, Any] | None = None
-        self._is_complete = self.in_fit = False
-        watching = [*self.callbacks, *self.loggers]
-        self.is_watched = bool(watching)
-        self._events = {one.value: one for one in Event if listens(one, self.algorithms, watching)}
+        self._is_complete = False
         for name in SAME:
-            if name in self._events:
-                setattr(self, name, hookimpl(self._firing(name)))
-        self._gradients = KeptGradients(self.is_watched)
-        self._steps = Steps(self, is_needed=bool(self.algorithms))
+            if name in session.events:
+                setattr(self, name, hookimpl(session.firing(name)))
+        self._gradients, self._steps = KeptGradients(session.is_watched), Steps(session)
         for part in (self._gradients, self._steps):
             for name in part.hooks:
                 setattr(self, name, getattr(part, name))
 
-    def _firing(self, name: str) -> Callable[[State], None]:
-        event = self._events[name]
-
-        def fire(state: State) -> None:
-            self.mirror.fire(event)
-
-        return fire
-
     @property
     def mirror(self) -> Mirror:
         """Composer's State, Logger and Engine; from `init` on."""
-        assert self._mirror is not None
-        return self._mirror
-
-    def fire(self, name: str) -> None:
-        """Runs an event of Composer's, if anything listens to it."""
-        if name in self._events:
-            self.mirror.fire(self._events[name])
+        return self.session.mirror
 
     @hookimpl
     def init(self, state: State) -> None:
         """The event INIT, for which Composer's State is made."""
-        from eventloop_composer.mirror import Mirror
-
-        task = self.model_task
-        self._mirror = Mirror(
-            state,
-            algorithms=self.algorithms,
-            callbacks=self.callbacks,
-            loggers=self.loggers,
-            passes=self.passes,
-            optimizers=task.optimizers if task else (),
-            run_name=self.run_name or state.run_dir.name,
-        )
-        if self.profiler is not None:
-            self.mirror.theirs.profiler = self.profiler
-            self.profiler.state = self.mirror.theirs
-        if task:
-            self.mirror.theirs.device_train_microbatch_size = task.parts.microbatch_size
-            state.model.logger = self.mirror.logger
-        self.fire("init")
+        self.session.begin(state, self._task)
+        self.session.fire("init")
         self.mirror.logs.begin()
         state.model = self.mirror.theirs.model
         self.mirror.kept.begin_layers()
-        if task:
-            task.take_model(state)
+        if self._task:
+            self._task.take_model(state)
 
     @hookimpl
     def before_load(self, state: State) -> None:
@@ -162,13 +132,13 @@ class Composer:
         theirs = self.mirror.theirs
         theirs.timestamp = self.mirror.time_now()
         before = list(theirs.optimizers)
-        self.fire("after_load")
+        self.session.fire("after_load")
         self._steps.take_optimizers(state, before)
         if self._loaded is not None:
             self._steps.put_wrappers(self._loaded["optimizers"])
         theirs.model = state.wrapped_model
-        if self.model_task:
-            self.model_task.begin(state)
+        if self._task:
+            self._task.begin(state)
 
     def _complete(self, state: State) -> None:
         """Shows Composer what is there since `init`, and fires BEFORE_LOAD."""
@@ -176,36 +146,27 @@ class Composer:
         self._steps.check(state)
         theirs = self.mirror.theirs
         theirs.optimizers = tuple(state.optimizers.values())
-        if not self.model_task:
+        if not self._task:
             theirs.schedulers = [one for pairs in state.schedulers.values() for _, one in pairs]
             theirs.device_train_microbatch_size = state.microbatch_size
         self.show_data(state)
-        self.fire("before_load")
+        self.session.fire("before_load")
 
     def show_data(self, state: State) -> None:
         """Shows Composer how long the run is, and over which data."""
-        from eventloop_composer.times import to_theirs
-
-        mirror = self.mirror
-        if not self.model_task and (duration := state.duration or state.until):
-            mirror.set_duration(to_theirs(duration))
-        # An empty tuple stands for no data loader.
-        if state.train_dataloader != () and mirror.theirs.dataloader is not state.train_dataloader:
-            label, length = ("train", None)
-            if self.model_task:
-                label, length = self.model_task.label, self.model_task.num_batches
-            mirror.set_loader(state.train_dataloader, label, length)
-            mirror.theirs.train_dataloader = state.train_dataloader
+        self.session.show_data(state, self._task)
 
     @hookimpl
     def fit_start(self, state: State) -> None:
         """The event FIT_START, which may bring another data loader."""
-        self.in_fit = True
+        self.session.in_fit = True
         self.show_data(state)
         mirror = self.mirror
-        names = {f"enabled_algorithms/{type(one).__name__}": True for one in self.algorithms}
+        names = {
+            f"enabled_algorithms/{type(one).__name__}": True for one in self.session.algorithms
+        }
         mirror.logger.log_hyperparameters(names)
-        self.fire("fit_start")
+        self.session.fire("fit_start")
         if mirror.theirs.dataloader is not None:
             state.train_dataloader = mirror.theirs.dataloader
         if self._loaded is not None:
@@ -217,32 +178,32 @@ class Composer:
     def epoch_start(self, state: State) -> None:
         """The event EPOCH_START, of an epoch that isn't under way."""
         if not state.resumed:
-            self.fire("epoch_start")
+            self.session.fire("epoch_start")
             self.mirror.logs.epoch()
 
     @hookimpl
     def batch_start(self, state: State) -> None:
         """The event BATCH_START."""
-        self.fire("batch_start")
+        self.session.fire("batch_start")
         self.mirror.logs.batch(state.current_count().tokens)
 
     @hookimpl
     def before_train_batch(self, state: State) -> None:
         """The event BEFORE_TRAIN_BATCH; what the batch before it left in `.grad` goes first."""
         self._gradients.drop()
-        self.fire("before_train_batch")
+        self.session.fire("before_train_batch")
 
     @hookimpl
     def batch_end(self, state: State) -> None:
         """The event BATCH_END, once Composer's timestamp has moved on."""
         mirror = self.mirror
         mirror.logs.loss(state.loss)
-        if self.model_task:
-            self.model_task.end_batch(state)
+        if self._task:
+            self._task.end_batch(state)
         mirror.advance()
-        self.fire("batch_end")
-        if self.model_task:
-            self.model_task.ask_evaluators(state, "batch_end")
+        self.session.fire("batch_end")
+        if self._task:
+            self._task.ask_evaluators(state, "batch_end")
 
     @hookimpl
     def epoch_end(self, state: State) -> None:
@@ -252,63 +213,65 @@ class Composer:
             return
         duration = mirror.theirs.max_duration
         if duration is None or mirror.theirs.timestamp < duration:
-            self.fire("before_dataloader")  # Composer's trainer asks for a batch that isn't there
+            self.session.fire(
+                "before_dataloader"
+            )  # Composer's trainer asks for a batch that isn't there
             mirror.engine.run_marker_only_event("after_dataloader")
-        if self.model_task:
-            self.model_task.end_epoch(state)
+        if self._task:
+            self._task.end_epoch(state)
         mirror.advance()
-        self.fire("epoch_end")
-        if self.model_task:
-            self.model_task.ask_evaluators(state, "epoch_end")
+        self.session.fire("epoch_end")
+        if self._task:
+            self._task.ask_evaluators(state, "epoch_end")
 
     @hookimpl
     def epoch_checkpoint(self, state: State) -> None:
         """The event EPOCH_CHECKPOINT, of an epoch that is complete."""
         if not state.clock.batch_in_epoch:
-            self.fire("epoch_checkpoint")
+            self.session.fire("epoch_checkpoint")
 
     @hookimpl
     def fit_end(self, state: State) -> None:
         """The event FIT_END."""
         self.mirror.logs.end()
-        self.fire("fit_end")
+        self.session.fire("fit_end")
         self._gradients.drop()
-        self.in_fit = self.mirror.numbers.is_heard = False
+        self.session.in_fit = self.mirror.numbers.is_heard = False
 
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         """The event EVAL_BEFORE_ALL; of an evaluation beside a fit, EVAL_STANDALONE_START."""
-        self.fire("eval_before_all" if self.in_fit else "eval_standalone_start")
+        self.session.fire("eval_before_all" if self.session.in_fit else "eval_standalone_start")
 
     @hookimpl
     def eval_start(self, state: State) -> None:
         """The event EVAL_START, with the eval data loader as Composer's active one."""
         assert state.eval_name is not None
-        length = self.model_task.eval_length(state.eval_name) if self.model_task else None
+        length = self._task.eval_length(state.eval_name) if self._task else None
         mirror = self.mirror
         mirror.begin_side(state.eval_dataloaders[state.eval_name], state.eval_name, length)
         mirror.theirs.eval_timestamp = type(mirror.theirs.timestamp)()
-        self.fire("eval_start")
+        self.session.fire("eval_start")
 
     @hookimpl
     def eval_batch_end(self, state: State) -> None:
         """The event EVAL_BATCH_END."""
         theirs = self.mirror.theirs
         theirs.eval_timestamp = self.mirror.after_side_batch(theirs.eval_timestamp)
-        self.fire("eval_batch_end")
+        self.session.fire("eval_batch_end")
 
     @hookimpl
     def eval_end(self, state: State) -> None:
         """The event EVAL_END."""
-        if self.model_task:
-            self.model_task.end_eval(state)
-        self.fire("eval_end")
+        if self._task:
+            self._task.end_eval(state)
+        self.session.fire("eval_end")
         self.mirror.end_side()
 
     @hookimpl
     def eval_after_all(self, state: State) -> None:
         """The event EVAL_AFTER_ALL; of an evaluation beside a fit, EVAL_STANDALONE_END."""
-        self.fire("eval_after_all" if self.in_fit else "eval_standalone_end")
+        self.session.fire("eval_after_all" if self.session.in_fit else "eval_standalone_end")
 
     @hookimpl(wrapper=True)
     def predict(self, state: State, dataloader: Any) -> Any:
@@ -324,36 +287,37 @@ class Composer:
     @hookimpl
     def predict_start(self, state: State) -> None:
         """The event PREDICT_START."""
-        self.fire("predict_start")
+        self.session.fire("predict_start")
 
     @hookimpl
     def predict_batch_end(self, state: State) -> None:
         """The event PREDICT_BATCH_END."""
         theirs = self.mirror.theirs
         theirs.predict_timestamp = self.mirror.after_side_batch(theirs.predict_timestamp)
-        self.fire("predict_batch_end")
+        self.session.fire("predict_batch_end")
 
     @hookimpl
     def predict_end(self, state: State) -> None:
         """The event PREDICT_END."""
-        self.fire("predict_end")
+        self.session.fire("predict_end")
 
     @hookimpl
     def exception(self, state: State, error: BaseException) -> None:
         """Notes that no fit is under way any more."""
-        self.in_fit = False
+        self.session.in_fit = False
 
     @hookimpl
     def close(self, state: State) -> None:
         """Closes Composer's callbacks and loggers."""
-        if self._mirror is not None:
-            self._mirror.engine.close()
+        if self.session.has_begun:
+            self.mirror.engine.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of algorithms, callbacks, wrapped optimizers and changed layers."""
         kept = self.mirror.kept.state_dict() | {"optimizers": self._steps.wrappers()}
-        if self.model_task:
-            kept["task"] = self.model_task.kept()
+        kept["since"] = list(self.mirror.since)
+        if self._task:
+            kept["task"] = self._task.kept()
         return kept
 
     def load_state_dict(self, state: Mapping[str, Any], version: str) -> None:
@@ -361,5 +325,6 @@ class Composer:
         self._loaded = state
         self._steps.restore(self.mirror.state, state["trained"])
         self.mirror.kept.load_state_dict(state)
-        if self.model_task:
-            self.model_task.put_kept(state["task"])
+        self.mirror.since = Moment(*state["since"])
+        if self._task:
+            self._task.put_kept(state["task"])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from eventloop import PluginError, State, hookimpl
-
-if TYPE_CHECKING:
-    from eventloop_composer.plugin import Composer
+from eventloop_composer.session import Session
 
 _HOOKS = (
     "optimizer_step",
@@ -32,20 +30,19 @@ class Steps:
     they do under Composer's trainer.
 
     Args:
-        plugin: fires them.
-        is_needed: whether any algorithm is there.
+        session: fires them.
 
     Attributes:
         hooks: what the plugin takes over.
     """
 
-    def __init__(self, plugin: Composer, *, is_needed: bool) -> None:
-        self.hooks = _HOOKS if is_needed else ()
-        self._plugin = plugin
+    def __init__(self, session: Session) -> None:
+        self.hooks = _HOOKS if session.algorithms else ()
+        self._session = session
         self._inner: dict[str, Optimizer] = {}
         self._states: Mapping[str, dict[str, Any]] | None = None
         self._repeats = False
-        self._creates_graph = any(one.backwards_create_graph for one in plugin.algorithms)
+        self._creates_graph = any(one.backwards_create_graph for one in session.algorithms)
 
     def check(self, state: State) -> None:
         """Refuses algorithms that need what this run doesn't have.
@@ -54,7 +51,7 @@ class Steps:
             PluginError: there is one.
         """
         names = [
-            type(one).__name__ for one in self._plugin.algorithms if one.find_unused_parameters
+            type(one).__name__ for one in self._session.algorithms if one.find_unused_parameters
         ]
         if names and state.world_size > 1 and not state.settings.find_unused_parameters:
             raise PluginError(
@@ -65,7 +62,7 @@ class Steps:
 
     def take_optimizers(self, state: State, before: Sequence[Optimizer]) -> None:
         """Takes over optimizers that an algorithm has put in the place of the run's own."""
-        now = self._plugin.mirror.theirs.optimizers
+        now = self._session.mirror.theirs.optimizers
         if all(one is other for one, other in zip(now, before, strict=True)):
             return
         if state.precision.name == "fp16":
@@ -92,13 +89,13 @@ class Steps:
 
     def repeat(self, closure: Callable[[], Tensor]) -> float:
         """Computes the gradients again, with Composer's events; returns the batch's loss."""
-        self._plugin.fire("before_train_batch")
+        self._session.fire("before_train_batch")
         self._repeats = True
         try:
             loss = closure()
         finally:
             self._repeats = False
-        self._plugin.fire("after_train_batch")
+        self._session.fire("after_train_batch")
         return loss.item()
 
     @hookimpl(wrapper=True, specname="forward")
@@ -106,9 +103,9 @@ class Steps:
         """Fires the events around a forward pass that is computed again."""
         if not self._repeats:
             return (yield)
-        self._plugin.fire("before_forward")
+        self._session.fire("before_forward")
         state.outputs = yield
-        self._plugin.fire("after_forward")
+        self._session.fire("after_forward")
         return state.outputs
 
     @hookimpl(wrapper=True, specname="loss")
@@ -116,10 +113,10 @@ class Steps:
         """Fires the events around a loss that is computed again, and before its backward pass."""
         if not self._repeats:
             return (yield)
-        self._plugin.fire("before_loss")
+        self._session.fire("before_loss")
         state.loss = yield
-        self._plugin.fire("after_loss")
-        self._plugin.fire("before_backward")
+        self._session.fire("after_loss")
+        self._session.fire("before_backward")
         return state.loss
 
     @hookimpl(wrapper=True, specname="backward")
@@ -127,7 +124,7 @@ class Steps:
         """Fires the event after a backward pass that is computed again."""
         done = yield
         if self._repeats:
-            self._plugin.fire("after_backward")
+            self._session.fire("after_backward")
         return done
 
     @hookimpl(conditional=True)
@@ -184,7 +181,7 @@ class Steps:
     def wrappers(self) -> dict[str, Any]:
         """Returns what replaced optimizers keep beside those inside of them."""
         found = {}
-        for name, outer in zip(self._inner, self._plugin.mirror.theirs.optimizers, strict=False):
+        for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
             plain = (bool, int, float, str)
             attributes = {key: one for key, one in vars(outer).items() if isinstance(one, plain)}
             found[name] = {"attributes": attributes, "state": outer.state_dict()["state"]}
@@ -192,7 +189,7 @@ class Steps:
 
     def put_wrappers(self, kept: Mapping[str, Any]) -> None:
         """Restores what `wrappers` returned; the groups are those of the optimizers inside."""
-        for name, outer in zip(self._inner, self._plugin.mirror.theirs.optimizers, strict=False):
+        for name, outer in zip(self._inner, self._session.mirror.theirs.optimizers, strict=False):
             if name not in kept:
                 continue
             vars(outer).update(kept[name]["attributes"])

@@ -10,9 +10,10 @@ from composer.core import Time as ComposerTime
 from composer.core import Timestamp, TimeUnit
 
 from eventloop import Time
+from eventloop.toolbox.units import FIELDS
 
 if TYPE_CHECKING:
-    from eventloop import Clock
+    from eventloop import Clock, Moment
 
 _UNITS = {
     "ep": TimeUnit.EPOCH,
@@ -42,27 +43,38 @@ def to_ours(time: ComposerTime) -> Time:
     return Time(time.value, _NAMES[time.unit])
 
 
+def until(duration: ComposerTime, since: Moment) -> Time:
+    """Returns when a run ends on our clock, whose duration Composer counts from a moment.
+
+    Raises:
+        ValueError: as `to_ours` does.
+    """
+    time = to_ours(duration)
+    return Time(time.value + getattr(since, FIELDS[time.unit]), time.unit)
+
+
 @functools.lru_cache(maxsize=16)
 def _counted(value: int, unit: str) -> ComposerTime:
     return ComposerTime(value, TimeUnit(unit))
 
 
-def timestamp_of(clock: Clock) -> Timestamp:
-    """Returns where our clock stands as Composer's timestamp.
+def timestamp_of(clock: Clock, since: Moment) -> Timestamp:
+    """Returns where our clock stands as Composer's timestamp, counted from a moment between epochs.
 
     Its iterations stay 0: we have none, and Composer's own run is a single one unless it is told
     otherwise. The time of the last batch is 0 when an epoch has ended, as theirs is.
     """
     in_epoch = clock.batch_in_epoch
     now = clock.moment()
-    total = timedelta(seconds=now.seconds)
+    total = timedelta(seconds=now.seconds - since.seconds)
     # Made once where they stand for long: each takes a microsecond.
-    epoch, token = _counted(now.epoch, "ep"), _counted(now.token, "tok")
+    epoch = _counted(now.epoch - since.epoch, "ep")
+    token = _counted(now.token - since.token, "tok")
     return Timestamp(
         iteration=_counted(0, "iter"),
         epoch=epoch,
-        batch=now.batch,
-        sample=now.sample,
+        batch=now.batch - since.batch,
+        sample=now.sample - since.sample,
         token=token,
         epoch_in_iteration=epoch,
         token_in_iteration=token,

@@ -10,6 +10,7 @@ from eventloop_composer.importing import import_composer
 
 import_composer()
 
+from composer.callbacks import CheckpointSaver  # noqa: E402
 from composer.core import Engine  # noqa: E402
 from composer.core import State as ComposerState  # noqa: E402
 from composer.core import Time as ComposerTime  # noqa: E402
@@ -20,9 +21,9 @@ from composer.utils import checkpoint, ensure_tuple  # noqa: E402
 
 import eventloop  # noqa: E402
 from eventloop import SettingError, TaskError  # noqa: E402
-from eventloop_composer.arguments import scaled, time_of  # noqa: E402
+from eventloop_composer.arguments import saver_of, scaled, time_of  # noqa: E402
 from eventloop_composer.building import built, data_of, evaluators_of, moves_every_batch  # noqa: E402
-from eventloop_composer.times import to_ours  # noqa: E402
+from eventloop_composer.times import until  # noqa: E402
 
 
 class Trainer:
@@ -49,6 +50,8 @@ class Trainer:
         **arguments: Any,
     ) -> None:
         task, self._model_task, self._plugin = built(**arguments)
+        savers = [one for one in self._plugin.session.callbacks if isinstance(one, CheckpointSaver)]
+        self._saver = savers[0] if savers else saver_of(arguments)
         self._load = (
             arguments.get("load_path") if arguments.get("load_weights_only", False) else None
         )
@@ -75,7 +78,9 @@ class Trainer:
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """The checkpoints of the run, the oldest first."""
+        """The checkpoints of the run, the oldest first; Composer's files, where a name was given."""
+        if self._saver is not None and self._saver in self.state.callbacks:
+            return list(self._saver.saved_checkpoints)
         folder = self.eventloop.state.run_dir / "checkpoints"
         return sorted(str(one) for one in folder.glob("*")) if folder.is_dir() else []
 
@@ -102,11 +107,6 @@ class Trainer:
         Raises:
             SettingError: something can't be honoured.
         """
-        if reset_time:
-            raise SettingError(
-                "reset_time=True can't be honoured: a run's clock never goes back",
-                fix="build another Trainer with the same model for another run",
-            )
         if precision is not None or spin_dataloaders is False:
             raise SettingError(
                 "fit(precision=..., spin_dataloaders=False) can't be honoured",
@@ -116,13 +116,14 @@ class Trainer:
         if device_train_microbatch_size is not None:
             self.state.device_train_microbatch_size = device_train_microbatch_size
             self.eventloop.state.microbatch_size = device_train_microbatch_size
+        if reset_time:
+            self._restart()
         self._take_duration(duration, scale_schedule_ratio)
         if schedulers is not None:
             self._take_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         if eval_dataloader is not None:
             self._take_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        until = to_ours(self.state.max_duration)
-        self.eventloop.fit(until=until)
+        self.eventloop.fit(until=until(self.state.max_duration, self._plugin.mirror.since))
         self._evaluate_after_fit()
 
     def eval(self, eval_dataloader: Any = None, subset_num_batches: int = -1) -> None:
@@ -167,6 +168,28 @@ class Trainer:
     ) -> Any:
         """Writes a checkpoint of Composer's own kind, for what reads those."""
         return checkpoint.save_checkpoint(self.state, filename=name, weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Writes a file of Composer's own kind into `save_folder`, named by `save_filename`.
+
+        Raises:
+            ValueError: there is no such folder.
+        """
+        if self._saver is None:
+            raise ValueError(
+                "save_checkpoint_to_save_folder needs save_folder, an argument of Trainer(...)"
+            )
+        # Private, and what Composer's trainer calls (Composer 0.32.1).
+        self._saver._save_checkpoint(self.state, self.logger)
+
+    def _restart(self) -> None:
+        """Has Composer's time begin anew."""
+        if number := self.eventloop.state.clock.batch_in_epoch:
+            raise SettingError(
+                f"reset_time=True can't be honoured after {number} batches of an epoch, which goes on",
+                fix="fit to the end of an epoch first, or build another Trainer with the same model",
+            )
+        self._plugin.mirror.restart()
 
     def _take_data(self, loader: Any, label: str, num_batches: int | None) -> None:
         parts, state = self._model_task.parts, self.eventloop.state
@@ -227,11 +250,11 @@ class Trainer:
             return
         kept = state.eval_dataloaders
         state.eval_dataloaders = {name: kept[name] for name in state.eval_sets}
-        self._plugin.in_fit = True
+        self._plugin.session.in_fit = True
         try:
             self.eventloop.eval()
         finally:
-            self._plugin.in_fit = False
+            self._plugin.session.in_fit = False
             state.eval_dataloaders = kept
 
     def _load_weights(self, *, strict: bool) -> None:
