@@ -19,6 +19,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 # Read by pytest before the tests import Composer. Its own folder comes after what is installed.
@@ -37,7 +38,9 @@ if {ours}:
 """
 
 
-def run(folder: Path, paths: list[str], ours: bool, timeout_s: float) -> dict[str, tuple[str, str]]:
+def run(
+    folder: Path, paths: list[str], ours: bool, timeout_s: float, left_out: Sequence[str] = ()
+) -> dict[str, tuple[str, str]]:
     """Returns for each test what became of it, and why."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
@@ -50,6 +53,7 @@ def run(folder: Path, paths: list[str], ours: bool, timeout_s: float) -> dict[st
             "--continue-on-collection-errors",
             "-m", "not gpu and not doctest and not daily and not remote", "--seed", "17",
             f"--junitxml={results}", *[str(folder / one) for one in paths],
+            *[f"--deselect={one}" for one in left_out],
         ]  # fmt: skip
         path = os.pathsep.join((scratch, str(folder), os.environ.get("PYTHONPATH", "")))
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -114,6 +118,7 @@ def main() -> None:
     parser.add_argument(
         "--timeout", type=float, default=3600.0, help="seconds for each of both runs"
     )
+    parser.add_argument("--deselect", action="append", default=[], help="a test to leave out")
     parser.add_argument(
         "--stand-ins", action="store_true", help="write tokenizers, which are downloaded otherwise"
     )
@@ -121,7 +126,9 @@ def main() -> None:
     folder = given.folder.absolute()
     if given.stand_ins:
         write_tokenizers(folder)
-    theirs, here = (run(folder, given.paths, ours, given.timeout) for ours in (False, True))
+    theirs, here = (
+        run(folder, given.paths, ours, given.timeout, given.deselect) for ours in (False, True)
+    )
     for label, found in (("Composer's trainer", theirs), ("eventloop's", here)):
         counted = Counter(kind for kind, _ in found.values())
         print(f"{label}: {len(found)} tests, {dict(counted)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning.pytorch.callbacks import (
 )
 from lit_cases import CASES, QUIET, Case, Net, fitted, loaders, told
 
-from eventloop import ResumeError, SettingError
+from eventloop import CheckpointError, ResumeError, SettingError
 from eventloop_ema import Ema
 from eventloop_lightning import Trainer
 
@@ -122,6 +123,24 @@ def test_a_fit_goes_on_from_a_file_that_an_exception_left(tmp_path):
     resumed = fitted(Trainer, CASES["plain"], seed=5, ckpt_path=saves.ckpt_path)
 
     assert told(*resumed) == told(*fitted(Trainer, CASES["plain"]))
+
+
+class KeepsADate(Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": datetime.date(2026, 1, 1)}
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_start(tmp_path):
+    """Not at the first checkpoint; a file of Lightning's, which is pickled, can hold it."""
+    run = {"run_dir": tmp_path / "run", "checkpoint_interval": "1ep"}
+
+    with pytest.raises(CheckpointError, match="KeepsADate") as caught:
+        fitted(Trainer, CASES["plain"], callbacks=[KeepsADate()], settings=run)
+    _, trainer = fitted(Trainer, CASES["plain"], callbacks=[KeepsADate()])
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    assert "begun" in str(caught.value)
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_weights_alone_are_refused_at_the_start(tmp_path):

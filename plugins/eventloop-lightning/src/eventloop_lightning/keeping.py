@@ -12,6 +12,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
+from eventloop.toolbox.state_dicts import flatten
 from eventloop_lightning.own_files import OwnFiles
 from eventloop_lightning.results import counts_of, put_counts
 
@@ -80,6 +81,16 @@ class Keeping:
         kept["first"] = list(trainer.fit_loop.first)
         kept["files"] = self.files.state_dict()
         return kept
+
+    def require_savable(self) -> None:
+        """Refuses states of callbacks and data module that the run's checkpoints couldn't hold.
+
+        Raises:
+            CheckpointError: there is one; not at the first checkpoint, which may be hours away.
+        """
+        for one in [*self._trainer.callbacks, self._trainer.datamodule]:
+            if one is not None:
+                flatten({"state_dict": one.state_dict()}, type(one).__qualname__)
 
     def _dumped(self) -> dict[str, Any]:
         """Returns a checkpoint of Lightning's; `on_save_checkpoint` is called once for each file."""

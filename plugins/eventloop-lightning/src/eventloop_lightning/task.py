@@ -181,6 +181,8 @@ class LightningTask:
         for one in self._modes:
             one.training = False
         trainer, calls = self._trainer, self._calls
+        if state.settings.run_dir is not None:
+            self._keeping.require_savable()
         self._keeping.put_files()
         trainer.strategy.files = self._files
         trainer._logger_connector.state = state
