@@ -77,7 +77,7 @@ class Preferences:
             labels = [self._nll_labels(one)[:, 1:] for one in parts]
             counts = torch.zeros(2, device=state.device, dtype=torch.float64)
             for one in labels:
-                counts += torch.stack([one.new_tensor(len(one)), (one != IGNORED).sum()])
+                counts += torch.stack([one.new_full((), len(one)), (one != IGNORED).sum()])
             _add_over_ranks(counts)
             self._rows_per_label = (counts[0] / counts[1].clamp(min=1)).float()
         if self.loss_name == "kto":
@@ -151,7 +151,7 @@ class Preferences:
             model = sums_of(state.model, state.model, _documents(batch, 1))[:, 0]
             ratios = model - self._reference_of(state, batch)[:, 1]
             if at < len(parts):
-                sums += torch.stack([ratios.sum(), ratios.new_tensor(len(ratios))])
+                sums += torch.stack([ratios.sum(), ratios.new_full((), len(ratios))])
         if not alone:
             _add_over_ranks(sums)
         return (sums[0] / sums[1]).clamp(min=0).float()
