@@ -203,6 +203,37 @@ def test_memory_has_a_limit():
             torch.empty(10**6, device=device)
 
 
+@pytest.mark.parametrize("least", [30_000, 32_500, 35_000, 37_500, 40_000])
+def test_memory_that_ends_amid_a_backward_pass_is_an_error_at_its_end(least):
+    """Raised by an operator it would be lost in the engine; wherever it is, it is the same error."""
+    with pretend_device() as device:
+        weight = torch.ones(64, 64, device=device, requires_grad=True)
+        loss = ((weight @ weight).relu() @ weight).sum()
+        held = torch.accelerator.memory_allocated()
+
+        with pretend_device(limit_bytes=held + least), pytest.raises(torch.OutOfMemoryError):
+            loss.backward()
+        assert (weight @ weight).sum().item() == 64**3
+
+
+class MixesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.tensor(2.0)
+
+
+def test_devices_that_mix_amid_a_backward_pass_are_an_error_at_its_end(pretend_device):
+    """The same for what a function of its author does."""
+    weight = torch.ones(2, 2, device=pretend_device, requires_grad=True)
+
+    with pytest.raises(MixedDevicesError):
+        (MixesBackward.apply(weight @ weight) @ weight).sum().backward()
+
+
 def test_it_draws_from_generators_of_its_own(pretend_device):
     """The host's numbers stay as they would be without it."""
     torch.manual_seed(3)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eventloop_testing.pretend import lines
 from eventloop_testing.pretend.errors import RaceError
+from eventloop_testing.pretend.failing import fail
 
 
 class CopyToHost(NamedTuple):
@@ -32,10 +33,12 @@ class CopyFromHost(NamedTuple):
         """Raises RaceError if the source isn't what it was when the copy was queued."""
         if not _is_same(self.source, self.values):
             _from_host[:] = [one for one in _from_host if one is not self]
-            raise RaceError(
-                "a pinned buffer was written while a non-blocking copy of it to the device was not "
-                "known to be complete: record an event after the copy, and call its synchronize() "
-                "before the buffer is written"
+            fail(
+                RaceError(
+                    "a pinned buffer was written while a non-blocking copy of it to the device was "
+                    "not known to be complete: record an event after the copy, and call its "
+                    "synchronize() before the buffer is written"
+                )
             )
 
 

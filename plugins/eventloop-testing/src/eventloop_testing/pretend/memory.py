@@ -11,6 +11,7 @@ from torch import Tensor
 from eventloop_testing.pretend import lines
 from eventloop_testing.pretend.copies import CopyFromHost
 from eventloop_testing.pretend.errors import RaceError
+from eventloop_testing.pretend.failing import fail
 from eventloop_testing.pretend.private import key_of, weakly
 
 TOTAL_BYTES = 16 * 2**30
@@ -34,9 +35,11 @@ class Counts:
         """Counts an allocation; raises torch.OutOfMemoryError where the limit doesn't suffice."""
         if self.allocated + num_bytes > self.limit:
             self.num_failed += 1
-            raise torch.OutOfMemoryError(
-                f"PRETEND out of memory. Tried to allocate {num_bytes} bytes; {self.allocated} of "
-                f"{self.limit} are allocated"
+            fail(
+                torch.OutOfMemoryError(
+                    f"PRETEND out of memory. Tried to allocate {num_bytes} bytes; {self.allocated} "
+                    f"of {self.limit} are allocated"
+                )
             )
         self.allocated += num_bytes
         self.peak = max(self.peak, self.allocated)
@@ -127,7 +130,7 @@ def raise_misuses() -> None:
     if _misuses:
         message = _misuses[0]
         _misuses.clear()
-        raise RaceError(message)
+        fail(RaceError(message))
 
 
 def forget_misuses() -> None:
@@ -151,8 +154,10 @@ def is_pinned(tensor: Tensor) -> bool:
 
 def _check(line: lines.Line, number: int, position: int, did: str) -> None:
     if not line.is_after(number, position):
-        raise RaceError(
-            f"stream {line.number} uses a tensor that stream {number} {did}, and hasn't waited for "
-            "it: call stream.wait_stream(other), or stream.wait_event(event) of an event recorded "
-            "after that"
+        fail(
+            RaceError(
+                f"stream {line.number} uses a tensor that stream {number} {did}, and hasn't waited "
+                "for it: call stream.wait_stream(other), or stream.wait_event(event) of an event "
+                "recorded after that"
+            )
         )

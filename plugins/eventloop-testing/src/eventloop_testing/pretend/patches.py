@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eventloop_testing.pretend import device_module, generators, memory, private, streams
+from eventloop_testing.pretend.failing import raising_at_end
 
 _FACTORIES = ("empty", "empty_like", "empty_strided", "full", "full_like", "ones", "ones_like",
               "rand", "randn", "zeros", "zeros_like")  # fmt: skip
@@ -69,6 +70,8 @@ def _replaced() -> Iterator[tuple[Any, str, Any]]:
         _also(torch.Event, lambda enable_timing=False, **_: streams.Event(enable_timing)),
     )
     yield torch, "Generator", _also(torch.Generator, lambda **_: generators.Generator(), "cpu")
+    run_backward = getattr(torch.autograd, private.RUN_BACKWARD)
+    yield torch.autograd, private.RUN_BACKWARD, raising_at_end(run_backward)
     yield Tensor, "tolist", _read(Tensor.tolist)
     yield Tensor, "numpy", _refusing(Tensor.numpy)
     yield Tensor, "__repr__", _shown(Tensor.__repr__)

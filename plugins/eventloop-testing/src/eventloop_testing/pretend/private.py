@@ -26,6 +26,8 @@ AUTOGRAD_KEY = "AutogradPrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
 DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 NO_TORCH_FUNCTION: Any = torch._C._disabled_torch_function_impl
+# What torch.autograd's functions call, by its name there.
+RUN_BACKWARD = "_engine_run_backward"
 # What torch.accelerator's functions call.
 ACCELERATOR = "_accelerator_"
 
@@ -54,6 +56,11 @@ def register(module: Any, is_on: Callable[[], bool]) -> None:
 def backward_on_this_thread() -> AbstractContextManager[Any]:
     """Has backward run on the thread that calls it, instead of one a device."""
     return torch.autograd.set_multithreading_enabled(False)
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass is under way on this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def implement(name: str, function: Callable[..., Any], key: str = KEY) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventloop_testing.pretend import lines, memory, operators, private
 from eventloop_testing.pretend.errors import MixedDevicesError
+from eventloop_testing.pretend.failing import fail
 from eventloop_testing.pretend.waits import waited
 
 # Operators that aren't computed like the others.
@@ -147,10 +148,13 @@ class _Call:
             self._wrappers[id(value.raw)] = value
             return value.raw
         if isinstance(value, Tensor):
-            raise MixedDevicesError(
-                f"{self._func} was given a tensor of the host, of shape {tuple(value.shape)}, and "
-                "others of the device; move it with .to(device) before"
+            fail(
+                MixedDevicesError(
+                    f"{self._func} was given a tensor of the host, of shape {tuple(value.shape)}, "
+                    "and others of the device; move it with .to(device) before"
+                )
             )
+            return value
         if isinstance(value, (list, tuple)):
             return [self.raw(one, is_written) for one in value]
         return value
