@@ -58,7 +58,16 @@ class Recorded(trl.GRPOTrainer):
         return loss
 
 
-def theirs(folder, monkeypatch, **more):
+def adapted():
+    """A model with adapters that don't add anything yet."""
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    torch.manual_seed(5)
+    return peft.get_peft_model(llama(), config)
+
+
+def theirs(folder, monkeypatch, model=None, **more):
     """Trains by TRL: completions, losses and weights."""
     # Completions would be in another order in each of several updates.
     monkeypatch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda one: one)
@@ -73,7 +82,7 @@ def theirs(folder, monkeypatch, **more):
     rows = datasets.Dataset.from_dict({"prompt": texts(24)})
     llama().save_pretrained(folder / "base")  # from which TRL builds the reference, too
     trainer = Recorded(
-        model=LlamaForCausalLM.from_pretrained(folder / "base"),
+        model=LlamaForCausalLM.from_pretrained(folder / "base") if model is None else model(),
         reward_funcs=variety,
         args=args,
         train_dataset=rows,
@@ -120,7 +129,7 @@ class Losses:
         self.each.append(float(state.loss))
 
 
-def ours(folder, recorded, losses=None, num_ranks=1, **more):
+def ours(folder, recorded, losses=None, num_ranks=1, model=llama, **more):
     """Trains on the same completions."""
     settings = {"microbatch_size": more.pop("microbatch_size", None)}
     batches = [
@@ -137,7 +146,7 @@ def ours(folder, recorded, losses=None, num_ranks=1, **more):
         for row in rows
     ]
     task = Task(
-        model=llama,
+        model=model,
         train_dataloader=lambda: torch.utils.data.DataLoader(padded, 4 // num_ranks),
         # AdamW would make steps of gradients that are rounding alone, as of a divergence from itself.
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
@@ -192,3 +201,22 @@ def test_losses_and_weights_are_those_of_trl(tmp_path, monkeypatch, kind):
         torch.testing.assert_close(parts, expected, rtol=0, atol=2e-6)
     for one in run_ranks(lambda: ours(tmp_path, recorded, num_ranks=2, **options)):
         torch.testing.assert_close(one, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_adapters_learn_what_they_learn_under_trl(tmp_path, monkeypatch, beta):
+    """TRL keeps a copy of the adapters as the reference, which add nothing: as without any."""
+    options = {"beta": beta, "num_iterations": 2}
+    asked = {"loss_type": "dapo", **options}
+    recorded, their_losses, expected = theirs(tmp_path, monkeypatch, adapted, **asked)
+    losses = Losses()
+
+    actual = ours(tmp_path, recorded, losses, model=adapted, **options)
+
+    expected = {name: one for name, one in expected.items() if ".ref." not in name}
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    assert losses.each == pytest.approx(their_losses, abs=1e-6)
+    untrained = dict(adapted().state_dict())
+    name = next(one for one in actual if "lora_B" in one)
+    assert not torch.allclose(actual[name], untrained[name], atol=1e-5)

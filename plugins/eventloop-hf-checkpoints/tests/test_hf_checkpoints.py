@@ -210,6 +210,17 @@ def test_a_store_has_the_same_folders(tmp_path):
     files.rm("/models", recursive=True)
 
 
+def test_a_run_at_a_url_writes_folders_of_its_local_copies(tmp_path):
+    """A copy of the last checkpoint is on this machine."""
+    url, folder = f"memory://{tmp_path.name}/run", tmp_path / "hf"
+
+    trained = fit(tmp_path, HfCheckpoints(folder=folder, interval="3ba"), run_dir=url)
+
+    assert names(folder) == ["ba00000003", "ba00000006"]
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "ba00000006")
+    torch.testing.assert_close(loaded.state_dict(), trained.state_dict(), rtol=0, atol=0)
+
+
 def test_a_model_that_is_not_one_of_transformers_is_refused(tmp_path):
     """When the trainer is built, with what to do."""
     with pytest.raises(PluginError, match="Linear isn't a model of transformers"):
