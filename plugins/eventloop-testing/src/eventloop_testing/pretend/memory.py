@@ -42,7 +42,7 @@ class Counts:
                 )
             )
         self.allocated += num_bytes
-        self.peak = max(self.peak, self.allocated)
+        self.peak = max(self.peak, min(self.allocated, self.limit))
         self.num_allocations += 1
 
 
