@@ -67,6 +67,31 @@ class StatefulStream(IterableDataset):
         self.at, self.turn = state["at"], state["turn"]
 
 
+class ToldItsEpoch(IterableDataset):
+    """As streams of `datasets`: a state counts in its epoch alone, and whoever iterates says which it is."""
+
+    def __init__(self):
+        self.epoch, self.at = 0, 0
+        self.loaded = {}
+        self.read = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.at = self.loaded["at"] if self.loaded.get("epoch") == self.epoch else 0
+        while self.at < 24:
+            self.at += 1
+            self.read += 1
+            yield self.epoch * 100 + self.at
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.loaded = state
+
+
 class Plain:
     """An iterable that is not a loader."""
 
@@ -124,6 +149,8 @@ LOADERS = {
     "stateful stream": stateful(StatefulStream),
     "stateful stream, worker": stateful(StatefulStream, num_workers=1),
     "stateful stream, workers": stateful(StatefulStream, num_workers=2, persistent_workers=True),
+    "told its epoch": stateful(ToldItsEpoch),
+    "told its epoch, worker": stateful(ToldItsEpoch, num_workers=1),
     "stateful iterable": PlainStateful,
 }
 # These can't begin at a later batch.

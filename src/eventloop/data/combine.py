@@ -240,13 +240,13 @@ def innermost(dataloader: Any) -> Iterator[Any]:
 
 
 def tell_epoch(dataloader: Any, epoch: int) -> None:
-    """Calls `set_epoch` of all samplers that have it; what is cycled counts its own passes."""
+    """Calls `set_epoch` of samplers and data sets that have it; what is cycled counts its own passes."""
     if isinstance(dataloader, Zipped):
         for part in dataloader.parts.values():
             tell_epoch(part, epoch)
     if isinstance(dataloader, FirstBatches):
         tell_epoch(dataloader.dataloader, epoch)
-    for name in ("sampler", "batch_sampler"):
+    for name in ("sampler", "batch_sampler", "dataset"):
         set_epoch = getattr(getattr(dataloader, name, None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)

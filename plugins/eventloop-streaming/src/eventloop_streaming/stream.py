@@ -42,6 +42,12 @@ class Stream(IterableDataset[Any]):
         yield from self._samples()
         self.next_epoch()
 
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, unless it is under way."""
+        if epoch != self.epoch:
+            self.next_epoch()
+            self.epoch = epoch
+
     def next_epoch(self) -> None:
         """Leaves what is left of the epoch out."""
         self.epoch += 1
@@ -83,6 +89,7 @@ class Position:
 
     Attributes:
         num_read: how many samples of the epoch were taken.
+        num_passes: how many epochs were, in part or whole; the number of the epoch for `set_epoch`.
         is_over: whether there are no more.
     """
 
@@ -93,10 +100,11 @@ class Position:
                 "such as a list or an object with __iter__"
             )
         self._own, self._is_loaded, self._is_left = samples, False, False
-        self.num_read, self.is_over = 0, False
+        self.num_read, self.num_passes, self.is_over = 0, 0, False
 
     def begin(self) -> None:
         """Goes to the start of an epoch; what is left of another one is left out."""
+        self.num_passes += bool(self.num_read or self.is_over)
         if self.num_read and not self.is_over:
             if isinstance(self._own, Stream):
                 self._own.next_epoch()
@@ -107,6 +115,8 @@ class Position:
         """Yields the samples that are left of the epoch."""
         if self.is_over:
             return
+        if hasattr(self._own, "set_epoch") and not isinstance(self._own, Stream):
+            self._own.set_epoch(self.num_passes)
         skip = 0 if isinstance(self._own, Stateful) else self.num_read
         iterator: Iterator[Any] = itertools.islice(self._own, skip, None)
         if self._is_loaded and self.num_read == 0:
@@ -123,11 +133,13 @@ class Position:
         """Returns the position."""
         has_state = isinstance(self._own, Stateful) and not self._is_left
         own = self._own.state_dict() if has_state else None  # type: ignore[attr-defined]
-        return {"num_read": self.num_read, "is_over": self.is_over, "own": own}
+        names = ("num_read", "num_passes", "is_over")
+        return {**{name: getattr(self, name) for name in names}, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` returned."""
         self.num_read, self.is_over = state["num_read"], state["is_over"]
+        self.num_passes = state["num_passes"]
         if isinstance(self._own, Stateful) and state["own"] is not None:
             self._own.load_state_dict(state["own"])
             self._is_loaded = True
