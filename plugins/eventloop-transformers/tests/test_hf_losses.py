@@ -48,9 +48,21 @@ class Sums(transformers.Trainer):
         return loss / num_items_in_batch
 
 
+class Prefers(transformers.Trainer):
+    """Has the chosen rows in the first half of a batch, and the rejected ones in the second."""
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        scores = model(input_ids=inputs["input_ids"]).logits[:, -1, 0]
+        chosen, rejected = scores.chunk(2)
+        return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+
+
 def task(kind=transformers.Trainer, **more):
     args = transformers.TrainingArguments("out", use_cpu=True, report_to="none", **more)
-    return loss_task(kind(model=gpt2(), args=args, train_dataset=rows(8)), batch_size=8)
+    trainer = kind(model=gpt2(), args=args, train_dataset=rows(8))
+    return loss_task(trainer, batch_size=8, pairs=kind is Prefers)
 
 
 def causes(folder, kind, **more):
@@ -100,6 +112,11 @@ def test_a_mean_over_means_is_found(tmp_path):
     found = causes(tmp_path, MeanOverMeans)
 
     assert found["microbatch-1"] == "tokens"
+
+
+def test_the_two_rows_of_a_sample_stay_together(tmp_path):
+    """A mean over pairs: only microbatches of other numbers of them differ, by their weights."""
+    assert causes(tmp_path, Prefers) == {"microbatch-3": "samples"}
 
 
 TASK = """

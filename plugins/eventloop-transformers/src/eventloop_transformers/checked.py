@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from eventloop.toolbox.samples import num_samples
 _SAMPLES = 16
 
 
-def loss_task(trainer: Any, *, batch_size: int = _SAMPLES) -> LossTask:
+def loss_task(trainer: Any, *, batch_size: int = _SAMPLES, pairs: bool = False) -> LossTask:
     """Returns a task whose loss is a trainer's, for `eventloop check-loss`; nothing else trains it.
 
     Each microbatch goes through the trainer's `training_step`, as a batch of gradient accumulation does, with
@@ -24,8 +25,10 @@ def loss_task(trainer: Any, *, batch_size: int = _SAMPLES) -> LossTask:
     Args:
         trainer: of transformers, or of a subclass of its Trainer.
         batch_size: samples of the batch that is checked.
+        pairs: whether a sample has two rows, one in each half of a batch, as in TRL's DPOTrainer and
+            RewardTrainer.
     """
-    return LossTask(trainer, batch_size)
+    return LossTask(trainer, batch_size, pairs=pairs)
 
 
 class LossTask:
@@ -34,10 +37,11 @@ class LossTask:
     Args:
         trainer: whose methods are called.
         batch_size: samples of a batch.
+        pairs: whether a sample has a row in each half of it.
     """
 
-    def __init__(self, trainer: Any, batch_size: int) -> None:
-        self._trainer, self._batch_size = trainer, batch_size
+    def __init__(self, trainer: Any, batch_size: int, *, pairs: bool) -> None:
+        self._trainer, self._batch_size, self._pairs = trainer, batch_size, pairs
         self._num_items: Any = None
 
     @hookimpl
@@ -56,7 +60,8 @@ class LossTask:
         """Returns the trainer's own data loader, with larger batches."""
         # What `get_train_dataloader` takes the size of its batches from (transformers 5.23).
         self._trainer._train_batch_size = self._batch_size
-        return self._trainer.get_train_dataloader()
+        loader = self._trainer.get_train_dataloader()
+        return [_paired(batch) for batch in itertools.islice(loader, 1)] if self._pairs else loader
 
     @hookimpl
     def count_batch(self, state: State, batch: Any) -> Count:
@@ -67,7 +72,7 @@ class LossTask:
     def batch_start(self, state: State) -> None:
         """Counts the items of the batch as the trainer does before it accumulates."""
         device = self._trainer.args.device
-        found = self._trainer.get_batch_samples(iter([state.batch]), 1, device)
+        found = self._trainer.get_batch_samples(iter([self._rows(state.batch)]), 1, device)
         self._num_items = found[1]
 
     @hookimpl
@@ -80,7 +85,7 @@ class LossTask:
         """Runs the trainer's `training_step`, the backward pass within."""
         self._trainer.current_gradient_accumulation_steps = state.num_microbatches
         return self._trainer.training_step(
-            state.wrapped_model, dict(state.microbatch), self._num_items
+            state.wrapped_model, self._rows(state.microbatch), self._num_items
         )
 
     @hookimpl
@@ -93,3 +98,20 @@ class LossTask:
     def backward(self, state: State, loss: Tensor) -> bool:
         """Does nothing: `training_step` has added the gradients."""
         return True
+
+    def _rows(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a batch as the trainer takes it."""
+        if not self._pairs:
+            return dict(batch)
+        return {
+            name: torch.cat([one[:, 0], one[:, 1]]) if isinstance(one, Tensor) else one
+            for name, one in batch.items()
+        }
+
+
+def _paired(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch with the two rows of each sample together, shape (B, 2, ...)."""
+    return {
+        name: torch.stack(one.chunk(2), 1) if isinstance(one, Tensor) else one
+        for name, one in batch.items()
+    }
