@@ -7,7 +7,8 @@ from `compiler`, or `cuda` alone. No other file knows what is skipped where.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
@@ -19,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from eventloop import Task, Trainer
 from eventloop.config.settings import Precision
+from eventloop_testing import pretend_device
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PRECISIONS = [one for one in get_args(Precision) if one != "auto"]
@@ -26,6 +28,7 @@ NUM_CLASSES = 10
 Batches = list[tuple[Tensor, Tensor]]
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+needs_none = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs no accelerator")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs CUDA on two devices")
 
 
@@ -48,17 +51,28 @@ def cuda(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.fixture(
-    params=[
-        *(("cpu", one) for one in PRECISIONS if one != "tf32"),
-        *(pytest.param(("cuda:0", one), marks=needs_cuda) for one in PRECISIONS),
-    ],
-    ids=lambda param: "-".join(param),
-)
-def mode(request: pytest.FixtureRequest) -> Mode:
-    """Every precision that a device has, on each device."""
+OF_KERNELS = [
+    *(("cpu", one) for one in PRECISIONS if one != "tf32"),
+    *(pytest.param(("cuda:0", one), marks=needs_cuda) for one in PRECISIONS),
+]
+PRETEND = [("pretend:0", one) for one in PRECISIONS if one != "tf32"]
+
+
+@pytest.fixture(params=OF_KERNELS, ids="-".join)
+def mode_of_kernels(request: pytest.FixtureRequest) -> Mode:
+    """Every precision that a device with kernels of its own has."""
     name, precision = request.param
     return Mode(torch.device(name), precision)
+
+
+@pytest.fixture(
+    params=[*OF_KERNELS, *(pytest.param(one, marks=needs_none) for one in PRETEND)], ids="-".join
+)
+def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
+    """Every precision that a device has, on each, the pretend one where there is no other."""
+    name, precision = request.param
+    with pretend_device() if name.startswith("pretend") else nullcontext():
+        yield Mode(torch.device(name), precision)
 
 
 @pytest.fixture(

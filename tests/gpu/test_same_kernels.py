@@ -26,6 +26,12 @@ NO_KERNEL |= {"aten::unsqueeze", "aten::as_strided"}  # of losses that are stack
 
 
 @pytest.fixture
+def mode(mode_of_kernels):
+    """Not on the pretend accelerator, which has none of its own."""
+    return mode_of_kernels
+
+
+@pytest.fixture
 def computed(timeline):
     """Returns kernels, or operations of the CPU, by name and with their number, in ten steps.
 
