@@ -51,7 +51,7 @@ class Trainer:
     ) -> None:
         task, self._model_task, self._plugin = built(**arguments)
         savers = [one for one in self._plugin.session.callbacks if isinstance(one, CheckpointSaver)]
-        self._saver = savers[0] if savers else saver_of(arguments)
+        self._checkpoint_saver = savers[0] if savers else saver_of(arguments)
         self._load = (
             arguments.get("load_path") if arguments.get("load_weights_only", False) else None
         )
@@ -79,8 +79,8 @@ class Trainer:
     @property
     def saved_checkpoints(self) -> list[str]:
         """The checkpoints of the run, the oldest first; Composer's files, where a name was given."""
-        if self._saver is not None and self._saver in self.state.callbacks:
-            return list(self._saver.saved_checkpoints)
+        if self._checkpoint_saver is not None and self._checkpoint_saver in self.state.callbacks:
+            return list(self._checkpoint_saver.saved_checkpoints)
         folder = self.eventloop.state.run_dir / "checkpoints"
         return sorted(str(one) for one in folder.glob("*")) if folder.is_dir() else []
 
@@ -175,12 +175,12 @@ class Trainer:
         Raises:
             ValueError: there is no such folder.
         """
-        if self._saver is None:
+        if self._checkpoint_saver is None:
             raise ValueError(
                 "save_checkpoint_to_save_folder needs save_folder, an argument of Trainer(...)"
             )
         # Private, and what Composer's trainer calls (Composer 0.32.1).
-        self._saver._save_checkpoint(self.state, self.logger)
+        self._checkpoint_saver._save_checkpoint(self.state, self.logger)
 
     def _restart(self) -> None:
         """Has Composer's time begin anew."""
