@@ -90,6 +90,7 @@ QUERIES = {
     "list of events": "reference/events/",
     "multiple dataloaders": "how-to/several-data-loaders/",
     "group by length": "how-to/sequences-of-different-lengths/",
+    "rlhf": "how-to/align-a-language-model/",
     "predict_with_generate": "how-to/generate-while-evaluating/",
     "variable length sequences": "how-to/sequences-of-different-lengths/",
     "validation loss metric names": "how-to/train-your-own-model/",

@@ -17,7 +17,7 @@ from eventloop import PluginError, hookimpl
 from eventloop_fsdp import Fsdp
 from eventloop_grpo import Grpo, Sampling, advantages_of, policy_loss
 from eventloop_grpo.generation import generated
-from eventloop_testing import check_plugin, run_ranks
+from eventloop_testing import check_plugin, isolated_trainer, run_ranks
 
 FOLDER = Path(__file__).parents[1]
 
@@ -248,6 +248,19 @@ def test_the_example_learns(monkeypatch):
     means = example["trained"](0, 60)
 
     assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.2
+
+
+def test_short_answers_goes_on_with_the_model_of_sft(tmp_path):
+    """A few batches of the example, on the model and the questions that the one of eventloop-sft makes."""
+    sft = runpy.run_path(str(FOLDER.parent / "eventloop-sft" / "examples" / "chats.py"))
+    answers = runpy.run_path(str(FOLDER / "examples" / "short_answers.py"))
+    sft["prepare"](tmp_path / "chats")
+    task = answers["task"](tmp_path / "chats" / "model", tmp_path / "chats", num_prompts=16)
+
+    with isolated_trainer(tmp_path / "fit", task, max_duration="2ba") as trainer:
+        trainer.fit()
+
+    assert trainer.state.clock.batch == 2
 
 
 def test_the_examples_of_the_readme_run(tmp_path, monkeypatch):
