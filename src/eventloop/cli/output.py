@@ -213,7 +213,7 @@ def require_writable(path: Path, option: str = "", suffix: str = SUFFIX) -> None
         what = "weights and outputs are" if suffix == SUFFIX else f"the {name} is"
         fix = written(path.with_suffix(suffix))
         if name == "export" and not path.suffix:
-            fix += f", or `{option}{shlex.quote(str(path))}/` for the folder that a plugin writes"
+            fix += f", or `{option}{shlex.quote(str(path))}/` with a plugin that writes a folder, such as export"
         raise UsageError(f"{option}{path}: {what} written as {suffix}", fix=fix)
     if not path.parent.is_dir():
         raise UsageError(
