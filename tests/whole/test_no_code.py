@@ -27,8 +27,10 @@ ALLOWED = {
     "plugins/eventloop-check-loss/src/eventloop_check_loss/probe.py": [
         *("torch.load", "weights_only", "torch.load")
     ],
+    "plugins/eventloop-composer/src/eventloop_composer/arguments.py": ["weights_only"],
     "plugins/eventloop-composer/src/eventloop_composer/trainer.py": ["weights_only"],
     "plugins/eventloop-lightning/src/eventloop_lightning/keeping.py": ["weights_only"],
+    "plugins/eventloop-lightning/src/eventloop_lightning/resumable.py": ["weights_only"] * 2,
 }
 
 

@@ -63,7 +63,7 @@ class AdaptersOff:
         if not has_adapters(model):
             raise PluginError(
                 f"dpo: {type(model).__name__} has no adapters that could be switched off",
-                fix="make some with `-p lora --lora.r 8`, or leave out `--task.reference adapters-off`",
+                fix="make some with eventloop-lora, or leave out reference='adapters-off'",
             )
         with model.disable_adapter(), _evaluating(model):
             return sums_of(model, model, batch)

@@ -75,7 +75,7 @@ class HfCheckpoints:
         except TypeError as error:
             raise PluginError(
                 f"hf-checkpoints: {error}, and no folder could be loaded there",
-                fix="train one; adapters of peft are exported by `--export adapter/`; or switch "
+                fix="train one; eventloop-lora exports adapters of peft as a folder; or switch "
                 "hf-checkpoints off with " + switch_off("hf-checkpoints"),
             ) from error
 

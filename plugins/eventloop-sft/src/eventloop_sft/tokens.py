@@ -150,8 +150,8 @@ class Conversations:
     def _rendered(self, messages: Sequence[Any], tools: Any, **given: Any) -> str:
         if not self.tokenizer.chat_template:
             raise ValueError(
-                "it is a chat, and the tokenizer has no chat template; give one: "
-                "`--task.chat-template FILE`"
+                "it is a chat, and the tokenizer has no chat template; name a file with "
+                "one, chat_template=FILE"
             )
         text = self.tokenizer.apply_chat_template(
             list(messages), tools=tools, tokenize=False, **given
