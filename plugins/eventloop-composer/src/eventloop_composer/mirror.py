@@ -204,7 +204,10 @@ def total_of(loss: Any) -> Tensor:
 
 
 def _device(state: State) -> Device:
-    if not kind_of(state.device).is_host:
+    if kind_of(state.device).is_host:
+        return DeviceCPU()
+    try:
         # It sets for the whole process whether TF32 may be used.
         return DeviceGPU(state.device.index, allow_tf32=state.precision.name != "fp32")
-    return DeviceCPU()
+    except ValueError:  # an accelerator of another kind, which Composer doesn't know
+        return DeviceCPU()
