@@ -198,8 +198,10 @@ def _put(state: State, rng_states: Mapping[str, Any]) -> None:
     for name, one in global_generators().items():
         if name in rng_states["host"]:
             set_rng_state(one, rng_states["host"][name])
-    if "device" in rng_states:
-        kind_of(state.device).set_rng_state(rng_states["device"])
+    kind = kind_of(state.device)
+    of_device, own = rng_states.get("device"), kind.get_rng_state()
+    if of_device is not None and own is not None and of_device.shape == own.shape:
+        kind.set_rng_state(of_device)
     for name, one in rng_states["named"].items():
         generator = state.generator(name)
         if one.shape == generator.get_state().shape:
