@@ -109,7 +109,7 @@ def test_bytes_and_characters_are_told_apart():
             {"messages": TWO_TURNS},
             "auto",
             None,
-            "no chat template; give one: `--task.chat-template",
+            "no chat template; name a file with one, chat_template=FILE",
         ),
         ({"prompt": "w1", "completion": "w2"}, "assistant", TEMPLATE, "where no assistant speaks"),
     ],
