@@ -28,7 +28,7 @@ from transformers import (
 
 from eventloop import PluginError, Task, hookimpl
 from eventloop_fsdp import Fsdp
-from eventloop_hf_checkpoints import HfCheckpoints
+from eventloop_hf_checkpoints import HfCheckpoints, background
 from eventloop_testing import check_plugin, isolated_trainer, run_ranks
 
 TOKENS = torch.randint(3, 32, (24, 6), generator=torch.Generator().manual_seed(0))
@@ -149,6 +149,22 @@ def test_the_interval_counts_batches_and_the_last_is_always_there(tmp_path):
     fit(tmp_path, HfCheckpoints(interval="4ba"))
 
     assert names(tmp_path / "run" / "hf") == ["ba00000004", "ba00000006"]
+
+
+def test_a_slow_disk_changes_neither_the_interval_nor_the_last_folder(tmp_path, monkeypatch):
+    """The last checkpoint is saved twice, by the interval and by the end, while folders wait to be written."""
+    write = background.write_folder
+
+    def slowly(*arguments):
+        time.sleep(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(background, "write_folder", slowly)
+    plugin = HfCheckpoints(interval="4ba")
+
+    fit(tmp_path, plugin, checkpoint_interval="1ba", max_duration="8ba")
+
+    assert names(tmp_path / "run" / "hf") == ["ba00000004", "ba00000008"]
 
 
 def test_the_newest_stay(tmp_path):

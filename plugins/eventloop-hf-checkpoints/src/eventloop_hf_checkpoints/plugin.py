@@ -61,6 +61,7 @@ class HfCheckpoints:
         self._pretrained: Pretrained | None = None
         self._background: Background | None = None
         self._last: Path | None = None
+        self._begun: set[int] = set()  # the batches of folders that are written, or will be
 
     @hookimpl(trylast=True)
     def init(self, state: StateView) -> None:
@@ -133,12 +134,14 @@ class HfCheckpoints:
         if self.interval is None:
             return True
         batch, length = batch_of(checkpoint), int(self.interval.value)
-        before = [batch_of(one) for one in whole_folders(self._folder_of(state))]
+        before = self._begun | {batch_of(one) for one in whole_folders(self._folder_of(state))}
         last = max((one for one in before if one < batch), default=0)
         return batch // length > last // length
 
     def _write(self, state: StateView, checkpoint: Path) -> None:
+        """Has a folder of a checkpoint written, once: the last one of a fit may be saved twice."""
         assert self._background is not None
-        folder = self._folder_of(state)
-        self._background.write(linked(checkpoint, folder), checkpoint.name)
-        self._last = None if checkpoint == self._last else self._last
+        if (batch := batch_of(checkpoint)) in self._begun:
+            return
+        self._begun.add(batch)
+        self._background.write(linked(checkpoint, self._folder_of(state)), checkpoint.name)
