@@ -211,6 +211,7 @@ def by_lightning(folder: Path, make: Make, stop: int | None, num_epochs: int) ->
     """The same by Lightning's Trainer, which saves after each batch."""
     import lightning
 
+    lightning.seed_everything(0, verbose=False)
     seen: list[int] = []
 
     class Module(lightning.LightningModule):
