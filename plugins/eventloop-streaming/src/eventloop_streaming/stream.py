@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ class Stateful(Protocol):
         """Goes on from what `state_dict` returned."""
 
 
-class Stream(IterableDataset[Any]):
+class Stream(IterableDataset[Any], ABC):
     """Samples one after the other. Iterated over again, it begins the next epoch.
 
     `state_dict` may be called after any sample. A stream that has loaded a state goes on behind that
@@ -68,15 +69,17 @@ class Stream(IterableDataset[Any]):
     def _begin(self) -> None:
         """Goes to the start of an epoch."""
 
+    @abstractmethod
     def _samples(self) -> Iterator[Any]:
         """Yields samples from the position on; it is up to date whenever one is yielded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _position(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Returns what the state has besides the epoch."""
 
+    @abstractmethod
     def _go_to(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Goes to a position of the epoch."""
 
 
 class Position:
