@@ -33,6 +33,30 @@ if "eventloop-composer" not in collect_ignore:
     declare_operators()  # so that torchmetrics can import torchvision, for all tests here
 
 
+# Packages in whose tests transformers, peft and TRL warn of what they would have otherwise.
+_ON_TRANSFORMERS = {
+    *("eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints", "eventloop-reward"),
+    *("eventloop-sft", "eventloop-transformers"),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ignores the warnings of transformers, peft and TRL."""
+    for item in items:
+        if _ON_TRANSFORMERS.intersection(item.path.parts):
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture
+def quiet_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test has a folder of its own, and transformers' log is quiet."""
+    from transformers.utils import logging
+
+    monkeypatch.chdir(tmp_path)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Sums are added up in one order, in forks, too."""

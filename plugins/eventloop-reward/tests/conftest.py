@@ -15,18 +15,6 @@ if importlib.util.find_spec("peft") is None:
     collect_ignore_glob = ["test_*.py"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Lets transformers, peft and TRL warn of what they would have otherwise."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore"))
-
-
 @pytest.fixture(autouse=True)
-def in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_silence(quiet_transformers: None) -> None:
     """Each test has a folder of its own, and transformers' log is quiet."""
-    from transformers.utils import logging
-
-    monkeypatch.chdir(tmp_path)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
