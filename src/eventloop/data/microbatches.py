@@ -53,7 +53,7 @@ class Microbatches:
 
     def pin_memory(self) -> Microbatches:
         """Returns one of parts in pinned memory; a DataLoader with `pin_memory=True` calls it."""
-        from torch.utils.data._utils.pin_memory import pin_memory
+        from torch.utils.data._utils.pin_memory import pin_memory  # private (torch 2.13)
 
         return Microbatches(map(pin_memory, self.parts))
 
