@@ -76,7 +76,7 @@ def test_a_finished_run_has_its_plots_and_facts(finished):
     ]  # fmt: skip
     assert '<p class="status">finished</p>' in text
     assert "2 epochs, 12 batches, 48 samples" in text
-    for fact in ("max_duration=2ep", "torch 2.", "ends", "test/accuracy", "waiting for data"):
+    for fact in ("max_duration=2ep", "torch 2.", "ends", "test/accuracy", "waiting for train data"):
         assert fact in text
 
 
@@ -252,3 +252,69 @@ def test_two_ranks_write_one_page(tmp_path):
     assert kept[0] > 0
     assert kept[1] == 0
     assert "2 ranks" in text_of(tmp_path)
+
+
+class Watch:
+    """Stands in for `time`."""
+
+    now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+class Slow:
+    """Three batches that take a time each; its length isn't known."""
+
+    def __init__(self, watch, seconds):
+        self.watch, self.seconds = watch, seconds
+
+    def __iter__(self):
+        for batch in tiny_batches(3):
+            self.watch.now += self.seconds
+            yield batch
+
+
+class Steps:
+    """An algorithm: a step takes a second, a save 7."""
+
+    name = "steps"
+
+    def __init__(self, watch):
+        self.watch = watch
+
+    @hookimpl
+    def before_train_batch(self):
+        self.watch.now += 1.0
+
+    @hookimpl
+    def eval_before_forward(self):
+        self.watch.now += 0.5
+
+    @hookimpl
+    def epoch_checkpoint(self):
+        self.watch.now += 7.0
+
+    @hookimpl
+    def training_end(self):
+        self.watch.now += 100.0
+
+
+def test_waits_are_told_apart(tmp_path, monkeypatch):
+    """For train data, also of a loader that is asked whether there is another batch, and each set."""
+    watch = Watch()
+    monkeypatch.setattr("eventloop_report.plugin.time", watch)
+    task = tiny_task(
+        train_dataloader=Slow(watch, 3.0),
+        eval_dataloaders={"quick": tiny_batches(2), "slow": Slow(watch, 1.5)},
+    )
+    plugins = {"callbacks": [report := Report(pngs=False)], "algorithms": [Steps(watch)]}
+
+    with isolated_trainer(tmp_path, task, **plugins, max_duration="2ep") as trainer:
+        trainer.fit()
+
+    assert report._seconds == {
+        "waiting for train data": 18.0, "training": 6.0, "evaluation": 5.0, "everything else": 14.0,
+        "waiting for quick": 0.0, "waiting for slow": 9.0,
+    }  # fmt: skip
+    assert "waiting for slow" in text_of(tmp_path)

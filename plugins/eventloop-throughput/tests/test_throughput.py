@@ -73,7 +73,7 @@ class Takes:
 
 
 class Logged:
-    """A callback that keeps the numbers of throughput by batch."""
+    """A callback that keeps the numbers of throughput by batch, without those of single sets."""
 
     name = "logged"
 
@@ -83,7 +83,7 @@ class Logged:
     @hookimpl
     def log(self, numbers, at):
         for name, value in numbers.items():
-            if name.startswith("throughput/"):
+            if name.startswith("throughput/") and name.count("/") == 1:
                 self.rows.setdefault(at.batch, {})[name.removeprefix("throughput/")] = value
 
 

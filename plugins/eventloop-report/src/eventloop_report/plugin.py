@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eventloop import StateView
 
 THROUGHPUT = "samples a second"
-_PHASES = ("waiting for data", "training", "evaluation", "everything else")
+_PHASES = ("waiting for train data", "training", "evaluation", "everything else")
 
 
 class Report:
@@ -53,6 +53,7 @@ class Report:
         self._folder: RunFolder | None = None
         self._phase = _PHASES[-1]
         self._since: float | None = None
+        self._in_epoch = False
 
     @hookimpl(rank_zero=True)
     def after_load(self, state: StateView) -> None:
@@ -78,9 +79,22 @@ class Report:
         self._phase = "everything else"
 
     @hookimpl(rank_zero=True)
-    def before_dataloader(self, state: StateView) -> None:
+    def epoch_start(self, state: StateView) -> None:
+        """Takes the time: a loader without a length is asked for its first batch."""
+        self._in_epoch = True
+        self._enter(_PHASES[0])
+
+    @hookimpl
+    def should_stop(self, state: StateView) -> None:
+        """Takes the time: in an epoch, what comes next is the wait for data; has no opinion."""
+        if self._in_epoch:  # on rank 0
+            self._enter(_PHASES[0])
+
+    @hookimpl(rank_zero=True)
+    def epoch_end(self, state: StateView) -> None:
         """Takes the time."""
-        self._enter("waiting for data")
+        self._in_epoch = False
+        self._enter("everything else")
 
     @hookimpl(rank_zero=True)
     def after_dataloader(self, state: StateView) -> None:
@@ -94,6 +108,26 @@ class Report:
 
     @hookimpl(rank_zero=True)
     def eval_before_all(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("evaluation")
+
+    @hookimpl(rank_zero=True)
+    def eval_start(self, state: StateView) -> None:
+        """Takes the time: what comes next is the wait for the set's first batch."""
+        self._enter(f"waiting for {state.eval_name}")
+
+    @hookimpl(rank_zero=True)
+    def eval_batch_start(self, state: StateView) -> None:
+        """Takes the time."""
+        self._enter("evaluation")
+
+    @hookimpl(rank_zero=True)
+    def eval_batch_end(self, state: StateView) -> None:
+        """Takes the time: what comes next is the wait for data."""
+        self._enter(f"waiting for {state.eval_name}")
+
+    @hookimpl(rank_zero=True)
+    def eval_end(self, state: StateView) -> None:
         """Takes the time."""
         self._enter("evaluation")
 
@@ -161,6 +195,8 @@ class Report:
         if "throughput" in of_this_run:
             self._throughput.load_state_dict(of_this_run["throughput"])
         self._seconds = dict(of_this_run["seconds"])
+        if "waiting for data" in self._seconds:  # as older checkpoints call it
+            self._seconds = {_PHASES[0]: self._seconds.pop("waiting for data"), **self._seconds}
         previous = of_this_run["previous"]
         self._previous = None if previous is None else Moment(*previous)
 
@@ -168,7 +204,7 @@ class Report:
         """Adds the time since the last phase began to it."""
         if self._since is not None:
             now = time.perf_counter()
-            self._seconds[self._phase] += now - self._since
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
             self._since, self._phase = now, phase
 
     def _write(self, state: StateView, status: str, *, failed: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from eventloop.devices import kind_of
 from eventloop.toolbox.messages import as_option
 from eventloop_throughput.flops import ForwardFlops, is_compiled
 from eventloop_throughput.peaks import peak_tflops
+from eventloop_throughput.waits import TRAIN_DATA, Waits
 from eventloop_throughput.window import Amounts, Window
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ class Throughput:
     """Logs how fast the training is, over the latest batches.
 
     At log intervals: samples, tokens and steps a second of all ranks together, the share of time
-    spent waiting for data, TFLOP/s and MFU of the model, and the memory on CUDA devices.
+    spent waiting for data, TFLOP/s and MFU of the model, and the memory on CUDA devices. After an
+    evaluation: the share of its time spent waiting, for each set. A line at the end of a run names
+    the data that it waited for, if that was more than a tenth of the time.
 
     Args:
         window: how many of the latest batches the numbers are of.
@@ -67,6 +71,9 @@ class Throughput:
         self._interval: Time | None = None
         self._passes: ForwardFlops | None = None
         self._since = self._there_at = 0.0
+        self._eval_since = self._eval_start = self._eval_wait_s = 0.0
+        self._waits, self._is_first = Waits(), True
+        self._of_sets: dict[str, float] = {}
         self._flops = 0.0
 
     @hookimpl
@@ -135,10 +142,14 @@ class Throughput:
             flops = 1e9 * self.gflops_per_sample * state.count.samples
         elif self.gflops_per_token is not None:
             flops = 1e9 * self.gflops_per_token * state.count.tokens
+        seconds, wait_s = now - self._since, self._there_at - self._since
+        if not self._is_first:  # it waits for workers to start
+            self._waits.add(TRAIN_DATA, wait_s, seconds)
+        self._is_first = False
         self._latest.add(
             Amounts(
-                seconds=now - self._since,
-                wait_s=self._there_at - self._since,
+                seconds=seconds,
+                wait_s=wait_s,
                 batches=1,
                 samples=clock.sample - clock.previous.sample,
                 tokens=clock.token - clock.previous.token,
@@ -147,6 +158,45 @@ class Throughput:
         )
         if self._interval is not None and clock.crossed(self._interval):
             self._log(state)
+
+    @hookimpl
+    def eval_start(self, state: StateView) -> None:
+        """Takes the time: what comes next is the wait for the set's first batch."""
+        self._eval_start = self._eval_since = time.perf_counter()
+        self._eval_wait_s = 0.0
+
+    @hookimpl
+    def eval_batch_start(self, state: StateView) -> None:
+        """Takes the time: the batch is there."""
+        self._eval_wait_s += time.perf_counter() - self._eval_since
+
+    @hookimpl
+    def eval_batch_end(self, state: StateView) -> None:
+        """Takes the time: what comes next is the wait for data."""
+        self._eval_since = time.perf_counter()
+
+    @hookimpl
+    def eval_end(self, state: StateView) -> None:
+        """Adds up what the set took."""
+        assert state.eval_name is not None
+        seconds = time.perf_counter() - self._eval_start
+        self._waits.add(state.eval_name, self._eval_wait_s, seconds)
+        self._of_sets[state.eval_name] = self._eval_wait_s / seconds if seconds else 0.0
+
+    @hookimpl
+    def eval_after_all(self, state: StateView) -> None:
+        """Logs the share of the time that each set was waited for."""
+        for name, frac in self._of_sets.items():
+            state.log(f"throughput/data_wait_frac/{name}", frac, "mean")
+        self._of_sets = {}
+
+    @hookimpl(rank_zero=True)
+    def training_end(self, state: StateView) -> None:
+        """Says which data the run waited for, if that was long."""
+        dataloaders = {TRAIN_DATA: state.train_dataloader, **state.eval_dataloaders}
+        line = self._waits.advice(dataloaders, is_host=kind_of(state.device).is_host)
+        if line:
+            sys.stderr.write(f"eventloop: {line}\n")
 
     @hookimpl
     def exception(self, state: StateView) -> None:
