@@ -14,10 +14,12 @@ sys.path.extend(str(one) for one in sorted(Path(__file__).parent.glob("*/src")))
 
 # What a bridge leads to isn't installed for the tests of the others: `tox -e bridges` has it.
 BRIDGES = {
+    "eventloop-chats": "peft",
     "eventloop-composer": "composer",
     "eventloop-dpo": "peft",
     "eventloop-grpo": "trl",
     "eventloop-hf-checkpoints": "accelerate",
+    "eventloop-language-models": "peft",
     "eventloop-lightning": "lightning",
     "eventloop-lora": "peft",
     "eventloop-reward": "peft",
@@ -35,8 +37,8 @@ if "eventloop-composer" not in collect_ignore:
 
 # Packages in whose tests transformers, peft and TRL warn of what they would have otherwise.
 _ON_TRANSFORMERS = {
-    *("eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints", "eventloop-reward"),
-    *("eventloop-sft", "eventloop-transformers"),
+    *("eventloop-chats", "eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints"),
+    *("eventloop-language-models", "eventloop-reward", "eventloop-sft", "eventloop-transformers"),
 }
 
 

@@ -25,8 +25,10 @@ SOURCE = ROOT / "src"
 IMPORTED = {
     "eventloop-blending",
     "eventloop-bucketing",
+    "eventloop-chats",
     "eventloop-dpo",
     "eventloop-finetune",
+    "eventloop-language-models",
     "eventloop-lightning",
     "eventloop-packing",
     "eventloop-reward",

@@ -11,10 +11,10 @@ from dpo_cases import ANSWERS, CHATS, PAIRS, dpo_task
 from sft_cases import tokenizer
 
 from eventloop import SettingError, TaskError
+from eventloop_chats import Conversations
+from eventloop_chats.pairs import PairBatch, Pairs
 from eventloop_dpo import LOSSES, LossOptions, kto_losses, pair_losses
 from eventloop_dpo.answers import answers_of, cut_pairs_of
-from eventloop_sft import Conversations
-from eventloop_sft.pairs import PairBatch, Pairs
 
 CHOSEN, REJECTED = torch.tensor([-1.5, -0.1, -7.0]), torch.tensor([-2.5, -0.4, -3.0])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eventloop_sft.pairs import Pair, chosen_and_rejected, pairs_of
-from eventloop_sft.tokens import (
+from eventloop_chats.pairs import Pair, chosen_and_rejected, pairs_of
+from eventloop_chats.tokens import (
     IGNORED,
     Conversations,
     Example,

@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader
 
 from eventloop import SettingError, Task
+from eventloop_chats.batches import num_tokens
+from eventloop_chats.pairs import Pairs, chosen_and_rejected, num_rows, pair_batches_of
+from eventloop_chats.rows import read_rows
+from eventloop_chats.tokens import Conversations
 from eventloop_dpo.answers import answers_of, cut_pairs_of
 from eventloop_dpo.losses import LOSSES, Loss
 from eventloop_dpo.plugin import NllOn, Preferences
-from eventloop_dpo.references import Chosen, Reference, ReferenceKind
-from eventloop_dpo.stored import Stored
-from eventloop_sft.batches import InParts
-from eventloop_sft.from_command import num_tokens
-from eventloop_sft.models import Dtype, model_maker, tokenizer_of
-from eventloop_sft.optimizing import Schedule, adamw, schedule_of
-from eventloop_sft.pairs import PairBatch, Pairs, chosen_and_rejected, num_rows
-from eventloop_sft.rows import read_rows
-from eventloop_sft.samples import Samples
-from eventloop_sft.tokens import Conversations
+from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
+from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
+from eventloop_language_models.references import Chosen, Reference, ReferenceKind
+from eventloop_language_models.samples import Samples
+from eventloop_language_models.stored import Stored
 
 EVAL = "eval"
 
@@ -129,10 +127,10 @@ def task(
         compared = Chosen(reference, companion, None if store_reference else make_model)
         if store_reference:
             compared = Stored(compared, sets, pad_id=found.pad_token_id, batch_size=batch_size)
-    collate: Any = PairBatch(found.pad_token_id)
-    if microbatch_size is not None:
-        collate = InParts(collate, microbatch_size)
-    loader = partial(DataLoader, collate_fn=collate, num_workers=num_workers)
+    loader = partial(
+        pair_batches_of, pad_id=found.pad_token_id, batch_size=batch_size,
+        microbatch_size=microbatch_size, num_workers=num_workers,
+    )  # fmt: skip
     plugin = Preferences(
         loss, options, compared, nll_on=nll_on, desired_weight=desired_weight,
         undesired_weight=undesired_weight,
@@ -142,8 +140,8 @@ def task(
         loss_weight=num_rows,
         num_samples=num_rows,
         num_tokens=num_tokens,
-        train_dataloader=loader(train, batch_size, shuffle=shuffle),
-        eval_dataloaders={EVAL: loader(sets[1], batch_size)} if sets[1:] else None,
+        train_dataloader=loader(train, shuffle=shuffle),
+        eval_dataloaders={EVAL: loader(sets[1])} if sets[1:] else None,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
         algorithms=[plugin],
@@ -161,9 +159,8 @@ def _read(
     if loss == "kto":
         made = answers_of(rows, name, conversations, max_length, rotate_in)
         num_desired = sum(one.numbers["is_desired"] for one in made)
-        return Pairs(
-            made, first_number
-        ), f"{len(made):,} answers of {name}, {num_desired:,.0f} desired"
+        note = f"{len(made):,} answers of {name}, {num_desired:,.0f} desired"
+        return Pairs(made, first_number), note
     made = cut_pairs_of(rows, name, conversations, max_length)
     note = f"{len(made):,} pairs of {name}"
     if len(made) < len(rows):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from eventloop import State, hookimpl
 from eventloop.toolbox.samples import Microbatches, split
+from eventloop_chats.pairs import DOCUMENTS
+from eventloop_chats.tokens import IGNORED
 from eventloop_dpo.losses import Loss, LossOptions, kto_losses, pair_losses
-from eventloop_dpo.references import Reference, log_probs_of, sums_of
-from eventloop_dpo.stored import Stored
-from eventloop_sft.pairs import DOCUMENTS
-from eventloop_sft.passes import token_log_probs
-from eventloop_sft.tokens import IGNORED
+from eventloop_language_models.passes import token_log_probs
+from eventloop_language_models.references import Reference, log_probs_of, sums_of
+from eventloop_language_models.stored import Stored
 
 NllOn = Literal["answer", "all"]
 

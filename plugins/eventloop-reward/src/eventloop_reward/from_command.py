@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from eventloop import State, Task
+from eventloop_chats.batches import num_tokens
+from eventloop_chats.pairs import DOCUMENTS, Pairs, num_rows, pair_batches_of, pairs_of
+from eventloop_chats.rows import read_rows
+from eventloop_chats.tokens import Conversations, require_some
+from eventloop_language_models.models import Dtype, loaded, tokenizer_of
+from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
+from eventloop_language_models.passes import model_inputs
+from eventloop_language_models.samples import Samples
 from eventloop_reward.losses import reward_losses
-from eventloop_sft.batches import InParts
-from eventloop_sft.from_command import num_tokens
-from eventloop_sft.models import Dtype, loaded, tokenizer_of
-from eventloop_sft.optimizing import Schedule, adamw, schedule_of
-from eventloop_sft.pairs import DOCUMENTS, PairBatch, Pairs, num_rows, pairs_of
-from eventloop_sft.passes import model_inputs
-from eventloop_sft.rows import read_rows
-from eventloop_sft.samples import Samples
-from eventloop_sft.tokens import Conversations, require_some
 
 EVAL = "eval"
 
@@ -75,21 +73,21 @@ def task(
     read = partial(_read, Conversations(found, "completion"), max_length)
     train, note = read(data)
     loaders = None
-    collate: Any = PairBatch(found.pad_token_id)
-    if microbatch_size is not None:
-        collate = InParts(collate, microbatch_size)
-    loader = partial(DataLoader, collate_fn=collate, num_workers=num_workers)
+    loader = partial(
+        pair_batches_of, pad_id=found.pad_token_id, batch_size=batch_size,
+        microbatch_size=microbatch_size, num_workers=num_workers,
+    )  # fmt: skip
     if eval_data is not None:
         evals, eval_note = read(eval_data)
         note += f"; {EVAL}: {eval_note}"
-        loaders = {EVAL: loader(evals, batch_size)}
+        loaders = {EVAL: loader(evals)}
     return Task(
         model=make,
         forward=partial(forward, center_weight=center_weight),
         loss_weight=num_rows,
         num_samples=num_rows,
         num_tokens=num_tokens,
-        train_dataloader=loader(train, batch_size, shuffle=shuffle),
+        train_dataloader=loader(train, shuffle=shuffle),
         eval_dataloaders=loaders,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),

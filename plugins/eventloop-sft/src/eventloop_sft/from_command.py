@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from eventloop import State, Task
-from eventloop_sft.batches import Documents, batches_of
-from eventloop_sft.models import Dtype, model_maker, tokenizer_of
-from eventloop_sft.optimizing import Schedule, adamw, schedule_of
-from eventloop_sft.passes import model_inputs, token_log_probs, with_router_loss
-from eventloop_sft.rows import read_rows
-from eventloop_sft.samples import Samples
-from eventloop_sft.tokens import IGNORED, Conversations, LossOn, examples_of
+from eventloop_chats.batches import Documents, batches_of, num_tokens
+from eventloop_chats.rows import read_rows
+from eventloop_chats.tokens import IGNORED, Conversations, LossOn, examples_of
+from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
+from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
+from eventloop_language_models.passes import model_inputs, token_log_probs
+from eventloop_language_models.samples import Samples
 
 EVAL = "eval"
 
@@ -114,14 +114,16 @@ def forward(model: nn.Module, batch: Mapping[str, Tensor], state: State) -> Any:
     return {"loss": with_router_loss(loss, outputs, state.model), "logits": outputs.logits}
 
 
+def with_router_loss(loss: Tensor, outputs: Any, model: nn.Module) -> Tensor:
+    """Adds what a mixture of experts loses by an uneven load, if its configuration asks for it."""
+    aux_loss = getattr(outputs, "aux_loss", None)
+    config: Any = model.config
+    return loss if aux_loss is None else loss + config.router_aux_loss_coef * aux_loss
+
+
 def num_labels(batch: Mapping[str, Tensor]) -> Tensor:
     """Returns over how many labels the loss of a microbatch is a mean, shape ()."""
     return (batch["labels"][:, 1:] != IGNORED).sum()
-
-
-def num_tokens(batch: Mapping[str, Tensor]) -> int:
-    """Returns how many tokens of a batch aren't padding."""
-    return int((batch["document_ids"] >= 0).sum())
 
 
 def _documents(data: Any, conversations: Conversations, max_length: int) -> tuple[Documents, str]:

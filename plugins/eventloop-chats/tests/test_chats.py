@@ -10,10 +10,11 @@ import pytest
 import torch
 from sft_cases import CHATS, MARKED, TEMPLATE, chat, llama, tokenizer, turn
 
-import eventloop_sft
+import eventloop_chats
+import eventloop_language_models
 from eventloop import TaskError
-from eventloop_sft import Conversations, read_rows
-from eventloop_sft.tokens import IGNORED, examples_of
+from eventloop_chats import Conversations, read_rows
+from eventloop_chats.tokens import IGNORED, examples_of
 
 TWO_TURNS = [
     turn("system", "w0"), turn("user", "w1 w2"), turn("assistant", "w3 w4"), turn("user", "w5"),
@@ -171,23 +172,11 @@ def test_what_is_no_data_is_refused(tmp_path):
             read_rows(tmp_path / name)
 
 
-def test_a_model_or_tokenizer_that_is_not_there_is_named(tmp_path):
-    """Also a tokenizer that has nothing to pad with."""
-    with pytest.raises(TaskError, match="AutoTokenizer can't be loaded from"):
-        eventloop_sft.task(str(tmp_path), CHATS)
-    with pytest.raises(TaskError, match="the model is a function, and there is no tokenizer"):
-        eventloop_sft.task(llama, CHATS)
-    made = tokenizer()
-    made.pad_token = made.eos_token = None
-    with pytest.raises(TaskError, match="neither a pad_token nor an eos_token"):
-        eventloop_sft.task(llama, CHATS, tokenizer=made)
-
-
 def test_what_is_said_in_a_batch_is_what_a_model_sees_alone():
     """Rows of a batch are padded or packed; log-probabilities are those of each row by itself."""
     model = llama().eval()
     made = [Conversations(tokenizer())(chat(seed, 2)) for seed in range(5)]
-    documents = eventloop_sft.Documents(made)
+    documents = eventloop_chats.Documents(made)
     alone = [
         torch.log_softmax(model(input_ids=torch.tensor([one.input_ids])).logits[0], -1)
         for one in made
@@ -200,10 +189,12 @@ def test_what_is_said_in_a_batch_is_what_a_model_sees_alone():
     )
 
     for pack_into in (None, 64):
-        loader = eventloop_sft.batches_of(documents, pad_id=0, batch_size=5, pack_into=pack_into)
+        loader = eventloop_chats.batches_of(documents, pad_id=0, batch_size=5, pack_into=pack_into)
         (batch,) = loader
-        outputs = model(**eventloop_sft.model_inputs(model, batch))
-        log_probs, is_counted = eventloop_sft.token_log_probs(outputs.logits, batch["labels"])
+        outputs = model(**eventloop_language_models.model_inputs(model, batch))
+        log_probs, is_counted = eventloop_language_models.token_log_probs(
+            outputs.logits, batch["labels"]
+        )
         actual = sorted(log_probs[is_counted].tolist())
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
         assert len(batch["input_ids"]) == 5 if pack_into is None else len(batch["input_ids"]) < 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop.toolbox.samples import Microbatches
+from eventloop_chats.tokens import Example
 from eventloop_packing import PackBatch, PackedDataset
-from eventloop_sft.tokens import Example
 
 
 class Documents(Dataset[dict[str, Tensor]]):
@@ -72,6 +72,11 @@ class InParts:
         return Microbatches(
             self.collate_fn(samples[at : at + self.microbatch_size]) for at in starts
         )
+
+
+def num_tokens(batch: Mapping[str, Tensor]) -> int:
+    """Returns how many tokens of a batch aren't padding."""
+    return int((batch["document_ids"] >= 0).sum())
 
 
 def batches_of(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import PluginError, State
-from eventloop_sft.pairs import DOCUMENTS
-from eventloop_sft.passes import model_inputs, token_log_probs
+from eventloop_chats.pairs import DOCUMENTS
+from eventloop_language_models.passes import model_inputs, token_log_probs
 
 ReferenceKind = Literal["auto", "companion", "adapters-off"]
 
@@ -62,7 +62,7 @@ class AdaptersOff:
         model: Any = state.model
         if not has_adapters(model):
             raise PluginError(
-                f"dpo: {type(model).__name__} has no adapters that could be switched off",
+                f"{type(model).__name__} has no adapters that could be switched off",
                 fix="make some with eventloop-lora, or leave out reference='adapters-off'",
             )
         with model.disable_adapter(), _evaluating(model):

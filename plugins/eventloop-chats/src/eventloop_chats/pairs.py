@@ -1,4 +1,4 @@
-"""Pairs of answers as tokens, and their batches: for packages that learn from preferences."""
+"""Pairs of answers as tokens, and their batches: for methods that learn from preferences."""
 
 # B = row of a batch, K = document of a row, T = token
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from eventloop_sft.batches import Documents, PadBatch
-from eventloop_sft.tokens import Conversations, Example, made_of_rows
+from eventloop_chats.batches import Documents, InParts, PadBatch
+from eventloop_chats.tokens import Conversations, Example, made_of_rows
 
 # What of a batch has the shape (B, K, T).
 DOCUMENTS = ("input_ids", "labels", "position_ids", "document_ids")
@@ -80,6 +80,16 @@ class PairBatch:
         return batch | {
             name: torch.tensor([row["numbers"][name] for row in rows]) for name in names
         }
+
+
+def pair_batches_of(
+    pairs: Pairs, *, pad_id: int, batch_size: int, microbatch_size: int | None = None, **given: Any
+) -> DataLoader[Any]:
+    """Returns a data loader of rows; with `microbatch_size` each part of a batch is padded by itself."""
+    collate_fn: Any = PairBatch(pad_id)
+    if microbatch_size is not None:
+        collate_fn = InParts(collate_fn, microbatch_size)
+    return DataLoader(pairs, batch_size, collate_fn=collate_fn, **given)
 
 
 def pairs_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ class Conversations:
             return self._of_messages(messages, tools)
         text = self._rendered(messages, tools)
         before = self._rendered(prompt, tools, add_generation_prompt=True)
-        return self._trained_on(text, [(_num_alike(text, before), len(text))])
+        start = len(os.path.commonprefix([text, before]))  # noqa: RUF071  texts, not paths
+        return self._trained_on(text, [(start, len(text))])
 
     def _of_texts(self, prompt: str, completion: str, loss_on: str = "") -> Example:
         end = self.tokenizer.eos_token or ""
@@ -216,12 +218,6 @@ def require_some(made: Sequence[Any], name: str, max_length: int) -> None:
             f"no row of {name} has a label in its first {max_length} tokens",
             fix="raise max_length, or train on more, loss_on='all'",
         )
-
-
-def _num_alike(text: str, other: str) -> int:
-    """Returns how many characters two texts begin with alike."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((at for at, (one, two) in pairs if one != two), min(len(text), len(other)))
 
 
 def _labelled(ids: list[int], offsets: Sequence[Span], spans: Sequence[Span]) -> Example:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from eventloop_chats.tokens import IGNORED
 from eventloop_packing import document_mask
-from eventloop_sft.tokens import IGNORED
 
 
 def model_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -54,13 +54,6 @@ def token_log_probs(logits_BTV: Tensor, labels_BT: Tensor) -> tuple[Tensor, Tens
     logits = logits_BTV[:, :-1].to(wide).flatten(0, 1)
     losses = cross_entropy(logits, next_BT.flatten(), reduction="none", ignore_index=IGNORED)
     return -losses.view(next_BT.shape), next_BT != IGNORED
-
-
-def with_router_loss(loss: Tensor, outputs: Any, model: nn.Module) -> Tensor:
-    """Adds what a mixture of experts loses by an uneven load, if its configuration asks for it."""
-    aux_loss = getattr(outputs, "aux_loss", None)
-    config: Any = model.config
-    return loss if aux_loss is None else loss + config.router_aux_loss_coef * aux_loss
 
 
 def _takes_masks(config: Any) -> bool:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from eventloop import EventloopError, PluginError, State
 from eventloop.toolbox.run_files import RunFolder
-from eventloop_dpo.references import Reference
-from eventloop_sft.pairs import PairBatch, Pairs
+from eventloop_chats.pairs import PairBatch, Pairs
+from eventloop_language_models.references import Reference
 
 FILE = "reference.safetensors"
 
@@ -44,7 +44,7 @@ class Stored:
         """Looks them up by the numbers of rows, on the device."""
         if self._table is None:
             raise EventloopError(
-                "dpo: the reference's log-probabilities aren't computed before a fit",
+                "the reference's log-probabilities aren't computed before a fit",
                 fix="evaluate in a run that is trained, or with another --task.reference",
             )
         return self._table[batch["number"]]
@@ -77,7 +77,7 @@ class Stored:
                 return found["log_probs"]
             problem = "is of other data"
         raise PluginError(
-            f"dpo: {FILE}, the reference's log-probabilities, {problem}",
+            f"{FILE}, the reference's log-probabilities, {problem}",
             fix="put it back, or begin a new run in another run_dir",
         )
 
