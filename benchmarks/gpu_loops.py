@@ -83,19 +83,19 @@ def plain_run(
 
 def prefetched(batches: Batches, device: torch.device) -> Iterator[Batch]:
     """Copies each batch a step ahead, on a stream of its own."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         yield from batches
         return
-    side = torch.cuda.Stream(device)
+    side = torch.Stream(device)
     ahead: Batch | None = None
     for inputs, targets in batches:
         now = ahead
         if now is not None:
-            computing = torch.cuda.current_stream(device)
+            computing = torch.accelerator.current_stream(device)
             computing.wait_stream(side)
             for one in now:
                 one.record_stream(computing)
-        with torch.cuda.stream(side):
+        with side:
             ahead = (inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
         if now is not None:
             yield now

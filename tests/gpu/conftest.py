@@ -1,14 +1,15 @@
 """What a GPU does. Whatever is the same on the CPU runs there too; the rest is skipped without one.
 
 Tests take a device from `device`, with a precision from `mode`, with what torch.compile is told
-from `compiler`, or `cuda` alone. No other file knows what is skipped where.
+from `compiler`, or `accelerator` alone: a GPU, and the pretend one where there is none. What asks for
+kernels, or for code of torch.compile, takes `device_of_kernels`, `mode_of_kernels` or `cuda`. No other file knows what is skipped where.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
@@ -28,7 +29,10 @@ NUM_CLASSES = 10
 Batches = list[tuple[Tensor, Tensor]]
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-needs_none = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs no accelerator")
+found = torch.accelerator.current_accelerator(check_available=True)
+needs_none = pytest.mark.skipif(
+    found is not None and found.type != "pretend", reason="needs no accelerator"
+)
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs CUDA on two devices")
 
 
@@ -39,16 +43,41 @@ class Mode(NamedTuple):
     precision: str
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=needs_cuda)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """The CPU, and the GPU where there is one."""
+CUDA = pytest.param("cuda:0", marks=needs_cuda)
+NO_GPU = pytest.param("pretend:0", marks=needs_none)
+
+
+@pytest.fixture(params=["cpu", CUDA, NO_GPU])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The CPU, and the GPU or the pretend accelerator."""
+    with switched_on(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=[CUDA, NO_GPU])
+def accelerator(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The GPU, or the pretend accelerator."""
+    with switched_on(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device_of_kernels(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU, and the GPU where there is one: what has kernels, and is compiled for."""
     return torch.device(request.param)
 
 
-@pytest.fixture(params=[pytest.param("cuda:0", marks=needs_cuda)])
+@pytest.fixture(params=[CUDA])
 def cuda(request: pytest.FixtureRequest) -> torch.device:
     """The GPU."""
     return torch.device(request.param)
+
+
+@contextmanager
+def switched_on(name: str) -> Iterator[torch.device]:
+    """Yields the device of a name; the pretend one is switched on meanwhile."""
+    with pretend_device() if name.startswith("pretend") else nullcontext():
+        yield torch.device(name)
 
 
 OF_KERNELS = [
@@ -71,8 +100,8 @@ def mode_of_kernels(request: pytest.FixtureRequest) -> Mode:
 def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
     """Every precision that a device has, on each, the pretend one where there is no other."""
     name, precision = request.param
-    with pretend_device() if name.startswith("pretend") else nullcontext():
-        yield Mode(torch.device(name), precision)
+    with switched_on(name) as device:
+        yield Mode(device, precision)
 
 
 @pytest.fixture(
@@ -90,10 +119,13 @@ def compiler(request: pytest.FixtureRequest) -> tuple[torch.device, Any]:
     return torch.device(name), compile
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_two)])
-def two_ranks_on(request: pytest.FixtureRequest) -> str:
-    """What two ranks run on: one CPU, or two GPUs."""
-    return request.param
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=needs_two), pytest.param("pretend", marks=needs_none)]
+)
+def two_ranks_on(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What two ranks run on: one CPU, two GPUs, or two pretend accelerators."""
+    with switched_on(request.param):
+        yield request.param
 
 
 @pytest.fixture

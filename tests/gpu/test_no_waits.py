@@ -125,25 +125,25 @@ def test_a_steady_step_waits_for_nothing(mode, log_interval, guarded):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd-foreach", "adamw-fused", "adamw-foreach"])
-def test_no_optimizer_of_a_gpu_waits(optimizer, cuda, guarded, mode_of):
+def test_no_optimizer_of_a_gpu_waits(optimizer, accelerator, guarded, mode_of):
     """Those that aren't fused neither; AdamW's counter of steps stays on the host then."""
     kind, how = optimizer.split("-")
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
     task = {"optimizer": lambda model: make(model.parameters(), lr=0.01, **{how: True})}
 
-    guard = guarded(mode_of(cuda), Guard(cuda), task=task)
+    guard = guarded(mode_of(accelerator), Guard(accelerator), task=task)
 
     assert guard.num_windows == NUM_STEPS - WARM_UP
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])
-def test_nothing_waits_between_steps_either(pin_memory, cuda, guarded, mode_of, make_images):
+def test_nothing_waits_between_steps_either(pin_memory, accelerator, guarded, mode_of, make_images):
     """Batches come and numbers go while the device computes, from the first steady step to the end."""
     batches = make_images(NUM_STEPS)
     if pin_memory:
         batches = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches]
 
-    guard = guarded(mode_of(cuda), Guard(cuda, throughout=True),
+    guard = guarded(mode_of(accelerator), Guard(accelerator, throughout=True),
                     task={"train_dataloader": batches}, log_interval="1ba")  # fmt: skip
 
     assert guard.num_windows == 1

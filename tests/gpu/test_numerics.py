@@ -144,8 +144,9 @@ def test_compiled_code_computes_what_eager_code_does(precision, compiler, losses
 
 
 @compiles
-def test_compiled_microbatches_add_up(device, losses):
+def test_compiled_microbatches_add_up(device_of_kernels, losses):
     """Their gradients and losses, kept until the last one is computed."""
+    device = device_of_kernels
     compile = {"cpu": {"backend": "aot_eager"}, "cuda": True}[device.type]
     expected = losses(device, microbatch_size=8)
 

@@ -1,4 +1,4 @@
-"""Ranks on GPUs, under NCCL: one on one, which is what DDP does to a step; two on two."""
+"""Ranks on accelerators, under NCCL on GPUs: one on one, which is what DDP does to a step; two on two."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ task = Task(
 # WORLD_SIZE=1 alone would train in one process: here it joins a group of one, and is wrapped in DDP.
 ONE_RANK = """
 import sys
+from contextlib import nullcontext
 import torch
 import eventloop.run.open
+from eventloop_testing import pretend_device
 from eventloop import Trainer, hookimpl
 from eventloop.distributed import data_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -58,10 +60,23 @@ class Guard:
             torch.cuda.set_sync_debug_mode("default")
 
 eventloop.run.open.join_processes = data_parallel.join
-with Trainer(task, algorithms=[Guard()], device=sys.argv[1], autoload=False) as trainer:
+is_pretend = sys.argv[1].startswith("pretend")
+with pretend_device() if is_pretend else nullcontext(), Trainer(task, algorithms=[Guard()], device=sys.argv[1], autoload=False) as trainer:
     assert isinstance(trainer.state.wrapped_model, DistributedDataParallel)
     trainer.fit()
     trainer.export("weights.safetensors")
+"""
+
+
+# The command in a process that has the pretend accelerator.
+ON_TWO = "-m torch.distributed.run --standalone --nproc-per-node 2 on_pretend.py"
+ON_PRETEND = """
+import sys
+from eventloop.cli import main
+from eventloop_testing import pretend_device
+
+with pretend_device():
+    sys.exit(main())
 """
 
 
@@ -70,6 +85,7 @@ def run(clean):
     """Runs Python in processes of its own, with the task at hand; gives the weights it exported."""
     (clean / "task.py").write_text(TASK)
     (clean / "one_rank.py").write_text(ONE_RANK)
+    (clean / "on_pretend.py").write_text(ON_PRETEND)
     path = os.pathsep.join([str(SOURCE), str(clean), os.environ.get("PYTHONPATH", "")])
 
     def run(*arguments: str, **variables: str) -> dict[str, Tensor]:
@@ -118,6 +134,8 @@ def test_one_rank_under_ddp_ends_as_one_process_does(device, run, alone):
 def test_two_ranks_end_as_one_process_does(two_ranks_on, run, alone):
     """Gradients averaged over both, with microbatches and clipping; one device each."""
     command = "-m eventloop fit task.py --no-plugins --nproc 2 --microbatch-size 2"
+    if two_ranks_on == "pretend":
+        command = command.replace("-m eventloop", ON_TWO).replace("--nproc 2 ", "")
     actual = run(*command.split(), "--device", two_ranks_on, "--export", "weights.safetensors")
 
     assert_near(actual, alone(two_ranks_on))

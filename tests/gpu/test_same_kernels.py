@@ -32,6 +32,12 @@ def mode(mode_of_kernels):
 
 
 @pytest.fixture
+def device(device_of_kernels):
+    """Likewise."""
+    return device_of_kernels
+
+
+@pytest.fixture
 def computed(timeline):
     """Returns kernels, or operations of the CPU, by name and with their number, in ten steps.
 

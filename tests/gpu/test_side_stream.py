@@ -109,7 +109,7 @@ def means(make_run):
     """Trains on batches that are full of one number each; gives the numbers the device found."""
 
     def means(device, pin_memory=False):
-        pin_memory = pin_memory and device.type == "cuda"
+        pin_memory = pin_memory and device.type != "cpu"
         batches = [(torch.full((1024, 256), float(idx), pin_memory=pin_memory), torch.zeros(1024))
                    for idx in range(NUM_BATCHES)]  # fmt: skip
         task = {
