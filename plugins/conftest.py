@@ -23,6 +23,7 @@ BRIDGES = {
     "eventloop-lightning": "lightning",
     "eventloop-lora": "peft",
     "eventloop-reward": "peft",
+    "eventloop-rollouts": "transformers",
     "eventloop-sft": "peft",
     "eventloop-transformers": "accelerate",
 }
@@ -38,7 +39,8 @@ if "eventloop-composer" not in collect_ignore:
 # Packages in whose tests transformers, peft and TRL warn of what they would have otherwise.
 _ON_TRANSFORMERS = {
     *("eventloop-chats", "eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints"),
-    *("eventloop-language-models", "eventloop-reward", "eventloop-sft", "eventloop-transformers"),
+    *("eventloop-language-models", "eventloop-reward", "eventloop-rollouts"),
+    *("eventloop-sft", "eventloop-transformers"),
 }
 
 

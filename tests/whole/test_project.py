@@ -32,6 +32,7 @@ IMPORTED = {
     "eventloop-lightning",
     "eventloop-packing",
     "eventloop-reward",
+    "eventloop-rollouts",
     "eventloop-runs",
     "eventloop-sft",
     "eventloop-surgery",

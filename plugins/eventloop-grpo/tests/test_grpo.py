@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from grpo_cases import Seen, fit, grpo, llama, prompts, prompts_task, trainer_of, wanted
+from grpo_cases import Seen, fit, grpo, prompts_task, trainer_of, wanted
 
 from eventloop import PluginError, hookimpl
 from eventloop_fsdp import Fsdp
-from eventloop_grpo import Grpo, Sampling, advantages_of, policy_loss
-from eventloop_grpo.generation import generated
+from eventloop_grpo import Grpo, advantages_of, policy_loss
 from eventloop_testing import check_plugin, isolated_trainer, run_ranks
 
 FOLDER = Path(__file__).parents[1]
@@ -57,43 +56,6 @@ def test_a_run_that_ended_goes_on_with_the_same_rollouts_and_bits(tmp_path, plac
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     assert two.completions.keys() == {3, 4, 5}
     torch.testing.assert_close(two.completions, {k: one.completions[k] for k in (3, 4, 5)})
-
-
-def test_a_completion_depends_on_its_prompt_and_seed_alone():
-    """Not on what else is generated at the same time, nor on the global generators."""
-    rows = prompts(4)
-    ids, mask = (
-        torch.stack([row[name] for row in rows]) for name in ("input_ids", "attention_mask")
-    )
-    model, sampling = llama().eval(), Sampling(6, temperature=0.8, top_k=8, top_p=0.95)
-
-    whole = generated(model, ids, mask, [11, 12, 13, 14], sampling, pad_token_id=0)
-    torch.manual_seed(5)
-    parts = [
-        generated(model, ids[one], mask[one], seeds, sampling, pad_token_id=0)
-        for one, seeds in ((slice(0, 1), [11]), (slice(1, 4), [12, 13, 14]))
-    ]
-
-    assert torch.equal(whole[:1, : parts[0].shape[1]], parts[0])
-    assert torch.equal(whole[1:, : parts[1].shape[1]], parts[1])
-    other = generated(model, ids, mask, [21, 22, 23, 24], sampling, pad_token_id=0)
-    assert other.shape != whole.shape or not torch.equal(other, whole)
-
-
-def test_draws_are_those_of_the_distribution():
-    """Logits with Gumbel noise: the frequency of each token is its probability."""
-    rows = prompts(1)[0]
-    ids, mask = rows["input_ids"][None], rows["attention_mask"][None]
-    model, num = llama(), 4000
-    with torch.no_grad():
-        expected = model.eval()(input_ids=ids, attention_mask=mask).logits[0, -1].softmax(-1)
-
-    found = generated(
-        model, ids.expand(num, -1), mask.expand(num, -1), range(num), Sampling(1), pad_token_id=0
-    )
-
-    shares = found[:, 0].bincount(minlength=len(expected)) / num
-    assert float((shares - expected).abs().max()) < 4 * (0.25 / num) ** 0.5
 
 
 @pytest.mark.sampled(2)

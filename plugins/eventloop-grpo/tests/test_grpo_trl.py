@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eventloop import Task, hookimpl
 from eventloop_grpo import Grpo
-from eventloop_grpo.generation import completion_mask
+from eventloop_rollouts.generation import completion_mask
 from eventloop_testing import isolated_trainer, run_ranks
 
 WORDS = ["<pad>", "<eos>", "<bos>", *(f"w{idx}" for idx in range(10))]

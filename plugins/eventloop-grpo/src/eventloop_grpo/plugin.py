@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from eventloop import PluginError, State, StepOutcome, Time, hookimpl
 from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.passes import evaluation_mode
-from eventloop_grpo.generation import Sampling, completed, logits_of
-from eventloop_grpo.hooks import GrpoHooks
 from eventloop_grpo.losses import policy_loss, token_logps, weight_of
-from eventloop_grpo.options import check_options, named_reward, named_tokenizer
-from eventloop_grpo.rollouts import Rollouts, minibatch, prompts_of, texts_of
-from eventloop_grpo.scoring import rows_of, scaled, seeds_of, summed, table_of
+from eventloop_grpo.options import check_options
+from eventloop_grpo.scoring import rows_of, scaled, summed, table_of
+from eventloop_rollouts import RolloutHooks, named_reward, named_tokenizer
+from eventloop_rollouts.generation import Sampling, completed, logits_of, seeds_of
+from eventloop_rollouts.rollouts import Rollouts, minibatch, prompts_of, texts_of
 
 
 class Grpo:
@@ -56,7 +56,7 @@ class Grpo:
     """
 
     role = "algorithm"
-    hookspecs = GrpoHooks
+    hookspecs = RolloutHooks
 
     def __init__(
         self,

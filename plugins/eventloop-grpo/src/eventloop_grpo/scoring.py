@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,23 +13,7 @@ from torch import Tensor
 from eventloop import PluginError
 from eventloop.toolbox.messages import as_option
 from eventloop_grpo.losses import Scale, advantages_of, centred
-from eventloop_grpo.rollouts import Rollouts
-
-
-def seeds_of(
-    seed: int, batch: int, num_prompts: int, size: int, rank: int, ranks: int
-) -> list[int]:
-    """Returns a seed for each completion, by the run, the batch, the prompt's place and its number.
-
-    Args:
-        num_prompts: of this rank; its prompt `idx` is number `idx * ranks + rank` of the batch.
-        size: completions of a prompt.
-    """
-    return [
-        _seed(seed, batch, idx * ranks + rank, one)
-        for idx in range(num_prompts)
-        for one in range(size)
-    ]
+from eventloop_rollouts.rollouts import Rollouts
 
 
 def summed(found: Sequence[Any], size: int, device: torch.device) -> Tensor:
@@ -92,8 +75,3 @@ def table_of(
         "reward": rewards_N[:num].tolist(),
         "advantage": advantages_N[:num].tolist(),
     }
-
-
-def _seed(*parts: int) -> int:
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")

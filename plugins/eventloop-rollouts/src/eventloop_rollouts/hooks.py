@@ -1,4 +1,4 @@
-"""What `grpo` asks other packages."""
+"""What a method that learns from rollouts asks other packages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from eventloop import hookspec
 
 if TYPE_CHECKING:
     from eventloop import State
-    from eventloop_grpo.rollouts import Rollouts
+    from eventloop_rollouts.rollouts import Rollouts
 
 
-class GrpoHooks:
+class RolloutHooks:
     """Who generates, and who judges."""
 
     @hookspec(per="batch", firstresult=True)
@@ -24,7 +24,7 @@ class GrpoHooks:
         """Returns the prompts with a completion of each.
 
         Called: once a batch, before its updates, in evaluation mode and without gradients; on every
-        rank, with the rank's own prompts. The default has the model generate by transformers.
+        rank, with the rank's own prompts. By default the model generates by transformers.
         State: `batch`, the prompts as the data loader gave them.
         Must: depend on the model, the prompts and the seeds alone, so that a run that is killed
         generates the same again.

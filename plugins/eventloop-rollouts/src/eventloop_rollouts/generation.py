@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eventloop.toolbox.shards import sharded
-from eventloop_grpo.rollouts import Rollouts
+from eventloop_rollouts.rollouts import Rollouts
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,22 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float = 1.0
+
+
+def seeds_of(
+    seed: int, batch: int, num_prompts: int, size: int, rank: int, ranks: int
+) -> list[int]:
+    """Returns a seed for each completion, by the run, the batch, the prompt's place and its number.
+
+    Args:
+        num_prompts: of this rank; its prompt `idx` is number `idx * ranks + rank` of the batch.
+        size: completions of a prompt.
+    """
+    return [
+        _seed(seed, batch, idx * ranks + rank, one)
+        for idx in range(num_prompts)
+        for one in range(size)
+    ]
 
 
 def generated(
@@ -164,3 +181,8 @@ def logits_of(model: nn.Module, tokens_NS: Tensor, mask_NS: Tensor, num_last: in
         given["use_cache"] = False
     logits: Tensor = untyped(**given).logits
     return logits[:, -num_last - 1 : -1]
+
+
+def _seed(*parts: int) -> int:
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
