@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from eventloop_agc import clip_units_, unit_norms
+from eventloop_testing import run_ranks
 
 SHAPES = [(3, 4), (2, 3, 3, 3), (5,), (), (4, 1)]
 
@@ -88,3 +92,32 @@ def test_an_overflow_stays_one():
 
     assert not param.grad[0].isfinite().all()
     assert param.grad[1].isfinite().all()
+
+
+def on_a_mesh():
+    """Clips parameters that are sharded over rows, over columns, over both, and not at all."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
+    kinds = [(mesh, [Shard(0), Shard(1)]), (mesh["data"], [Shard(0)]), (mesh["tp"], [Shard(0)]),
+             None, (mesh, [Shard(0), Shard(0)])]  # fmt: skip
+    params = []
+    for param, kind in zip(make_params(), kinds, strict=True):
+        values = [param.detach(), param.grad]
+        values = values if kind is None else [distribute_tensor(one, *kind) for one in values]
+        params.append(nn.Parameter(values[0]))
+        params[-1].grad = values[1]
+    share = clip_units_(params, 0.3)
+    grads = [one.grad for one in params]
+    return share, [one.full_tensor() if isinstance(one, DTensor) else one for one in grads]
+
+
+def test_units_of_shards_are_clipped_as_in_one_process():
+    """A rank may hold some units, or a part of each: norms are those of whole units."""
+    params = make_params()
+    expected = clip_units_(params, 0.3)
+    assert 0 < expected < 1
+
+    for share, grads in run_ranks(on_a_mesh, world_size=4):
+        torch.testing.assert_close(share, expected)
+        for grad, param in zip(grads, params, strict=True):
+            torch.testing.assert_close(grad, param.grad)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,7 +17,6 @@ from eventloop.toolbox.shards import local
 from eventloop_distill import Distill
 from eventloop_ema import Ema
 from eventloop_fsdp import Fsdp
-from eventloop_fsdp.slices import whole
 from eventloop_testing import isolated_trainer, run_ranks
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -67,7 +67,9 @@ def fit(folder, *plugins, batch_size=8, seed=5, batch=None, **given):
     kinds = {type(one.data) for one in teacher.parameters()}
     num_held = sum(local(one).numel() for one in teacher.parameters())
     weights = trainer.state.model.state_dict().items()
-    return {name: whole(one) for name, one in weights}, {
+    return {
+        name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in weights
+    }, {
         "kinds": {one.__name__ for one in kinds},
         "held": num_held,
         "parts": sum(isinstance(one, FSDPModule) for one in teacher.modules()),

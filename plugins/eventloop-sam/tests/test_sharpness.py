@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from eventloop_sam import ascent, restored
+from eventloop_testing import run_ranks
 
 
 def params_with_gradients(dtype=torch.float64, scale=1.0):
@@ -76,3 +80,33 @@ def test_tensors_come_back_bit_for_bit_also_after_an_exception():
         raise ArithmeticError
 
     assert all(map(torch.equal, params, before))
+
+
+def on_a_mesh(adaptive):
+    """Goes up from parameters that are sharded over two dimensions, over one, and not at all."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tp"))
+    params, kinds = [], [(mesh, [Shard(0), Shard(1)]), (mesh["tp"], [Shard(0)]), None]
+    for param, kind in zip(params_with_gradients(), kinds, strict=True):
+        values = [param.detach(), param.grad]
+        values = values if kind is None else [distribute_tensor(one, *kind) for one in values]
+        params.append(nn.Parameter(values[0]))
+        params[-1].grad = values[1]
+    return [
+        DTensor.from_local(step, *kind, shape=like.shape, stride=like.stride()).full_tensor()
+        if kind
+        else step
+        for step, kind, like in zip(
+            ascent(params, 0.1, adaptive=adaptive), kinds, params, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_way_up_from_shards_is_that_of_one_process(adaptive):
+    """The norm is that of all entries, whichever rank holds them."""
+    expected = ascent(params_with_gradients(), 0.1, adaptive=adaptive)
+
+    for steps in run_ranks(on_a_mesh, adaptive, world_size=4):
+        for step, one in zip(steps, expected, strict=True):
+            torch.testing.assert_close(step, one)

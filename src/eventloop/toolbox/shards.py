@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.tensors import Box
 from eventloop.training.compiling import repeated_layers
+from eventloop.training.sharded_tensors import groups_of, local, sharded, sum_over_, total_norm
 from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-__all__ = ["local", "repeated_layers", "shard_of", "sharded", "slice_of"]
-
-
-def sharded(value: Any) -> DTensor | None:
-    """Returns the value if it is a sharded tensor, otherwise None."""
-    # Sharding has imported this already; importing it takes a second, so nothing else does.
-    module = sys.modules.get("torch.distributed.tensor")
-    return value if module is not None and isinstance(value, module.DTensor) else None
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Returns this rank's shard of a tensor, detached, sharing its memory."""
-    one = sharded(tensor)
-    return tensor.detach() if one is None else one.to_local().detach()
+__all__ = ["groups_of", "local", "repeated_layers", "shard_of", "sharded", "slice_of"]
+__all__ += ["sum_over_", "total_norm"]
 
 
 def slice_of(value: Any, entries: Tensor | None = None) -> Any:

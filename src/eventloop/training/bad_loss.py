@@ -15,7 +15,8 @@ from eventloop.clock import Counts, moment_of
 from eventloop.errors import NonFiniteError
 from eventloop.hook_markers import hookimpl
 from eventloop.training.logged_numbers import HostCopy
-from eventloop.training.weight_watch import EVERY, WeightWatch, local_part
+from eventloop.training.sharded_tensors import local
+from eventloop.training.weight_watch import EVERY, WeightWatch
 
 if TYPE_CHECKING:
     from eventloop.config.settings import Settings
@@ -163,7 +164,7 @@ class LossWatch:
     def _bad_batch(self, state: State, counts: Counts, loss: float) -> BadBatch:
         """Says what is known of a bad loss; waits for the device."""
         at, params = moment_of(counts), list(state.model.named_parameters())
-        not_finite = (name for name, one in params if not local_part(one).isfinite().all())
+        not_finite = (name for name, one in params if not local(one).isfinite().all())
         before, bad_param = at.batch - 1, next(not_finite, None)
         facts = {
             "found": f"at batch {state.clock.batch}; everything since then is of no use",
@@ -211,7 +212,7 @@ class NormWatch:
         numbers = yield
         norm = numbers.get("grad_norm")
         if norm is not None:
-            self._losses.keep_norm(state.clock._now[1] + 1, local_part(norm))
+            self._losses.keep_norm(state.clock._now[1] + 1, local(norm))
         return numbers
 
 
@@ -243,7 +244,7 @@ class QuietWatch:
 
 def _range_of_fp16(params: Iterable[tuple[str, nn.Parameter]]) -> str:
     """Says how far parameters are from what fp16 can hold; waits for the device."""
-    own = ((local_part(param), name) for name, param in params)
+    own = ((local(param), name) for name, param in params)
     sizes = [(one.abs().max().item(), name) for one, name in own if one.numel()]
     size, name = max(sizes, default=(0.0, ""))
     most = torch.finfo(torch.float16).max

@@ -31,6 +31,7 @@ from eventloop.training.optimizers import (
     require_optimizer,
     wants_closure,
 )
+from eventloop.training.sharded_tensors import clip_, sharded
 from eventloop.training.tensor_slices import gathered, held
 from eventloop.training.weight_loading import fit_to_load
 from eventloop.training.weight_watch import first_not_finite, trained_names
@@ -61,6 +62,7 @@ class Defaults:
     __slots__ = (
         "_count",
         "_following",
+        "_has_shards",
         "_known",
         "_mean",
         "_ordered",
@@ -79,6 +81,7 @@ class Defaults:
         self._wrap = wrap
         self._mean = mean
         self._ordered: dict[tuple[str, ...], tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
+        self._has_shards = False
         self._with_closure: frozenset[str] = frozenset()
         self._following: tuple[FollowsMetric, ...] = ()
         self._count = Count(0, 0)
@@ -245,6 +248,8 @@ class Defaults:
         if settings.clip_norm is None and settings.clip_value is None:
             return {}
         params = [one for one in self._in_order(state, optimizers) if one.grad is not None]
+        if self._has_shards:
+            return clip_(params, settings.clip_norm, settings.clip_value)
         logged = {}
         if settings.clip_norm is not None:
             logged["grad_norm"] = nn.utils.clip_grad_norm_(params, settings.clip_norm)
@@ -272,6 +277,7 @@ class Defaults:
             found = {id(one) for one in ordered}
             ordered += [one for one in grouped if id(one) not in found]
             self._ordered[names] = (grouped, ordered)
+            self._has_shards |= any(sharded(one) is not None for one in ordered)
         return ordered
 
     @hookimpl

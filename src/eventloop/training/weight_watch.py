@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.errors import NonFiniteError, text_of
 from eventloop.training.logged_numbers import HostCopy
+from eventloop.training.sharded_tensors import local
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -120,7 +121,7 @@ class WeightWatch:
         if bad and not math.isfinite(sum(sums.values())):
             # A sum overflows, too, where entries are finite and huge: the weights themselves tell.
             params = dict(self._params)
-            bad = [name for name in bad if not is_finite(local_part(params[name]))]
+            bad = [name for name in bad if not is_finite(local(params[name]))]
         if not state.count_true(bool(bad)):
             return
         of_ranks = state.all_gather((bad[:1], min(self.bad_gradients, default=None)))
@@ -157,16 +158,8 @@ def trained(model: nn.Module) -> Params:
     return [(name, one) for name, one in named if one.requires_grad and not is_lazy(one)]
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """Returns a detached tensor; of a sharded one this rank's share: others may not be looking."""
-    from torch.distributed.tensor import DTensor  # of use here alone, and slow to import
-
-    own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own.detach()
-
-
 def _sum(param: Tensor) -> Tensor:
-    own = param.detach() if type(param) is nn.Parameter else local_part(param)
+    own = param.detach() if type(param) is nn.Parameter else local(param)
     if own.dtype in _WIDE:
         return own.sum()
     if own.is_complex():

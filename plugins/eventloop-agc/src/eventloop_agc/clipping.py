@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from eventloop.toolbox.shards import local, shard_of, sharded
+from eventloop.toolbox.shards import groups_of, local, sum_over_
 
 
 def unit_norms(tensor: Tensor) -> Tensor:
@@ -48,19 +48,31 @@ def clip_units_(params: Sequence[Tensor], clip: float, eps: float = 1e-3) -> Ten
     """
     weights = [param for param in params if param.grad is not None]
     grads = [param.grad for param in weights if param.grad is not None]
-    sizes = [unit_norms(weight) for weight in weights]
-    longest = torch.cat(sizes).clamp_(min=eps) * clip
-    scales = (longest / torch.cat([unit_norms(grad) for grad in grads])).clamp_(max=1)
-    of_shards = sharded(scales)
-    scales = scales if of_shards is None else of_shards.full_tensor()
-    parts = torch.split(scales, [len(size) for size in sizes])
-    each = [_like_rows(part, grad) for part, grad in zip(parts, grads, strict=True)]
+    every = [*weights, *grads]
+    sizes = [unit_norms(local(one)) for one in every]
+    # Units of which a rank holds a part; a vector is one unit.
+    within = [groups_of(one, range(1, one.ndim) or (0,)) for one in every]
+    squares = [size.square_() for size, groups in zip(sizes, within, strict=True) if groups]
+    sum_over_(squares, [groups for groups in within if groups])
+    for square in squares:
+        square.sqrt_()
+    longest = torch.cat(sizes[: len(grads)]).clamp_(min=eps) * clip
+    scales = (longest / torch.cat(sizes[len(grads) :])).clamp_(max=1)
+    parts = torch.split(scales, [len(size) for size in sizes[len(grads) :]])
+    each = [
+        part.view(-1, *[1] * (len(grad.shape) - 1)) if grad.ndim else part.view(())
+        for part, grad in zip(parts, grads, strict=True)
+    ]
     # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
     torch._foreach_mul_([local(grad) for grad in grads], each)
-    return (scales < 1).float().mean()
+    return _share(parts, grads, scales)
 
 
-def _like_rows(scales: Tensor, grad: Tensor) -> Tensor:
-    """Returns the scales of the units that this rank holds of a gradient, shaped to multiply it."""
-    held = scales if len(scales) == 1 else shard_of(scales, grad)
-    return held.view((-1, *[1] * (grad.ndim - 1))[: grad.ndim])
+def _share(parts: Sequence[Tensor], grads: Sequence[Tensor], scales: Tensor) -> Tensor:
+    """Returns which share of the units of all ranks has a scale below 1."""
+    along = [groups_of(grad, (0,) if grad.ndim > 1 else ()) for grad in grads]
+    if not any(along):
+        return (scales < 1).float().mean()
+    shortened = [(part < 1).sum(dtype=torch.float32) for part in parts]
+    sum_over_(shortened, along)
+    return torch.stack(shortened).sum() / sum(len(grad) if grad.ndim > 1 else 1 for grad in grads)

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode  # torch has no public one (torch 2.13)
 
 from eventloop import SettingError
-from eventloop_fsdp.slices import shards_like, whole
+from eventloop.toolbox.shards import sharded
+from eventloop_fsdp.slices import shards_like
 
 # What these write doesn't depend on what was there.
 _OVERWRITES = ("normal_", "uniform_", "zero_", "fill_", "copy_", "exponential_", "log_normal_")
@@ -187,7 +188,8 @@ def _write(shard: Tensor, one: _Write) -> None:
     if one.view is None and name in _OVERWRITES:
         value = torch.empty(shard.shape, dtype=shard.dtype)
     else:
-        value = whole(shard.detach()).cpu().clone()
+        held = sharded(shard.detach())
+        value = (shard.detach() if held is None else held.full_tensor()).cpu().clone()
     target = value if one.view is None else torch.as_strided(value, *one.view)
     one.func(target, *one.args, **one.kwargs)
     shard.copy_(shards_like(value, shard))

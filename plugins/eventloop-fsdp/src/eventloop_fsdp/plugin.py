@@ -227,16 +227,6 @@ class Fsdp:
             self._exchanges = exchanges
 
     @hookimpl(wrapper=True)
-    def clip_gradients(self, state: State) -> Generator[None, dict[str, Tensor], dict[str, Tensor]]:
-        """Makes plain tensors of norms over shards, without reading them."""
-        numbers = yield
-        if self._root is None:
-            return numbers
-        from eventloop_fsdp.slices import whole
-
-        return {name: whole(value) for name, value in numbers.items()}
-
-    @hookimpl(wrapper=True)
     def eval_batches(self, state: State) -> Generator[None, Iterable[Any], Iterable[Any]]:
         """Looks one batch ahead, to know the last one; asks how many batches each rank has."""
         batches = yield

@@ -14,11 +14,6 @@ from eventloop.toolbox.shards import shard_of, slice_of
 from eventloop.toolbox.state_dicts import SavedTensor
 
 
-def whole(value: Any) -> Any:
-    """Returns a sharded tensor whole, on its device; anything else as it is. All ranks must call."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def shards_like(value: Any, like: Tensor) -> Any:
     """Returns this rank's shard of a whole tensor, on the device of `like`; nothing is sent.
 

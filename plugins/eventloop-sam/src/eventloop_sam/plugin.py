@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from eventloop import State, StepOutcome, hookimpl
 from eventloop.toolbox.passes import wants_closure
+from eventloop.toolbox.shards import local
 from eventloop_sam.draws import Draws
 from eventloop_sam.sharpness import ascent, buffers_restored, restored
 
@@ -87,7 +88,8 @@ class Sam:
             with restored(params), buffers_restored(state.model):
                 with torch.no_grad():
                     # Private, as in `ascent` (torch 2.13).
-                    torch._foreach_add_(params, ascent(params, self.rho, adaptive=self.adaptive))
+                    held = [local(param) for param in params]
+                    torch._foreach_add_(held, ascent(params, self.rho, adaptive=self.adaptive))
                 second = self._second_pass(state, closure)
             state.log("sam/sharpness", second - first, "mean")
         return (yield)

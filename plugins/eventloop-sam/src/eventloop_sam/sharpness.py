@@ -17,9 +17,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
-from eventloop.toolbox.shards import sharded
+from eventloop.toolbox.shards import local, total_norm
 
 _TINY = 1e-12  # a gradient of 0 has no direction
 
@@ -36,18 +35,17 @@ def ascent(params: Sequence[Tensor], rho: float, *, adaptive: bool = False) -> l
         rho: how far "nearby" reaches.
 
     Returns:
-        New tensors of the shapes and dtypes of `params`; zeros where every gradient is zero.
+        New tensors of the shapes and dtypes of `params`, of shards what this rank holds; zeros where every gradient is zero.
     """
-    weights = list(params)
-    grads = [param.grad for param in weights if param.grad is not None]
-    # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
-    towards = list(torch._foreach_mul(grads, weights)) if adaptive else grads
-    norm = get_total_norm(towards)
-    of_shards = sharded(norm)
-    norm = norm if of_shards is None else of_shards.full_tensor()
+    towards = [param.grad for param in params if param.grad is not None]
     if adaptive:
-        towards = list(torch._foreach_mul(towards, weights))
-    return list(torch._foreach_mul(towards, rho / (norm + _TINY)))
+        towards = [grad * weight for grad, weight in zip(towards, params, strict=True)]
+    norm = total_norm(towards)
+    held = [local(one) for one in towards]
+    # Private, as all of torch's foreach functions are: one kernel for all tensors (torch 2.13).
+    if adaptive:
+        held = list(torch._foreach_mul(held, [local(param) for param in params]))
+    return list(torch._foreach_mul(held, rho / (norm + _TINY)))
 
 
 @contextmanager

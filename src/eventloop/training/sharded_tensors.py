@@ -1,0 +1,79 @@
+"""Sharded tensors, DTensors, beside plain ones: what a rank holds, and norms over all entries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from itertools import chain
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def sharded(value: Any) -> DTensor | None:
+    """Returns the value if it is a sharded tensor, otherwise None."""
+    # Sharding has imported this already; importing it takes a second, so nothing else does.
+    module = sys.modules.get("torch.distributed.tensor")
+    return value if module is not None and isinstance(value, module.DTensor) else None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Returns this rank's shard of a tensor, detached, sharing its memory."""
+    one = sharded(tensor)
+    return tensor.detach() if one is None else one.to_local().detach()
+
+
+def groups_of(tensor: Tensor, dims: Collection[int] | None = None) -> tuple[Any, ...]:
+    """Returns the groups of ranks that a tensor is sharded over; along some of its dimensions."""
+    one = sharded(tensor)
+    spread: list[Any] = [*enumerate(one.placements if one is not None else ())]
+    if any(at.is_partial() for _, at in spread):
+        raise TypeError("a tensor that is a sum over ranks as yet (Partial) has no norm")
+    over = [idx for idx, at in spread if not at.is_replicate() and (dims is None or at.dim in dims)]
+    return tuple(one.device_mesh.get_group(idx) for idx in over) if one is not None else ()
+
+
+def sum_over_(values: Sequence[Tensor], groups: Sequence[tuple[Any, ...]]) -> None:
+    """Adds up each value over its groups, in place; all values of a group in one all-reduce."""
+    for group in dict.fromkeys(chain(*groups)):
+        mine = [value for value, over in zip(values, groups, strict=True) if group in over]
+        flat = torch.cat([value.reshape(-1) for value in mine])
+        dist.all_reduce(flat, group=group)
+        totals = torch.split(flat, [value.numel() for value in mine])
+        for value, total in zip(mine, totals, strict=True):
+            value.copy_(total.view_as(value))
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the 2-norm of all entries, shape (), without a wait; of plain tensors it is torch's.
+
+    Each entry of a sharded one counts once; the ranks sum once for each dimension of their mesh.
+    """
+    parts: dict[tuple[Any, ...], list[Tensor]] = {}
+    for tensor in tensors:
+        parts.setdefault(groups_of(tensor), []).append(local(tensor))
+    norms = [get_total_norm(some) for some in parts.values()] or [get_total_norm([])]
+    if not any(parts):
+        return norms[0]
+    squares = [norm.to(torch.promote_types(norm.dtype, torch.float32)).square() for norm in norms]
+    sum_over_(squares, list(parts))
+    return torch.stack(squares).sum().sqrt()
+
+
+def clip_(params: Sequence[Tensor], norm: float | None, value: float | None) -> dict[str, Tensor]:
+    """Clips gradients, also of shards, as `nn.utils` does for plain ones; returns what is logged."""
+    grads = [param.grad for param in params if param.grad is not None]
+    held: Any = [SimpleNamespace(grad=local(grad)) for grad in grads]  # in the place of parameters
+    logged = {} if norm is None else {"grad_norm": total_norm(grads)}
+    if norm is not None:
+        nn.utils.clip_grads_with_norm_(held, norm, logged["grad_norm"])
+    if value is not None:
+        nn.utils.clip_grad_value_(held, value)
+    return logged
