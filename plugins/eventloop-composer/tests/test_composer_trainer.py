@@ -188,6 +188,24 @@ def test_a_fit_that_is_done_needs_a_duration():
         trainer.eval()
 
 
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+def test_epochs_of_a_loader_without_a_length_are_refused(kind):
+    """It may be endless, and the fit with it; a number of batches makes it finite."""
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(lambda: tensors()[0], None)
+
+    def fit(**given):
+        made = kind(model=perceptron(), train_dataloader=DataLoader(Endless(), 8), **given)
+        made.fit()
+        return made.state.timestamp.batch
+
+    with pytest.raises(ValueError, match="max_duration cannot be specified in epochs"):
+        fit(max_duration="1ep")
+    assert fit(max_duration="1ep", train_subset_num_batches=2) == fit(max_duration="2ba") == 2
+
+
 def test_time_begins_anew_for_composers_objects():
     """With `reset_time`: schedules, callbacks and durations count from there; the weights go on."""
 

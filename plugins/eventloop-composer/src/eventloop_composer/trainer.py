@@ -15,7 +15,7 @@ from composer.core import Engine  # noqa: E402
 from composer.core import State as ComposerState  # noqa: E402
 from composer.core import Time as ComposerTime  # noqa: E402
 from composer.core.data_spec import ensure_data_spec  # noqa: E402
-from composer.core.time import ensure_time  # noqa: E402
+from composer.core.time import TimeUnit, ensure_time  # noqa: E402
 from composer.loggers import Logger  # noqa: E402
 from composer.utils import checkpoint, ensure_tuple  # noqa: E402
 
@@ -218,6 +218,12 @@ class Trainer:
             raise SettingError(
                 "max_duration is not set",
                 fix="give max_duration to Trainer(...), or fit(duration=...)",
+            )
+        if self.state.dataloader_len is None and self.state.max_duration.unit == TimeUnit.EPOCH:
+            raise SettingError(
+                f"max_duration cannot be specified in epochs, {self.state.max_duration.to_timestring()}, "
+                "with a data loader that has no length: it may be endless",
+                fix="give it in batches, samples or tokens, or give train_subset_num_batches",
             )
         if ratio != 1.0:
             length = scaled(time_of("duration", self.state.max_duration), ratio)
