@@ -21,6 +21,7 @@ BRIDGES = {
     "eventloop-hf-checkpoints": "accelerate",
     "eventloop-language-models": "peft",
     "eventloop-lightning": "lightning",
+    "eventloop-llm": "peft",
     "eventloop-lora": "peft",
     "eventloop-reward": "peft",
     "eventloop-rollouts": "transformers",
@@ -39,6 +40,7 @@ if "eventloop-composer" not in collect_ignore:
 # Packages in whose tests transformers, peft and TRL warn of what they would have otherwise.
 _ON_TRANSFORMERS = {
     *("eventloop-chats", "eventloop-dpo", "eventloop-grpo", "eventloop-hf-checkpoints"),
+    "eventloop-llm",
     *("eventloop-language-models", "eventloop-reward", "eventloop-rollouts"),
     *("eventloop-sft", "eventloop-transformers"),
 }

@@ -30,6 +30,7 @@ IMPORTED = {
     "eventloop-finetune",
     "eventloop-language-models",
     "eventloop-lightning",
+    "eventloop-llm",
     "eventloop-packing",
     "eventloop-reward",
     "eventloop-rollouts",

@@ -1,14 +1,13 @@
 """Chats about Python's own functions: a tiny Llama learns to say what a function is for.
 
-python -m pip install ./plugins/eventloop-packing ./plugins/eventloop-sft
+python -m pip install . -r plugins/llm.txt
 eventloop fit plugins/eventloop-sft/examples/chats.py
 eventloop fit plugins/eventloop-sft/examples/chats.py --task.packing true
-python -m pip install ./plugins/eventloop-lora
 eventloop fit plugins/eventloop-sft/examples/chats.py --lora.r 8 --lora.target_modules '["q_proj", "v_proj"]'
 
 Model and tokenizer are made from a configuration and from Python's sources, so that nothing is downloaded:
 the folder has them and the data as `eventloop fit eventloop_sft --task.model FOLDER/model --task.data
-FOLDER/chats.jsonl` takes them.
+FOLDER/chats.jsonl` takes them. `python plugins/eventloop-sft/examples/chats.py` makes them alone.
 """
 
 import ast
@@ -161,3 +160,7 @@ def task(folder: Path = Path("chats"), lr: float = 3e-3, packing: bool = False) 
         lr=lr,
         max_new_tokens=24,
     )
+
+
+if __name__ == "__main__":
+    prepare(Path("chats"))

@@ -80,10 +80,14 @@ class Conversations:
             prompt, answer = row["messages"][:-1], row["messages"][-1:]
         if not prompt or answer is None:
             return None
+        text = answer if isinstance(prompt, str) else answer[-1].get("content", "")
+        return self.prompt_ids(prompt, row.get("tools")), str(text)
+
+    def prompt_ids(self, prompt: str | Sequence[Any], tools: Any = None) -> list[int]:
+        """Returns the ids of a text, or of messages up to where an answer begins."""
         if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"]), str(answer)
-        text = self._rendered(prompt, row.get("tools"), add_generation_prompt=True)
-        return self._ids(text), str(answer[-1].get("content", ""))
+            return list(self.tokenizer(prompt)["input_ids"])
+        return self._ids(self._rendered(prompt, tools, add_generation_prompt=True))
 
     def _of_messages(self, messages: Sequence[Any], tools: Any) -> Example:
         if self.loss_on == "completion":

@@ -1,6 +1,6 @@
 """Group-relative policy optimization: advantages, the clipped loss and the penalty; free of hooks."""
 
-# N = completion, T = position of a completion, V = token of the vocabulary
+# N = completion, T = position of a completion
 
 from __future__ import annotations
 
@@ -45,17 +45,6 @@ def centred(rewards_N: Tensor, group_size: int) -> Tensor:
     """
     groups = rewards_N.view(-1, group_size)
     return (groups - groups.mean(1, keepdim=True)).flatten()
-
-
-def token_logps(logits_NTV: Tensor, tokens_NT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Returns the log-probability of each token, float32, shape (N, T).
-
-    Args:
-        temperature: logits are divided by it, as when the tokens were drawn.
-    """
-    scaled = logits_NTV.float() / temperature
-    chosen = scaled.gather(-1, tokens_NT[..., None])[..., 0]
-    return chosen - scaled.logsumexp(-1)
 
 
 @dataclass(frozen=True)

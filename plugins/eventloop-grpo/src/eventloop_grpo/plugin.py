@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from eventloop import PluginError, State, StepOutcome, Time, hookimpl
 from eventloop.toolbox.messages import as_option
 from eventloop.toolbox.passes import evaluation_mode
-from eventloop_grpo.losses import policy_loss, token_logps, weight_of
+from eventloop_grpo.losses import policy_loss, weight_of
 from eventloop_grpo.options import check_options
 from eventloop_grpo.scoring import rows_of, scaled, summed, table_of
 from eventloop_rollouts import RolloutHooks, named_reward, named_tokenizer
-from eventloop_rollouts.generation import Sampling, completed, logits_of, seeds_of
+from eventloop_rollouts.generation import Sampling, completed, logits_of, seeds_of, token_logps
 from eventloop_rollouts.rollouts import Rollouts, minibatch, prompts_of, texts_of
 
 

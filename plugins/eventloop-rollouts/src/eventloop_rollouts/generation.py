@@ -183,6 +183,17 @@ def logits_of(model: nn.Module, tokens_NS: Tensor, mask_NS: Tensor, num_last: in
     return logits[:, -num_last - 1 : -1]
 
 
+def token_logps(logits_NTV: Tensor, tokens_NT: Tensor, temperature: float = 1.0) -> Tensor:
+    """Returns the log-probability of each token, float32, shape (N, T).
+
+    Args:
+        temperature: logits are divided by it, as when the tokens were drawn.
+    """
+    scaled = logits_NTV.float() / temperature
+    chosen = scaled.gather(-1, tokens_NT[..., None])[..., 0]
+    return chosen - scaled.logsumexp(-1)
+
+
 def _seed(*parts: int) -> int:
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")

@@ -1,0 +1,17 @@
+"""Without transformers and peft there is nothing to test here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if importlib.util.find_spec("peft") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def in_silence(quiet_transformers: None) -> None:
+    """Each test has a folder of its own, and transformers' log is quiet."""
