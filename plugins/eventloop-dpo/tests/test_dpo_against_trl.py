@@ -17,6 +17,7 @@ from dpo_cases import (
     trained,
     with_adapters,
 )
+from sft_cases import text
 
 from eventloop_fsdp import Fsdp
 from eventloop_testing import run_ranks
@@ -45,6 +46,12 @@ CASES = {
     ),
     "cpo": (PAIRS, {"loss": "cpo", "label_smoothing": 0.1}, "CPO", {"label_smoothing": 0.1}),
 }
+# TRL's own loss of a chosen answer is a mean over the tokens of a rank, here of the batch of all ranks:
+# the same where prompts and chosen answers are equally long.
+EVEN = [
+    row | {"prompt": text(seed, 5) + " ", "chosen": text(seed + 50, 4)}
+    for seed, row in enumerate(PAIRS)
+]
 COMPARED = ("dpo", "dpo, means", "dpo, beta", "ipo", "kto")
 MICROBATCHES = {
     "whole": {},
@@ -86,7 +93,7 @@ def test_it_ends_with_the_losses_and_weights_of_trl(tmp_path, case, model):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("case", ["dpo", "ipo", "kto", "simpo"])
+@pytest.mark.parametrize("case", ["dpo", "ipo", "kto", "simpo", "orpo", "cpo"])
 @pytest.mark.parametrize("model", ["full", "new LoRA"])
 def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case, model):
     """DDP and FSDP; the divergence of KTO is that of both ranks."""
@@ -94,6 +101,8 @@ def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case,
     make, ref, more = MODELS[model]
     if case not in COMPARED:
         ref, more = None, {}
+    if case in ("orpo", "cpo"):
+        rows = EVEN
     options = options | more | {"rows": rows, "model": make, "shuffle": False, "batch_size": 3}
     if case == "kto":
         options |= {"rotate_in": 3}  # TRL's answers go around in the rows of one rank's batch
@@ -106,6 +115,24 @@ def test_two_ranks_end_with_the_losses_and_weights_of_two_of_trl(tmp_path, case,
             folder = tmp_path / f"{name}{size}"
             found = run_ranks(lambda: trained(folder, *strategy(), **asked))[0]
             require_equal(found, expected)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", ["orpo", "cpo"])
+def test_uneven_answers_weigh_as_in_one_process(tmp_path, case):
+    """Two ranks end with the weights of one, which are those of TRL's one, but not of its two."""
+    rows, options, trainer, their_options = CASES[case]
+    given = options | {"rows": rows, "shuffle": False}
+    two = {"per_device_train_batch_size": 3, "ddp_backend": "gloo"} | their_options
+    one_of_trl = theirs(trainer, rows, **their_options)
+    require_equal(trained(tmp_path / "one", **given), one_of_trl)
+
+    found = run_ranks(lambda: trained(tmp_path / "two", batch_size=3, **given))[0]
+
+    require_equal(found, one_of_trl)
+    two_of_trl = run_ranks(lambda: theirs(trainer, rows, **two))[0]
+    with pytest.raises(AssertionError):
+        require_equal(two_of_trl, one_of_trl)
 
 
 def test_the_reference_is_seen(tmp_path):
