@@ -167,7 +167,7 @@ def drawn_for(epoch, first):
     seeds.start_epoch(epoch)
     seeds.start_batch(first, [])
     for generator in host_generators().values():
-        generator.seed(seeds.of_collate())
+        generator.seed(seeds.of_collate(first))
     drawn = draws()
     seeds.end_batch()
     return drawn

@@ -55,8 +55,11 @@ class MapStyleSource(Source):
         parts: dict[str, Any] = {self._sampler_name: self.order}
         if sample_seed is not None:
             self._seeds = SampleSeeds(sample_seed, shared=dataloader.num_workers > 0)
-            dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
-            parts |= {"dataset": dataset, "collate_fn": collate_fn}
+            if hasattr(dataloader, "sample_seeds"):  # it seeds samples by itself, in threads say
+                parts["sample_seeds"] = self._seeds
+            else:
+                dataset, collate_fn = seeded(dataloader.dataset, dataloader.collate_fn, self._seeds)
+                parts |= {"dataset": dataset, "collate_fn": collate_fn}
             self.order.marks_repeats = may_draw(dataloader.dataset)
         self._loader = with_gathers(copy_with(dataloader, **parts))
         self._passes = Passes(self._loader, self.order)

@@ -84,6 +84,7 @@ class SampleSeeds:
     def start_epoch(self, epoch: int) -> None:
         """Sets the epoch that draws are tied to."""
         self._epoch[0] = epoch
+        self._base = (epoch, _digest(f"{self._seed}/{epoch}"))
 
     def start_batch(self, first: Any, own: Sequence[Any]) -> KeptGenerators:
         """Begins a batch; restores the data set's own generators, too: a sampler may share one."""
@@ -104,9 +105,9 @@ class SampleSeeds:
         """Returns the seed of the sample at an index."""
         return _mixed(self._base[1] + _number(index))
 
-    def of_collate(self) -> int:
-        """Returns the seed of the batch's collate function."""
-        return _mixed(~self._base[1] + _number(self.first))
+    def of_collate(self, first: Any) -> int:
+        """Returns the seed of the collate function of a batch that begins with this index."""
+        return _mixed(~self._base[1] + _number(first))
 
 
 class SeededDataset(StandIn):
@@ -207,7 +208,7 @@ class SeededCollate:
 
     def _collate(self, samples: Any, seed: Seed | None) -> Any:
         if seed is not None:
-            seed(self._seeds.of_collate())
+            seed(self._seeds.of_collate(self._seeds.first))
         return collate(self._collate_fn, samples)
 
 

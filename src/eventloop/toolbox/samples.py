@@ -15,6 +15,7 @@ from eventloop.data.batches import (
 )
 from eventloop.data.combine import known_length
 from eventloop.data.microbatches import Microbatches
+from eventloop.data.sample_seeds import reads_batches
 from eventloop.data.splitting import split
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "known_length",
     "map_tensors",
     "num_samples",
+    "reads_batches",
     "split",
     "targets_of",
     "with_inputs",

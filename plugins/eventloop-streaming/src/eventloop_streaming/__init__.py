@@ -1,4 +1,4 @@
-"""Streams for eventloop whose position can be saved: shuffled, mixed, of shards, in batches."""
+"""Data for eventloop whose position can be saved: streams, an order, and a loader with threads."""
 
 from eventloop_streaming.batches import Batches
 from eventloop_streaming.mixed import Mixed
@@ -6,5 +6,15 @@ from eventloop_streaming.permuted import Permuted
 from eventloop_streaming.shards import Shards, Sliced
 from eventloop_streaming.shuffled import Shuffled
 from eventloop_streaming.stream import Stream
+from eventloop_streaming.threads import ThreadedDataLoader
 
-__all__ = ["Batches", "Mixed", "Permuted", "Shards", "Shuffled", "Sliced", "Stream"]
+__all__ = [
+    "Batches",
+    "Mixed",
+    "Permuted",
+    "Shards",
+    "Shuffled",
+    "Sliced",
+    "Stream",
+    "ThreadedDataLoader",
+]

@@ -1,0 +1,99 @@
+"""Reads batches in threads, each a part of one, and makes a batch of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from eventloop.toolbox.samples import map_tensors, reads_batches
+from eventloop_streaming.own_draws import ThreadsData, fingerprints
+
+
+class Batch:
+    """A batch that threads read, each a part of it.
+
+    Attributes:
+        indices: of its samples; of a loader without batches one.
+        seeds: as many, and one for the collate function.
+        result: the batch, when `is_done` is set, unless there is an error.
+        moved: global generators that moved meanwhile; the training's draws move them, too.
+    """
+
+    def __init__(self, indices: Sequence[Any], seeds: list[int], num_parts: int) -> None:
+        self.indices, self.seeds = indices, seeds
+        self.samples: list[Any] = [None] * len(indices)
+        self.errors: dict[int, BaseException] = {}
+        self.moved: set[str] = set()
+        self.result: Any = None
+        self.is_done = threading.Event()
+        self._left, self._lock = num_parts, threading.Lock()
+
+    def end_part(self) -> bool:
+        """Returns whether it was the last part."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+class Reader:
+    """Reads parts of batches, in one thread."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._data = ThreadsData(loader.dataset)
+        self._collate = loader.collate_fn
+        self.makes_batches = loader.batch_sampler is not None
+        self.reads_batches = reads_batches(loader.dataset)
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
+
+    def work(self, tasks: SimpleQueue[tuple[Batch, range] | None]) -> None:
+        """Reads until there is None to read."""
+        while (task := tasks.get()) is not None:
+            self.read(*task)
+
+    def read(self, batch: Batch, part: range) -> None:
+        """Reads a part; with the last one, the batch is made."""
+        before, at = fingerprints(), part.start
+        with self._data.draws:
+            try:
+                if self.makes_batches and self.reads_batches:
+                    self._data.seed(batch.seeds[0])
+                    plain = [_plain(one) for one in batch.indices]
+                    batch.samples = self._data.dataset.__getitems__(plain)
+                else:
+                    for at in part:
+                        self._data.seed(batch.seeds[at])
+                        batch.samples[at] = self._data.dataset[_plain(batch.indices[at])]
+            except BaseException as error:  # noqa: BLE001  the loop raises it
+                error.add_note(
+                    f"raised by sample {batch.indices[at]!r} in a thread of the data loader"
+                )
+                batch.errors[at] = error
+            batch.moved |= {name for name, one in fingerprints().items() if before.get(name) != one}
+            if batch.end_part():
+                self._end(batch)
+
+    def _end(self, batch: Batch) -> None:
+        before = fingerprints()
+        try:
+            if not batch.errors:
+                self._data.seed(batch.seeds[-1])
+                samples = batch.samples if self.makes_batches else batch.samples[0]
+                batch.result = self._collate(samples)
+                if self._pins:
+                    batch.result = map_tensors(lambda one: one.pin_memory(), batch.result)
+        except BaseException as error:  # noqa: BLE001  the loop raises it
+            error.add_note(f"raised by the collate function, of samples {[*batch.indices]!r:.200}")
+            batch.errors[len(batch.indices)] = error
+        batch.moved |= {name for name, one in fingerprints().items() if before.get(name) != one}
+        batch.samples = []
+        batch.is_done.set()
+
+
+def _plain(index: Any) -> Any:
+    """Returns the index as torch's samplers have it, without the trainer's mark."""
+    return int(index) if isinstance(index, int) else index
