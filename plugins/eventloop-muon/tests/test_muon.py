@@ -120,7 +120,7 @@ def test_microbatches_and_reduced_precision_are_near(fit):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_end_near_one(fit, strategy):
-    """Shards are products of DTensors, which torch adds up in another order, in bf16."""
+    """What is added up in another order may be rounded to another number of bf16."""
 
     def run_rank():
         others = [Fsdp()] if strategy == "fsdp" else []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from eventloop import PluginError, State, hookimpl
+from eventloop import PluginError, State, StepOutcome, hookimpl
 from eventloop.toolbox.messages import counted
+from eventloop.toolbox.shards import sharded
 from eventloop_muon.matrices import Weights, split
+from eventloop_muon.whole import whole_matrices
 
 
 class Muon:
@@ -70,6 +72,7 @@ class Muon:
         self.not_hidden = not_hidden or []
         self.note = ""
         self._is_asking, self._of_task = False, list[str]()
+        self._has_shards = False
 
     def unsuitable(self, state: State) -> str | None:
         """Stands off where there is nothing for Muon, or where other optimizers make the steps."""
@@ -130,9 +133,23 @@ class Muon:
         # Fused, it reads no step counter from the device, and needs no wait under fp16.
         return {"muon": muon, "adamw": optim.AdamW(groups, self.adamw_lr, self.betas, fused=True)}
 
+    @hookimpl(wrapper=True)
+    def optimizer_step(
+        self,
+        state: State,
+        optimizers: Mapping[str, Optimizer],
+        closure: Callable[[], Tensor],
+    ) -> Generator[None, bool | StepOutcome, bool | StepOutcome]:
+        """Has updates of sharded matrices computed from whole ones."""
+        if not self._has_shards:
+            return (yield)
+        with whole_matrices():
+            return (yield)
+
     @hookimpl
     def after_load(self, state: State) -> None:
         """Refuses schedules for one of the two alone."""
+        self._has_shards = any(sharded(one) is not None for one in state.model.parameters())
         scheduled = {name for pairs in state.schedulers.values() for name, _ in pairs}
         if scheduled and scheduled != set(state.optimizers):
             raise PluginError(
