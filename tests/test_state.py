@@ -121,7 +121,9 @@ def test_the_state_has_no_room_for_more(state):
         state.outptus = 1
 
 
-@pytest.mark.parametrize("name", ["rank", "world_size", "local_rank"])
+@pytest.mark.parametrize(
+    "name", ["rank", "world_size", "local_rank", "data_rank", "layout", "mesh"]
+)
 def test_the_place_among_the_processes_is_fixed(name, state):
     """Nobody moves to another rank."""
     with pytest.raises(AttributeError):
@@ -153,7 +155,7 @@ def test_a_generator_differs_between_ranks_unless_it_is_to_be_alike(make_trainer
     """Ranks that drew alike would see the same noise; noise on weights has to be alike."""
 
     def draws(rank):
-        monkeypatch.setattr(Processes, "rank", rank)
+        monkeypatch.setattr(Processes, "data_rank", rank)
         state = make_trainer().state
         generators = state.generator("a"), state.generator("a", alike=True)
         return [torch.rand((), generator=one).item() for one in generators]

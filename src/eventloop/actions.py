@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from eventloop.checkpoint.weights import FoundWeights
     from eventloop.data.batches import Count
+    from eventloop.mesh import Layout
     from eventloop.state import State
     from eventloop.training.grad_scaling import StepOutcome
     from eventloop.urls import Url
@@ -29,6 +30,16 @@ if TYPE_CHECKING:
 
 class Actions(Protocol):
     """Everything that the loop lets others do."""
+
+    @hookspec(per="run", firstresult=True)
+    def build_mesh(self, state: State) -> Layout:
+        """Returns how the ranks are arranged; default: each trains on samples of its own.
+
+        Asked: once, before `build_model`, alike on all ranks.
+
+        Wrap it to have ranks share samples, `(yield).sharing("tp", 2)`: `state.mesh` has the dimension
+        then.
+        """
 
     @hookspec(per="run", firstresult=True)
     def build_model(self, state: State) -> nn.Module:

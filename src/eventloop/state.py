@@ -28,11 +28,14 @@ from eventloop.vocabulary import STATE as OF_STATE
 from eventloop.vocabulary import known_as
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
     from torchmetrics import Metric
 
     from eventloop.checkpoint.capture import Captured
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
+    from eventloop.mesh import Layout
     from eventloop.plugin.observe import Observer
     from eventloop.plugin.plans import ActivePlugins
     from eventloop.signals import StopKind
@@ -242,6 +245,35 @@ class State:
         return self._processes.world_size
 
     @property
+    def data_rank(self) -> int:
+        """The number of this process's samples, of `data_world_size`."""
+        return self._processes.data_rank
+
+    @property
+    def data_world_size(self) -> int:
+        """Over how many processes samples are split: `world_size`, unless some share them."""
+        return self._processes.data_world_size
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The processes that differ from this one in their samples alone; None for all of them."""
+        return self._processes.data_group
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The processes as `build_mesh` has arranged them, by dimension; None for a single one."""
+        return self._processes.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """How `build_mesh` has arranged the processes."""
+        return self._processes.layout
+
+    def rank_label(self, rank: int | None = None) -> str:
+        """Returns the number of a rank, this one unless given, and its position in a mesh, to print."""
+        return self.layout.label(self.rank if rank is None else rank)
+
+    @property
     def plugins(self) -> Mapping[str, Any]:
         """The active plugins themselves, by folded name."""
         return self._active.by_name
@@ -428,8 +460,8 @@ class State:
     def generator(self, name: str, *, alike: bool = False) -> torch.Generator:
         """Returns the random generator with this name, on `device`; always the same object.
 
-        Its seed depends on the run's seed, the name and the rank, so a plugin's draws don't affect
-        others.
+        Its seed depends on the run's seed, the name and `data_rank`, so a plugin's draws don't affect
+        others, and ranks that share their samples draw the same.
 
         Args:
             alike: whether all ranks draw the same numbers, for example noise on weights; they must
@@ -438,7 +470,7 @@ class State:
         name = f"{name}{ALIKE}" if alike else name
         if name not in self._generators:
             is_alike = name.endswith(ALIKE)
-            text = f"{self.settings.seed}/{name}{'' if is_alike else f'/{self.rank}'}"
+            text = f"{self.settings.seed}/{name}{'' if is_alike else f'/{self.data_rank}'}"
             seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
             self._generators[name] = torch.Generator(self.device).manual_seed(seed)
         return self._generators[name]

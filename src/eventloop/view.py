@@ -15,11 +15,14 @@ from eventloop.state import State
 from eventloop.vocabulary import STATE, known_as
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
     from torchmetrics import Metric
 
     from eventloop.clock import Clock, Time
     from eventloop.config.settings import Settings
     from eventloop.data.batches import Count
+    from eventloop.mesh import Layout
     from eventloop.signals import StopKind, StopReason
     from eventloop.training.precision import Precision
 
@@ -53,6 +56,16 @@ class StateView(Protocol):
     def local_rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def data_rank(self) -> int: ...
+    @property
+    def data_world_size(self) -> int: ...
+    @property
+    def data_group(self) -> dist.ProcessGroup | None: ...
+    @property
+    def mesh(self) -> DeviceMesh | None: ...
+    @property
+    def layout(self) -> Layout: ...
     @property
     def model(self) -> nn.Module: ...
     @property

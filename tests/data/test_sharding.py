@@ -55,7 +55,9 @@ def test_fewer_batches_than_ranks_are_told():
     """Of a batch sampler, too; of a rank without any a message would blame the iterable."""
     samples = [(torch.zeros(3), 0)] * 4
     loader = DataLoader(samples, batch_sampler=[[0, 1], [2, 3]])
-    state = SimpleNamespace(world_size=3, rank=0, settings=SimpleNamespace(uneven="pad", seed=0))
+    state = SimpleNamespace(
+        data_world_size=3, data_rank=0, settings=SimpleNamespace(uneven="pad", seed=0)
+    )
 
     with pytest.raises(TaskError, match="has 2 batches, fewer than the 3 ranks"):
         sharded_for_training(loader, state)

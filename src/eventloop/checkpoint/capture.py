@@ -146,12 +146,16 @@ class Capture:
         state.microbatch_size = training["microbatch_size"]
         self.plugins.put(parts["plugins"])
 
-    def put_own(self, state: State, parts: Mapping[str, Any]) -> None:
-        """Restores this rank's own state; a new rank keeps the state it has."""
-        own = parts.get(f"rank{state.rank}")
+    def put_own(self, state: State, parts: Mapping[str, Any], rank: int | None) -> None:
+        """Restores this rank's own state; a new rank keeps the state it has.
+
+        Args:
+            rank: the one that had this rank's samples; None for a new one.
+        """
+        own = None if rank is None else parts[f"rank{rank}"]
         # Where the data is, all know: rank 0's word is that of a rank that wasn't there.
         known = own or parts["rank0"]
-        part = f"rank{state.rank if own else 0}"
+        part = f"rank{rank or 0}"
         with loading(f"{part}.feed"):
             self._feeds.current.load_state_dict(known["feed"])
         for name, one in self._own.items():
@@ -248,6 +252,7 @@ def checkpoint_facts(state: State) -> dict[str, Any]:
     return {
         "moment": state.clock.moment()._asdict(),
         "world_size": state.world_size,
+        "mesh": state.layout.described(),
         "duration": None if state.duration is None else str(state.duration),
         "stop_reason": state.stop_reason and str(state.stop_reason),
         "status": state.stop_reason and status_of(state.stop_reason),

@@ -248,6 +248,7 @@ _COMPANIONS = {"companions": by_name(STR)}
 FACTS = keys(
     {"status": optional(STR), "left_out": STR},
     moment=keys(epoch=COUNT, batch=COUNT, sample=COUNT, token=COUNT, seconds=SECONDS),
+    world_size=RANKS,
     duration=optional(STR),
     stop_reason=optional(STR),
     manifest=keys(
@@ -276,7 +277,7 @@ def require_valid(checkpoint: Checkpoint) -> None:
         for name, form in _PARTS.items():
             _require_part(checkpoint.parts, name, form)
         _require_part(checkpoint.parts, "rank0", RANK)
-        for rank in range(1, checkpoint.parts["rank0"]["feed"]["world_size"]):
+        for rank in range(1, checkpoint.facts["world_size"]):
             if f"rank{rank}" in checkpoint.parts or f"rank{rank}" not in checkpoint.names:
                 _require_part(checkpoint.parts, f"rank{rank}", RANK)
         _require_consistent(checkpoint)

@@ -33,7 +33,7 @@ def header_lines(trainer: Trainer, task: str, options: Mapping[str, Any]) -> Ite
     )
     yield (
         f"device: {_device(state.device)}, precision {state.precision.name}, "
-        f"seed {state.settings.seed}" + (f", {state.world_size} ranks" * (state.world_size > 1))
+        f"seed {state.settings.seed}" + (f", {state.layout}" * (state.world_size > 1))
     )
     yield from trainer.notes
     yield f"task: {task}{_listed(options)}, {state.settings.max_duration or 'no duration'}"

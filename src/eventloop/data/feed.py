@@ -65,7 +65,7 @@ class Feed:
         self._source = source_of(dataloader, processes, sample_seed)
         self._learn_lengths()
         may_pad = self.num_batches is None or self.num_batches != self._own_length
-        self._keeps_first = processes.world_size > 1 and uneven == "pad" and may_pad
+        self._keeps_first = processes.data_world_size > 1 and uneven == "pad" and may_pad
         self._first: Any = None
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
@@ -156,7 +156,7 @@ class Feed:
             "epoch": self._epoch,
             "num_taken": self.num_taken,
             "num_batches": self.num_batches,
-            "world_size": self._processes.world_size,
+            "world_size": self._processes.data_world_size,
             "first": None if self._source.has_first else self._first,
             "position": self._source.state_dict(num_taken),
         }
@@ -185,13 +185,13 @@ class Feed:
             raise TaskError(
                 f"the run was stopped in an epoch of {state['num_batches']} batches with "
                 f"{state['world_size']} ranks; now it has {self.num_batches} with "
-                f"{self._processes.world_size}",
+                f"{self._processes.data_world_size}",
                 fix="resume with the same data in global batches of the same size, or from a "
                 "checkpoint at the end of an epoch",
             )
 
     def _other_ranks(self, state: Mapping[str, Any]) -> bool:
-        return bool(state["world_size"] != self._processes.world_size)
+        return bool(state["world_size"] != self._processes.data_world_size)
 
     def _require_kind(self, state: Mapping[str, Any]) -> None:
         """Checks that this loader is of the saved kind, and fits the number of ranks."""
@@ -205,7 +205,7 @@ class Feed:
         if self._other_ranks(state) and not is_free:
             raise TaskError(
                 f"the run was stopped in mid-epoch with {state['world_size']} ranks, and only they "
-                f"know where their data loaders were; now it has {self._processes.world_size}",
+                f"know where their data loaders were; now it has {self._processes.data_world_size}",
                 fix=f"resume with {state['world_size']} ranks, or from a checkpoint at the end of "
                 "an epoch",
             )

@@ -49,7 +49,7 @@ class MapStyleSource(Source):
         super().__init__(dataloader)
         makes_batches = dataloader.batch_sampler is not None
         self._sampler_name = "batch_sampler" if makes_batches else "sampler"
-        self._ranks = processes.rank, processes.world_size
+        self._ranks = processes.data_rank, processes.data_world_size
         self._seeds: SampleSeeds | None = None
         self.order = Order(getattr(dataloader, self._sampler_name), dataloader.generator)
         parts: dict[str, Any] = {self._sampler_name: self.order}
@@ -65,7 +65,7 @@ class MapStyleSource(Source):
         self._passes = Passes(self._loader, self.order)
         size = dataloader.batch_size
         # How many samples a step has; None where the batches are a batch sampler's.
-        self._own_step_size: int | None = None if size is None else size * processes.world_size
+        self._own_step_size: int | None = None if size is None else size * processes.data_world_size
         self._step_size = self._own_step_size
         self._own_order = shared_order(dataloader)
         self._shared: Saved = self._own_order

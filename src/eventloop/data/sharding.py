@@ -33,7 +33,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
 
     A map-style `DataLoader` gets a `DistributedSampler`; of a list of batches each rank takes every
     `world_size`-th. A sampler with `num_replicas` stays, and so does any other iterable, which has
-    to shard itself by `state.rank`.
+    to shard itself by `state.data_rank`.
 
     Args:
         seed: what all ranks draw an order from; the run's unless given.
@@ -41,7 +41,7 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
     Raises:
         TaskError: there are fewer samples than ranks.
     """
-    num, uneven = state.world_size, state.settings.uneven
+    num, uneven = state.data_world_size, state.settings.uneven
     seed = state.settings.seed if seed is None else seed
     if isinstance(dataloader, (Cycled, Zipped)):
         return dataloader.with_parts(
@@ -51,13 +51,13 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
         return dataloader
     if _is_list(dataloader):
         _require(len(dataloader), num, "batch", "batches")
-        return dataloader[state.rank :: num]
+        return dataloader[state.data_rank :: num]
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
     if not _has_plain_batches(dataloader):
         if (length := known_length(dataloader)) is not None:
             _require(length, num, "batch", "batches")
-        part = RankPart(dataloader.batch_sampler, state.rank, num, seed)
+        part = RankPart(dataloader.batch_sampler, state.data_rank, num, seed)
         return _rebuilt(dataloader, batch_sampler=part)
     _require(len(dataloader.sampler), num, "sample")
     if uneven == "error" and len(dataloader.sampler) % num:
@@ -66,12 +66,12 @@ def sharded_for_training(dataloader: Any, state: State, seed: int | None = None)
             fix="set uneven to pad (some are seen twice an epoch) or to drop (some are left out)",
         )
     if _is_torchs(dataloader.sampler):
-        shuffle, ranks = type(dataloader.sampler) is RandomSampler, (num, state.rank)
+        shuffle, ranks = type(dataloader.sampler) is RandomSampler, (num, state.data_rank)
         sampler: Any = DistributedSampler(
             dataloader.dataset, *ranks, shuffle=shuffle, seed=seed, drop_last=uneven == "drop"
         )
     else:
-        sampler = RankPart(dataloader.sampler, state.rank, num, seed, even=uneven)
+        sampler = RankPart(dataloader.sampler, state.data_rank, num, seed, even=uneven)
     return _with_sampler(dataloader, sampler)
 
 
@@ -85,10 +85,10 @@ def sharded_for_evaluation(dataloader: Any, state: State) -> Any:
     if isinstance(dataloader, (Cycled, Zipped)):
         return dataloader.with_parts(lambda idx, one: sharded_for_evaluation(one, state))
     if _is_list(dataloader):
-        return dataloader[state.rank :: state.world_size]
+        return dataloader[state.data_rank :: state.data_world_size]
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return dataloader
-    ranks = state.rank, state.world_size, state.settings.seed
+    ranks = state.data_rank, state.data_world_size, state.settings.seed
     if not _has_plain_batches(dataloader):
         return _rebuilt(dataloader, batch_sampler=RankPart(dataloader.batch_sampler, *ranks))
     return _with_sampler(dataloader, RankPart(dataloader.sampler, *ranks))
@@ -114,11 +114,11 @@ def is_too_small(dataloader: Any, state: State) -> bool:
     if isinstance(dataloader, (Cycled, Zipped)):
         return any(is_too_small(one, state) for one in innermost(dataloader))
     if _is_list(dataloader):
-        return len(dataloader) < state.world_size
+        return len(dataloader) < state.data_world_size
     if not is_map_style(dataloader) or _knows_ranks(dataloader):
         return False
     plain = _has_plain_batches(dataloader)
-    return len(dataloader.sampler if plain else dataloader.batch_sampler) < state.world_size
+    return len(dataloader.sampler if plain else dataloader.batch_sampler) < state.data_world_size
 
 
 class RankPart(Sampler[Any]):

@@ -14,9 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from eventloop.devices import kind_of
+from eventloop.training.sharded_tensors import local
 
 if TYPE_CHECKING:
-    from eventloop.distributed.processes import Processes
+    from eventloop.distributed.data_parallel import DataParallel
     from eventloop.state import State
 
 # As many as torch's DistributedDataParallel sends in one go.
@@ -24,7 +25,7 @@ _BUCKET_BYTES = 25 * 2**20
 
 
 def average_gradients(
-    processes: Processes, state: State, optimizers: Mapping[str, Optimizer]
+    processes: DataParallel, state: State, optimizers: Mapping[str, Optimizer]
 ) -> None:
     """Averages the gradients of these optimizers' parameters over the ranks, in place.
 
@@ -39,25 +40,32 @@ def average_gradients(
         if param.requires_grad
     ]
     if state.settings.find_unused_parameters:
-        masks = processes.all_gather([param.grad is not None for param in params])
+        has = [param.grad is not None for param in params]
+        masks = processes.data_peers(processes.all_gather(has))
         for param, used in zip(params, zip(*masks, strict=True), strict=True):
             if any(used) and param.grad is None:
                 param.grad = torch.zeros_like(param)
-    gradients = [param.grad for param in params if param.grad is not None]
-    for bucket in _buckets(gradients):
+    gradients = [local(param.grad) for param in params if param.grad is not None]
+    for bucket in _buckets(gradients if processes.data_world_size > 1 else ()):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        dist.all_reduce(flat)
-        flat /= processes.world_size
+        dist.all_reduce(flat, group=processes.data_group)
+        flat /= processes.data_world_size
         parts = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, part in zip(bucket, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
 
-def take_from_first(model: nn.Module, *, buffers_alone: bool = False) -> None:
-    """Replaces every rank's buffers, and weights, with those of rank 0, in place."""
+def take_from_first(
+    model: nn.Module, group: dist.ProcessGroup | None = None, *, buffers_alone: bool = False
+) -> None:
+    """Replaces every rank's buffers, and weights, with those of the first rank, in place.
+
+    Args:
+        group: `state.data_group`.
+    """
     tensors = model.buffers() if buffers_alone else model.state_dict().values()
     for tensor in tensors:
-        dist.broadcast(tensor, 0)
+        dist.broadcast(local(tensor), group=group, group_src=0)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

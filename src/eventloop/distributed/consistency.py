@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from eventloop.data.combine import innermost, is_map_style
 from eventloop.data.sharding import is_split_here
 from eventloop.errors import EventloopError
+from eventloop.training.sharded_tensors import indices_of, local, sharded
 
 if TYPE_CHECKING:
     from eventloop.distributed.processes import Processes
@@ -49,20 +51,27 @@ def _without_free_options(plugin: Mapping[str, Any]) -> dict[str, Any]:
     return {**plugin, "options": options, "functions": []}
 
 
-def require_same(processes: Processes, what: str, mine: Any, when: str = "") -> None:
+def require_same(
+    processes: Processes, what: str, mine: Any, when: str = "", *, by_part: bool = False
+) -> None:
     """Compares a JSON value over all ranks, leaf by leaf. Collective: every rank must call it.
 
     Ranks exchange a digest, and the value only if the digests differ.
 
     Args:
         when: since when it may differ, for the message.
+        by_part: whether it is of the modules that a rank holds; those of other parts may differ.
 
     Raises:
         EventloopError: it differs; the message shows the first differences.
     """
     if not processes.are_same(mine):
-        of_ranks = [dict(_flat("", one)) for one in processes.all_gather(mine)]
-        _compare(what, of_ranks, when)
+        layout, parts = processes.layout, dict[object, dict[str, dict[str, Any]]]()
+        for rank, one in enumerate(processes.all_gather(mine)):
+            part = parts.setdefault(by_part and layout.part(rank), {})
+            part[layout.label(rank)] = dict(_flat("", one))
+        for of_ranks in parts.values():
+            _compare(what, of_ranks, when)
 
 
 def optimizers_of(state: State) -> dict[str, Any]:
@@ -118,20 +127,20 @@ def lengths_of(name: str, dataloader: Any) -> dict[str, Any]:
     }
 
 
-def _compare(what: str, of_ranks: list[dict[str, Any]], when: str) -> None:
-    first = of_ranks[0]
-    for rank, theirs in enumerate(of_ranks):
+def _compare(what: str, of_ranks: dict[str, dict[str, Any]], when: str) -> None:
+    one, first = next(iter(of_ranks.items()))
+    for rank, theirs in of_ranks.items():
         keys = [key for key in first | theirs if first.get(key) != theirs.get(key)]
         if not keys:
             continue
         shown = [
-            f"{key}: {first.get(key, _NOTHING)} on rank 0, {theirs.get(key, _NOTHING)} on "
+            f"{key}: {first.get(key, _NOTHING)} on rank {one}, {theirs.get(key, _NOTHING)} on "
             f"rank {rank}"
             for key in keys
         ]
         more = f", and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
         raise EventloopError(
-            f"ranks 0 and {rank} would train different things: their {what} differ{when}",
+            f"ranks {one} and {rank} would train different things: their {what} differ{when}",
             differs="; ".join(shown[:_MOST_SHOWN]) + more,
             fix="start every rank with the same command, environment, files and versions; "
             + (_FREE if what == "plugins" else DECIDED_ALONE),
@@ -170,33 +179,69 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def require_same_weights(
-    processes: Processes, state: State, sums: Mapping[str, float], when: str
+    processes: Processes,
+    state: State,
+    sums: Mapping[str, float],
+    when: str,
+    *,
+    shards_alone: bool,
 ) -> None:
     """Compares weights, by their sums, and optimizer settings. Collective: every rank must call it.
+
+    Args:
+        shards_alone: whether only sharded weights are compared, where several ranks hold the same.
 
     Raises:
         EventloopError: they differ; the message has the first parameter and both ranks.
     """
-    settings: dict[str, object] = {}
-    for name, optimizer in state.optimizers.items():
-        settings |= settings_of(name, optimizer.param_groups)
-    require_same(processes, "optimizers", settings, f", as seen at batch {state.clock.batch}")
+    params, layout = dict(state.model.named_parameters()), processes.layout
     # Parameters that torch's DistributedDataParallel was told to leave alone; private, but there is
     # no public way to ask (torch 2.13).
     alone = getattr(state.model, "_ddp_params_and_buffers_to_ignore", ())
-    shared = {name: one for name, one in sums.items() if name not in alone}
-    if processes.are_same(shared):
+    part = layout.part(processes.rank)
+    shared = {
+        name: (part + indices_of(params[name]), total)
+        for name, total in sums.items()
+        if name not in alone and (sharded(params[name]) is not None or not shards_alone)
+    }
+    places = {place for place, _ in shared.values()}
+    if all(len(place) == len(layout.sizes) for place in places):
+        return  # each weight is on one rank
+    settings: dict[str, object] = {}
+    for name, optimizer in state.optimizers.items():
+        settings |= settings_of(name, optimizer.param_groups)
+    seen = f", as seen at batch {state.clock.batch}"
+    require_same(processes, "optimizers", settings, seen, by_part=True)
+    if places == {()}:
+        is_same = processes.are_same(shared)
+    else:
+        digests = [
+            (
+                place,
+                blake2b(
+                    repr([one for one in shared.items() if one[1][0] == place]).encode()
+                ).digest(),
+            )
+            for place in places
+        ]
+        pairs = {pair for theirs in processes.all_gather(digests) for pair in theirs}
+        is_same = len(pairs) == len({place for place, _ in pairs})
+    if is_same:
         return
-    norms = {name: one.detach().norm().item() for name, one in state.model.named_parameters()}
-    of_ranks = processes.all_gather({name: (one, norms[name]) for name, one in shared.items()})
-    for name in shared:
-        values, sizes = zip(*(one[name] for one in of_ranks), strict=True)
-        far = [abs(one - values[0]) for one in values]
-        rank = far.index(max(far))
-        if far[rank] > _ROUNDING * max(sizes):
+    norms = {name: local(one).norm().item() for name, one in params.items()}
+    mine = {(name, *one): (total, norms[name]) for name, (one, total) in shared.items()}
+    found: dict[Any, list[tuple[int, float, float]]] = {}
+    for rank, theirs in enumerate(processes.all_gather(mine)):
+        for key, (total, norm) in theirs.items():
+            found.setdefault(key, []).append((rank, total, norm))
+    for (name, *_), copies in found.items():
+        (first, value, _), *_ = copies
+        rank, other, _ = max(copies, key=lambda one: abs(one[1] - value))
+        if abs(other - value) > _ROUNDING * max(norm for *_, norm in copies):
+            one, another = layout.label(first), layout.label(rank)
             raise EventloopError(
-                f"ranks 0 and {rank} have drifted apart: {name!r} differs {when}",
-                differs=f"its sum is {values[0]:.6g} on rank 0, {values[rank]:.6g} on rank {rank}",
+                f"ranks {one} and {another} have drifted apart: {name!r} differs {when}",
+                differs=f"its sum is {value:.6g} on rank {one}, {other:.6g} on rank {another}",
                 fix="look for what one rank does alone: a learning rate, a hook on gradients, a step "
                 "that it skips, weights that it writes",
             )

@@ -50,11 +50,15 @@ from eventloop.distributed.processes import (
 from eventloop.distributed.rank_plugin import RankHooks
 from eventloop.distributed.rank_store import attempt, bulletin, timeout_s
 from eventloop.distributed.watchdog import watched
-from eventloop.errors import EventloopError, SettingError, TaskError
+from eventloop.errors import EventloopError, PluginError, SettingError, TaskError
+from eventloop.mesh import Layout
 from eventloop.text import as_set
 from eventloop.training.logged_numbers import Share, mean
+from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Agreed
     from eventloop.run.runtime import Feature
@@ -72,27 +76,64 @@ class DataParallel(Processes):
     """One of several ranks, which train on different data and average their gradients.
 
     Args:
-        groups: a gloo group for values on the host, and a group of the default backend for sums
-            that mustn't queue behind gradients. There must be no other reference to them.
+        groups: those that were made so far, by what they are for. There must be no other reference
+            to them.
     """
 
-    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+    def __init__(self, groups: dict[object, dist.ProcessGroup]) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.layout = Layout({"data": self.world_size})
+        self.data_rank, self.data_world_size = self.rank, self.world_size
+        self._device_type = "cpu"
         self.exchange: _Exchange = _Exchange(self)
         self._groups = groups
-        self._is_strategy = False
+        self._is_strategy = self.averages_in_backward = False
 
     @property
     def host(self) -> dist.ProcessGroup:
         """The gloo group for values on the host."""
-        return self._groups[0]
+        return self._groups["host"]
 
     @property
     def aside(self) -> dist.ProcessGroup:
-        """The group for sums that don't queue behind gradients."""
-        return self._groups[1]
+        """A group of the default backend, for sums that mustn't queue behind gradients."""
+        return self._groups["aside"]
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        return self._groups[self._key] if self.layout.num_sharing > 1 else None
+
+    @property
+    def _key(self) -> object:
+        return str(self.layout.described())
+
+    def arrange(self, layout: Layout, device: torch.device) -> None:
+        if layout.world_size != self.world_size or not self.are_same(layout.described()):
+            raise PluginError(
+                f"build_mesh arranges {layout}, of {self.world_size}",
+                fix="let the sizes of its dimensions multiply to state.world_size, alike on all ranks",
+            )
+        self.layout, self._device_type = layout, device.type
+        self.data_rank, self.data_world_size = layout.data_rank(self.rank), layout.data_world_size
+        if (board := bulletin()) is not None:
+            board.layout = layout
+        if layout.num_sharing > 1 and self._key not in self._groups:
+            timeout = timedelta(seconds=timeout_s())
+            mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                layout.peers(), timeout=timeout
+            )
+            self._groups[self._key] = mine
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        names, sizes = zip(*self.layout.sizes.items(), strict=True)
+        return _mesh(self._device_type, names, sizes)
+
+    def data_peers(self, of_ranks: Sequence[Any]) -> Sequence[Any]:
+        mine = next(ranks for ranks in self.layout.peers() if self.rank in ranks)
+        return [of_ranks[rank] for rank in mine]
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         return (RankHooks(self),)
@@ -101,7 +142,8 @@ class DataParallel(Processes):
         """Returns the model in DistributedDataParallel; unwrapped if nothing is trained."""
         model, settings = state.model, state.settings
         self._is_strategy = True
-        if not any(param.requires_grad for param in model.parameters()):
+        params = [one for one in model.parameters() if one.requires_grad]
+        if not params or self.data_world_size == 1:
             return model
         if settings.microbatch_size == "auto" and settings.sync_batch_norm:
             raise SettingError(
@@ -109,12 +151,14 @@ class DataParallel(Processes):
                 "of memory would leave the others waiting for its statistics",
                 fix="give a number: " + as_set(microbatch_size=16),
             )
-        if settings.microbatch_size == "auto":
-            # A backward that exchanged gradients couldn't be repeated: this one doesn't.
-            take_from_first(model)
+        # A backward that exchanged gradients couldn't be repeated; DDP's can't exchange shards.
+        self.averages_in_backward = any(map(sharded, params)) and settings.microbatch_size != "auto"
+        if self.averages_in_backward or settings.microbatch_size == "auto":
+            take_from_first(model, self.data_group)
             return model
         wrapped = DistributedDataParallel(
             model,
+            process_group=self.data_group,
             device_ids=None if kind_of(state.device).is_host else [state.device],
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.find_unused_parameters,
@@ -147,7 +191,7 @@ class DataParallel(Processes):
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Averages gradients over the ranks, unless a plugin's strategy does it."""
-        if self._is_strategy:
+        if self._is_strategy and not self.averages_in_backward:
             average_gradients(self, state, optimizers)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -191,9 +235,8 @@ class DataParallel(Processes):
         return ends[0] == -ends[1]
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
-        """Compares weights, unless a plugin's strategy manages them."""
-        if self._is_strategy:
-            require_same_weights(self, state, sums, when)
+        """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""
+        require_same_weights(self, state, sums, when, shards_alone=not self._is_strategy)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Returns a function that reduces logged numbers over ranks, in one sum per log interval.
@@ -221,7 +264,7 @@ class DataParallel(Processes):
                 if isinstance(shares := row[name], tuple):
                     row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
                 elif reductions[name] == "sum":
-                    row[name] = next(summed)
+                    row[name] = next(summed) / self.layout.num_sharing
                 else:
                     row[name] = next(summed) / self.world_size
             return cells
@@ -240,7 +283,7 @@ class DataParallel(Processes):
         alike = set.intersection(*map(set, of_ranks))
         names = [sorted({one[1] for one in them if one not in alike}) for them in of_ranks]
         found = [
-            f"rank {rank} logged {', '.join(map(repr, one)) or 'nothing'}"
+            f"rank {self.layout.label(rank)} logged {', '.join(map(repr, one)) or 'nothing'}"
             for rank, one in enumerate(names)
         ]
         raise TaskError(
@@ -254,11 +297,10 @@ class DataParallel(Processes):
 
     def crew(self) -> Crew:
         """Returns the crew of all ranks; its group is created on the first call."""
-        if len(self._groups) == 2:
-            self._groups.append(
-                dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s()))
-            )
-        return CrewOfRanks(self._groups[2])
+        if "crew" not in self._groups:
+            timeout = timedelta(seconds=timeout_s())
+            self._groups["crew"] = dist.new_group(backend="gloo", timeout=timeout)
+        return CrewOfRanks(self._groups["crew"])
 
 
 class _Exchange(Exchange):
@@ -313,18 +355,20 @@ class _Exchange(Exchange):
         self._work = dist.all_reduce(sums, group=self._processes.host, async_op=True)
 
     def end(self, state: State) -> Agreed:
+        processes = self._processes
         if self._work is None:
-            return state.count.samples * self._processes.world_size, 0, 0.0
+            return state.count.samples * processes.data_world_size, 0, 0.0
         self._work.wait()
         samples, tokens, seconds, weight, stops, checkpoints = self._sums
-        if weight != self._sent * self._processes.world_size:
+        if weight != self._sent * processes.world_size:
             raise _uneven(self._num_batches, self._sent, weight)
         if stops or checkpoints:
             self.settle(state)
         self._interval = _NOTICED_S * self._num_batches / seconds if seconds else 1.0
         self._weight -= self._sent
         self._work, self._num_batches, self._seconds = None, 0, 0.0
-        return int(samples), int(tokens), seconds
+        num = processes.layout.num_sharing  # each of whom has counted the same
+        return int(samples) // num, int(tokens) // num, seconds
 
     def settle(self, state: State) -> None:
         own = (self._stop_reason, self._checkpoint, self._weight)
@@ -414,10 +458,13 @@ def join() -> DataParallel:
 
 
 @functools.cache
-def _groups() -> list[dist.ProcessGroup]:
+def _groups() -> dict[object, dist.ProcessGroup]:
     """Creates the additional process groups, once for all trainers of this process."""
     timeout = timedelta(seconds=timeout_s())
-    groups = [dist.new_group(backend="gloo", timeout=timeout), dist.new_group(timeout=timeout)]
+    groups: dict[object, dist.ProcessGroup] = {
+        "host": dist.new_group(backend="gloo", timeout=timeout),
+        "aside": dist.new_group(timeout=timeout),
+    }
     atexit.register(_leave, groups)
     return groups
 
@@ -434,7 +481,15 @@ def _on_device(weight: Weight, device: torch.device) -> Tensor:
     return torch.full((), float(weight), dtype=kind_of(device).sum_dtype, device=device)
 
 
-def _leave(groups: list[dist.ProcessGroup]) -> None:
+@functools.cache
+def _mesh(device_type: str, names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+    """Creates a mesh, once for all trainers of this process."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device_type, sizes, mesh_dim_names=names)
+
+
+def _leave(groups: dict[object, dist.ProcessGroup]) -> None:
     """Destroys the process groups, so that their threads end before the interpreter does.
 
     A remaining gloo thread frees tensors during interpreter shutdown and aborts (torch 2.13).

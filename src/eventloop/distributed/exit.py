@@ -134,12 +134,12 @@ def in_ranks() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def first_line(error: BaseException, words: Words = str) -> str:
+def first_line(error: BaseException, words: Words = str, rank: str = "") -> str:
     """Returns the error with its rank, and the plugin that caused it if a note names it."""
     line = summary(error, words)
     if not in_ranks() or isinstance(error, (Interrupted, Terminated)):
         return line
-    return f"rank {os.environ['RANK']}: {line}"
+    return f"rank {rank or os.environ['RANK']}: {line}"
 
 
 def summary(error: BaseException, words: Words = str) -> str:

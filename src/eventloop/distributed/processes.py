@@ -16,8 +16,12 @@ from torch.optim import Optimizer
 
 from eventloop.distributed.checkpoint_crew import ALONE
 from eventloop.errors import TaskError
+from eventloop.mesh import Layout
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
     from eventloop.config.settings import Settings
     from eventloop.distributed.checkpoint_crew import Crew
     from eventloop.run.runtime import Feature
@@ -101,9 +105,15 @@ class Processes:
     rank = 0
     local_rank = 0
     world_size = 1
+    layout = Layout({"data": 1})
+    data_rank = 0
+    data_world_size = 1
 
     def __init__(self) -> None:
         self.exchange = Exchange()
+
+    def arrange(self, layout: Layout, device: torch.device) -> None:
+        """Arranges the ranks as `build_mesh` wants it. Collective: every rank must call it."""
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         """Returns the core's plugins for training with these processes."""
@@ -152,6 +162,20 @@ class Processes:
     def count_true(self, answer: bool) -> int:
         """Returns on how many ranks it is true; every rank waits for the others."""
         return int(answer)
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The ranks by dimension; None for a single process. Collective where it is asked for first."""
+        return None
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks that differ from this one in their samples alone; None for all of them."""
+        return None
+
+    def data_peers(self, of_ranks: Sequence[Any]) -> Sequence[Any]:
+        """Returns what those ranks gave that differ from this one in their samples alone."""
+        return of_ranks
 
     def are_same(self, value: Any) -> bool:
         """Whether all ranks have the same value; constant size. Every rank waits for the others."""

@@ -17,20 +17,24 @@ from eventloop.data.sharding import (
     sharded_for_training,
     splits_itself,
 )
-from eventloop.distributed.averaging import take_from_first, with_shared_batch_norm
+from eventloop.distributed.averaging import (
+    average_gradients,
+    take_from_first,
+    with_shared_batch_norm,
+)
 from eventloop.distributed.consistency import lengths_of, optimizers_of, require_same, schedules_of
 from eventloop.errors import TaskError
 from eventloop.hook_markers import hookimpl
 
 if TYPE_CHECKING:
-    from eventloop.distributed.processes import Processes
+    from eventloop.distributed.data_parallel import DataParallel
     from eventloop.state import State
 
 
 class RankHooks:
     """Shards the data over ranks, and decides when gradients and buffers are synchronised."""
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: DataParallel) -> None:
         self._processes = processes
         self._seen_whole: set[str] = set()
         self._split_themselves: dict[str, bool] = {}
@@ -44,9 +48,9 @@ class RankHooks:
             return ""
         return (
             f"data: eventloop can't split {', '.join(names)} over the ranks; unless the data set "
-            "does, all ranks see the same samples: let it yield "
-            "`itertools.islice(samples, int(os.environ['RANK']), None, "
-            "int(os.environ['WORLD_SIZE']))`"
+            "does, all ranks see the same samples: let it yield `itertools.islice(samples, "
+            "state.data_rank, None, state.data_world_size)`, with the `state` that "
+            "Task(train_dataloader=lambda state: ...) takes"
         )
 
     @hookimpl(wrapper=True)
@@ -57,7 +61,8 @@ class RankHooks:
             f"{name} {str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
             for name, one in state.model.state_dict().items()
         ]
-        require_same(self._processes, "models", {str(idx): one for idx, one in enumerate(shapes)})
+        named = {str(idx): one for idx, one in enumerate(shapes)}
+        require_same(self._processes, "models", named, by_part=True)
         if state.settings.sync_batch_norm:
             state.model = with_shared_batch_norm(state.model)
         return (yield)
@@ -84,6 +89,8 @@ class RankHooks:
     def build_metrics(self, state: State, dataset: str) -> Any:
         metrics = yield
         for metric in metrics.values():
+            if self._processes.data_group is not None:
+                metric.process_group = self._processes.data_group
             if dataset in self._seen_whole:  # every rank counts every sample
                 metric.distributed_available_fn = _alone
             elif not any(isinstance(one, list) for one in metric.metric_state.values()):
@@ -95,8 +102,8 @@ class RankHooks:
         # All is built and loaded, and no step has been made.
         modes = {"precision": state.precision.name, "device": state.device.type}
         require_same(self._processes, "precisions or devices", modes)
-        require_same(self._processes, "optimizers", optimizers_of(state))
-        require_same(self._processes, "schedules", schedules_of(state))
+        require_same(self._processes, "optimizers", optimizers_of(state), by_part=True)
+        require_same(self._processes, "schedules", schedules_of(state), by_part=True)
         require_same(self._processes, "data", self._lengths)
 
     @hookimpl(wrapper=True)
@@ -106,6 +113,14 @@ class RankHooks:
             is_last = state.microbatch_idx == state.num_microbatches - 1
             state.wrapped_model.require_backward_grad_sync = is_last
         return (yield)
+
+    @hookimpl(wrapper=True)
+    def backward(self, state: State) -> Generator[None, bool, bool]:
+        done = yield
+        is_last = state.microbatch_idx == state.num_microbatches - 1
+        if is_last and self._processes.averages_in_backward:
+            average_gradients(self._processes, state, state.optimizers)
+        return done
 
     @hookimpl(wrapper=True)
     def evaluate(self, state: State) -> Any:
@@ -125,7 +140,7 @@ class RankHooks:
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         # Each rank evaluates with buffers of its own: all take those that rank 0 would save.
-        take_from_first(state.model, buffers_alone=True)
+        take_from_first(state.model, self._processes.data_group, buffers_alone=True)
 
 
 def _require_shapes(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # p
 from eventloop.config.layers import TIMEOUT_VARIABLE
 from eventloop.distributed.exit import Words, in_ranks, is_alive, kill_rank, this_place
 from eventloop.errors import EventloopError, SettingError
+from eventloop.mesh import Layout
 
 _PATIENCE = timedelta(seconds=4)
 _MOST_CHARS = 50_000
@@ -101,6 +102,7 @@ class Bulletin:
         has_failed: whether that has ended with an exception.
         num_batches: how many batches this process has begun.
         words: chooses those of Python, or of the shell if a command runs.
+        layout: how the ranks are arranged, for their names.
     """
 
     def __init__(self, store: TCPStore, rank: int, world_size: int, attempt: str) -> None:
@@ -113,6 +115,7 @@ class Bulletin:
         self.has_failed = self.is_inside = False
         self.num_batches = 0
         self.words: Words = str
+        self.layout = Layout({"data": world_size})
 
     def post(self, failure: Failure) -> Failure:
         """Posts a failure; returns the one that was posted first, which may be another's."""
@@ -287,13 +290,17 @@ class Neighbour:
         if member is None or not member.is_inside:
             return None  # it left in order, between the two looks
         members = self._board.members()
-        places = [f"rank {rank} {one.line}" for rank, one in members.items() if one and one.line]
+        name = self._board.layout.label
+        places = [
+            f"rank {name(rank)} {one.line}" for rank, one in members.items() if one and one.line
+        ]
         before = f"; before that: {'; '.join(places)}" if places else ""
         what = f"its process {seen.pid} is gone without a word"
         return self._failure(f"{what}{before}")
 
     def _failure(self, what: str) -> Failure:
-        return Failure(self._rank, f"rank {self._rank}: {what}", reported_by=self._board.rank)
+        who = f"rank {self._board.layout.label(self._rank)}"
+        return Failure(self._rank, f"{who}: {what}", reported_by=self._board.rank)
 
 
 def _is_running(pid: int) -> bool:

@@ -110,6 +110,7 @@ def _build(run: Run) -> None:
     """Builds everything that a run needs, from the model to the metrics."""
     state, hooks = run.state, run.active.plans
     # Once more: the model is the same whatever installed plugins drew when imported and built.
+    run.processes.arrange(hooks.build_mesh(state), state.device)
     seed_everything(state.settings.seed)
     state.model = hooks.build_model(state)
     hooks.init(state)
@@ -132,7 +133,7 @@ def _build(run: Run) -> None:
     trained = {**run.task.described, "parameters": parameters_of(state.model)}
     known = {"optimizers": described(state.optimizers), "absent": [], "trained": trained}
     state.manifest = {**state.manifest, **known}
-    seed_rank(state.settings.seed, state.rank)
+    seed_rank(state.settings.seed, state.data_rank)
 
 
 def _drop_unsuitable(run: Run) -> None:

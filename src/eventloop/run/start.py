@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.format import read_checkpoint
 from eventloop.checkpoint.saved_tensors import read_all
-from eventloop.checkpoint.schema import require_valid
+from eventloop.checkpoint.schema import loading, require_valid
 from eventloop.checkpoint.storage import Storage, checkpoint_at, local_copy, unusable
 from eventloop.checkpoint.verifying import damage_in_shards, examine, refusing, why_passed_over
 from eventloop.clock import Time
 from eventloop.config.choice import Reason
 from eventloop.errors import CheckpointError, ResumeError, as_first
+from eventloop.mesh import Layout
 from eventloop.naming import fold
 from eventloop.run.checks import warn_of_resume_risks
 from eventloop.run.differences import (
@@ -31,11 +32,13 @@ from eventloop.training.loop_entry import Entry
 from eventloop.urls import Place, Url, place_of
 
 if TYPE_CHECKING:
+    from eventloop.checkpoint.capture import Capture
     from eventloop.checkpoint.format import Checkpoint
     from eventloop.config.configuration import Configuration
     from eventloop.config.settings import Settings
     from eventloop.distributed.processes import Processes
     from eventloop.run.runtime import Run
+    from eventloop.state import State
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class FromCheckpoint(Start):
     ) -> None:
         require_valid(checkpoint)
         self._place, self._allowed, self._refused = place, allowed, refused
-        self._facts = checkpoint.facts
+        self._facts, self._path = checkpoint.facts, checkpoint.path
         # Given up when the run has been loaded: they take as much memory as the run itself.
         self._parts: Mapping[str, Any] | None = checkpoint.parts
         self._then: Mapping[str, Any] = checkpoint.facts["manifest"]
@@ -176,7 +179,7 @@ class FromCheckpoint(Start):
         capture.put(state, parts, self._facts.get("left_out"))
         if loop.feeds.was_rebuilt:
             loop.feeds.take(state, hooks.build_train_dataloader(state))
-        capture.put_own(state, parts)
+        self._put_own(capture, state, parts)
         if self._allowed.config_change:
             made.restore(state, self.changes)
         where = "in epoch" if loop.feeds.current.under_way else "between epochs"
@@ -186,6 +189,16 @@ class FromCheckpoint(Start):
             name = found["checkpoint"]
             run.best_weights.lent = None if name is None else self._place.parent / name
         loop.entry = Entry(hooks, where, capture.generators.go_on)
+
+    def _put_own(self, capture: Capture, state: State, parts: Mapping[str, Any]) -> None:
+        """Restores what was the state of one rank: on the rank that has its samples now."""
+        with loading("facts.mesh"):
+            known = self._facts.get("mesh")
+            then = Layout.of(known) if known else Layout({"data": self._facts["world_size"]})
+            rank = then.twin(state.layout, state.rank)
+        if rank is not None and (name := f"rank{rank}") not in parts:
+            parts = {**parts, **read_checkpoint(self._path, [name]).parts}
+        capture.put_own(state, parts, rank)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:
         now = {fold(one["name"]): one for one in manifest["plugins"]}

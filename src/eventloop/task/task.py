@@ -43,7 +43,7 @@ class Task:
         loss: takes outputs and targets, returns a tensor of shape (); optional if the outputs
             have `.loss`.
         train_dataloader: an iterable of batches, with `batch_size` per rank, or a function that
-            returns one.
+            returns one; it may take `state`, whose `data_rank` of `data_world_size` a stream splits by.
         eval_dataloaders: one iterable, or several by name, or a function that returns either.
         test_dataloaders: likewise, but evaluated once, at the end of the run: with the weights of
             the best evaluation if `checkpoint_best` is set, otherwise with the last.
@@ -188,15 +188,15 @@ def _model_hook(given: nn.Module | Callable[[], nn.Module]) -> Callable[[State],
 
 def _train_dataloader_hook(given: Any) -> Callable[[State], Any]:
     def build_train_dataloader(state: State) -> Any:
-        return _iterable(_called(given), "train_dataloader")
+        return _iterable(_called(given, state), "train_dataloader")
 
     return build_train_dataloader
 
 
 def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mapping[str, Any]]:
     def build_eval_dataloaders(state: State) -> Mapping[str, Any]:
-        named = _named_loaders(given, "eval_dataloaders", "eval")
-        tests = _named_loaders(for_test, "test_dataloaders", "test")
+        named = _named_loaders(state, given, "eval_dataloaders", "eval")
+        tests = _named_loaders(state, for_test, "test_dataloaders", "test")
         if both := named.keys() & tests.keys():
             raise TaskError(
                 f"the eval set {min(both)!r} is a test set, too",
@@ -209,11 +209,11 @@ def _eval_dataloaders_hook(given: Any, for_test: Any) -> Callable[[State], Mappi
     return build_eval_dataloaders
 
 
-def _named_loaders(given: Any, what: str, alone: str) -> dict[str, Any]:
+def _named_loaders(state: State, given: Any, what: str, alone: str) -> dict[str, Any]:
     """Returns data loaders by name; a single one gets a default name."""
     if given is None:
         return {}
-    loaders = _called(given)
+    loaders = _called(given, state)
     if isinstance(loaders, list | tuple) and any(isinstance(one, DataLoader) for one in loaders):
         raise TaskError(
             f"the task's {what} are {a(type(loaders).__name__)} of {len(loaders)}, without names",
@@ -221,7 +221,8 @@ def _named_loaders(given: Any, what: str, alone: str) -> dict[str, Any]:
         )
     named = loaders if isinstance(loaders, Mapping) else {alone: loaders}
     return {
-        str(name): _iterable(_called(loader), f"{what}[{name!r}]") for name, loader in named.items()
+        str(name): _iterable(_called(loader, state), f"{what}[{name!r}]")
+        for name, loader in named.items()
     }
 
 
@@ -401,15 +402,16 @@ def _by_name(
     return call
 
 
-def _called(given: Any) -> Any:
-    """Calls a factory; a data loader or mapping is not a factory.
+def _called(given: Any, state: State) -> Any:
+    """Calls a factory, with the State if it takes it; a data loader or mapping is not a factory.
 
     Raises:
         TaskError: it creates a shuffling data loader for an empty data set.
     """
-    is_factory = callable(given) and not isinstance(given, Iterable)
+    if not callable(given) or isinstance(given, Iterable):
+        return given
     try:
-        return given() if is_factory else given
+        return given(state) if "state" in inspect.signature(given).parameters else given()
     except ValueError as error:
         if fix := batches.without_samples(error):
             raise TaskError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.tensors import Box
+from eventloop.mesh import Layout
 from eventloop.training.compiling import repeated_layers
 from eventloop.training.sharded_tensors import groups_of, local, sharded, sum_over_, total_norm
 from eventloop.training.tensor_slices import TensorSlice
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
-__all__ = ["groups_of", "local", "repeated_layers", "shard_of", "sharded", "slice_of"]
+__all__ = ["Layout", "groups_of", "local", "repeated_layers", "shard_of", "sharded", "slice_of"]
 __all__ += ["sum_over_", "total_norm"]
 
 
@@ -30,8 +31,16 @@ def slice_of(value: Any, entries: Tensor | None = None) -> Any:
     if one is None:
         return value if entries is None else entries
     _, offsets = _held(one.shape, one, one.placements)
-    at = zip(one.placements, one.device_mesh.get_coordinate() or (), strict=True)
-    is_copy = any(placement.is_replicate() and idx > 0 for placement, idx in at)
+    mesh = one.device_mesh
+    at = zip(one.placements, mesh.get_coordinate() or (), strict=True)
+    # Private: the run's whole mesh, of whose other dimensions each index has the same (torch 2.13).
+    root = mesh._get_root_mesh()
+    named = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=True)
+    is_copy = any(placement.is_replicate() and idx > 0 for placement, idx in at) or any(
+        idx > 0
+        for name, idx in named
+        if root is not mesh and name not in (mesh.mesh_dim_names or ())
+    )
     held = local(one) if entries is None else entries
     return TensorSlice(held, tuple(one.shape), offsets, is_copy)
 

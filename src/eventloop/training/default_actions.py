@@ -23,6 +23,7 @@ from eventloop.data.token_weights import keeps_cache, may_take, may_weigh_tokens
 from eventloop.errors import NonFiniteError, TaskError, a
 from eventloop.files.run_folder import save_tensors
 from eventloop.hook_markers import hookimpl
+from eventloop.mesh import Layout
 from eventloop.training.input_note import note_input
 from eventloop.training.metrics import loss_in, predictions
 from eventloop.training.optimizers import (
@@ -101,6 +102,10 @@ class Defaults:
     def eval_after_all(self, state: State) -> None:
         for scheduler in self._following:
             scheduler.observe(state)
+
+    @hookimpl
+    def build_mesh(self, state: State) -> Layout:
+        return Layout({"data": state.world_size})
 
     @hookimpl
     def build_model(self, state: State) -> nn.Module:

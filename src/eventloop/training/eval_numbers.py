@@ -59,7 +59,7 @@ class SetNumbers:
         both = [_on_device(value, device) for one in pairs for value in (one.total, one.weight)]
         totals = processes.mean(torch.stack(both)).reshape(-1, 2)
         return {
-            name: total / weight if is_mean else total * processes.world_size
+            name: total / weight if is_mean else total * processes.data_world_size
             for (name, is_mean), (total, weight) in zip(named.items(), totals, strict=True)
         }
 

@@ -30,6 +30,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach() if one is None else one.to_local().detach()
 
 
+def indices_of(tensor: Tensor) -> tuple[tuple[str, int], ...]:
+    """Returns this rank's index along each dimension of the mesh that a tensor is sharded over."""
+    if (one := sharded(tensor)) is None:
+        return ()
+    mesh = one.device_mesh
+    names = mesh.mesh_dim_names or [*map(str, range(mesh.ndim))]
+    at = zip(names, one.placements, mesh.get_coordinate() or (), strict=True)
+    return tuple((name, idx) for name, placement, idx in at if not placement.is_replicate())
+
+
 def groups_of(tensor: Tensor, dims: Collection[int] | None = None) -> tuple[Any, ...]:
     """Returns the groups of ranks that a tensor is sharded over; along some of its dimensions."""
     one = sharded(tensor)

@@ -69,7 +69,7 @@ class CheckLoss:
         if self._kind.num_ranks == 1:
             return None
         self._whole = self._saved("cpu")
-        return OnlyBatch(self._prepared(state.rank)) if has_samples(self._whole) else None
+        return OnlyBatch(self._prepared(state.data_rank)) if has_samples(self._whole) else None
 
     @hookimpl
     def build_eval_dataloaders(self, state: State) -> Mapping[str, Any]:
@@ -102,7 +102,7 @@ class CheckLoss:
             torch.save(map_tensors(lambda one: one.to("cpu"), state.batch), file)
         else:  # on several ranks again: another plugin may have transformed it by now
             self._whole = self._saved(state.device)
-            state.batch = self._prepared(state.rank)
+            state.batch = self._prepared(state.data_rank)
         state.even_batches = False  # so that the ranks compare what their parts weigh
 
     @hookimpl(wrapper=True, tryfirst=True)
@@ -122,7 +122,7 @@ class CheckLoss:
         """Measures a microbatch. It waits for the device: this run is short."""
         assert state.loss is not None
         # Of a batch in one piece, a run asks for no weight.
-        is_whole = state.num_microbatches == 1 and state.world_size == 1
+        is_whole = state.num_microbatches == 1 and state.data_world_size == 1
         weight = 1.0 if is_whole else float(state.current_weight())
         self._parts.append(Part(float(state.loss.detach()), weight, sizes_of(state.microbatch)))
         found = prints_of(state.outputs, state.microbatch)

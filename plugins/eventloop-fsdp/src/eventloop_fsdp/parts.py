@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import accelerator, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,7 +26,7 @@ from torch.distributed.fsdp import (
 
 from eventloop import SettingError
 from eventloop.toolbox.messages import closest
-from eventloop.toolbox.shards import repeated_layers
+from eventloop.toolbox.shards import Layout, repeated_layers
 
 
 def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list[nn.Module]:
@@ -60,24 +61,21 @@ def parts_of(model: nn.Module, class_names: Sequence[str] | None = None) -> list
     return found
 
 
-def mesh_of(device_type: str, world_size: int, replicate: int = 1) -> DeviceMesh:
-    """Returns the ranks to shard over, which follow each other; with copies, over two dimensions.
-
-    Args:
-        replicate: how many copies there are.
+def with_copies(layout: Layout, replicate: int) -> Layout:
+    """Returns a layout whose samples go to copies of the model, each on ranks that follow each other.
 
     Raises:
         SettingError: they can't be of one size.
     """
-    if replicate < 1 or world_size % replicate:
+    num = layout.data_world_size
+    if replicate < 1 or num % replicate:
         raise SettingError(
-            f"replicate={replicate}: {world_size} ranks can't hold as many copies of one size",
-            fix=f"give a number that divides {world_size}, or leave replicate out",
+            f"replicate={replicate}: {num} ranks can't hold as many copies of one size",
+            fix=f"give a number that divides {num}, or leave replicate out",
         )
-    if replicate == 1:
-        return init_device_mesh(device_type, (world_size,))
-    shape, names = (replicate, world_size // replicate), ("replicate", "shard")
-    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+    others = {name: size for name, size in layout.sizes.items() if name not in layout.data}
+    sizes = {"replicate": replicate, "shard": num // replicate, **others}
+    return replace(layout, sizes=sizes, data=("replicate", "shard"))
 
 
 def shard(

@@ -15,10 +15,11 @@ from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.passes import kept_generators
 from eventloop.toolbox.samples import Microbatches, known_length, map_tensors
-from eventloop.toolbox.shards import slice_of
+from eventloop.toolbox.shards import Layout, slice_of
 from eventloop.toolbox.state_dicts import take_from_first
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
     from eventloop_fsdp.deferred import DeferredModel
@@ -99,6 +100,16 @@ class Fsdp:
         return None
 
     @hookimpl(wrapper=True)
+    def build_mesh(self, state: State) -> Generator[None, Layout, Layout]:
+        """Divides the ranks into copies of the model, where several are asked for."""
+        layout = yield
+        if self.replicate == 1 or state.world_size == 1:
+            return layout
+        from eventloop_fsdp.parts import with_copies
+
+        return with_copies(layout, self.replicate)
+
+    @hookimpl(wrapper=True)
     def build_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
         """Has parameters take no memory before they are sharded, where that is asked for."""
         if not self.meta or (state.world_size == 1 and self.weights is None):
@@ -115,20 +126,21 @@ class Fsdp:
         if state.world_size == 1 and self._deferred is None:
             return None
         from eventloop_fsdp.deferred import give_memory, give_memory_whole
-        from eventloop_fsdp.parts import mesh_of, parts_of, shard
+        from eventloop_fsdp.parts import parts_of, shard
 
         if state.world_size == 1:
             give_memory_whole(state.model, state.device)
             return None
         self._require_usable(state)
-        take_from_first(state.model, buffers_alone=self._deferred is not None)
+        buffers_alone = self._deferred is not None
+        take_from_first(state.model, state.data_group, buffers_alone=buffers_alone)
         if self._deferred is not None:
             self._deferred.bind(state.model)
         parts = parts_of(state.model, self.layers)
         self._sharded = shard(
             state.model,
             parts,
-            mesh_of(state.device.type, state.world_size, self.replicate),
+            self._mesh(state),
             policy=self._policy(),
             reshard_after_forward=self.reshard_after_forward,
             offload=self.offload,
@@ -145,13 +157,13 @@ class Fsdp:
         """Shards a model that only computes, in place; each part is given up after its forward."""
         if state.world_size == 1:
             return None
-        from eventloop_fsdp.parts import mesh_of, parts_of, shard
+        from eventloop_fsdp.parts import parts_of, shard
 
         self._require_usable(state)
         shard(
             companion,
             parts_of(companion),
-            mesh_of(state.device.type, state.world_size, self.replicate),
+            self._mesh(state),
             policy=self._policy(),
             offload=self.offload,
             keeps_root=False,
@@ -288,6 +300,10 @@ class Fsdp:
         for name, optimizer in state.optimizers.items():
             load_states(optimizer, states[name])
         return True
+
+    def _mesh(self, state: State) -> DeviceMesh:
+        assert state.mesh is not None
+        return state.mesh[state.layout.data]
 
     def _require_usable(self, state: State) -> None:
         from torch.distributed.fsdp import FSDPModule

@@ -11,21 +11,21 @@ from torch import Tensor
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor) -> Tensor:
-        ctx.size = len(mine)
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, mine.contiguous())
+    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.size, ctx.group = len(mine), group
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, mine.contiguous(), group)
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        begin = dist.get_rank() * ctx.size
-        return total[begin : begin + ctx.size]
+        dist.all_reduce(total, group=ctx.group)
+        begin = dist.get_rank(ctx.group) * ctx.size
+        return total[begin : begin + ctx.size], None
 
 
-def all_gather(mine: Tensor) -> Tensor:
+def all_gather(mine: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Returns the rows of all ranks, in the order of ranks; with gradients, unlike torch's.
 
     For a loss that each rank computes over the samples of all. As ranks average their gradients, these
@@ -34,6 +34,7 @@ def all_gather(mine: Tensor) -> Tensor:
 
     Args:
         mine: shape (N, ...), the same on all ranks.
+        group: the ranks; `state.data_group`, where some share their samples. None for all.
 
     Returns:
         Shape (N * ranks, ...).
@@ -41,14 +42,14 @@ def all_gather(mine: Tensor) -> Tensor:
     Raises:
         ValueError: the ranks have different shapes.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return mine
-    shapes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shapes, tuple(mine.shape))
+    shapes: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(shapes, tuple(mine.shape), group)
     if len(set(shapes)) > 1:
         raise ValueError(
             f"all_gather: the ranks have tensors of shapes {', '.join(map(str, shapes))}; let the data "
             "loader drop a last batch that is smaller, drop_last=True"
         )
-    gathered: Tensor = _AllGather.apply(mine)  # type: ignore[no-untyped-call]
+    gathered: Tensor = _AllGather.apply(mine, group)  # type: ignore[no-untyped-call]
     return gathered

@@ -171,7 +171,7 @@ class Grpo:
         prompts = prompts_of(batch, self.num_generations)
         seeds = seeds_of(
             state.settings.seed, state.clock.batch, len(prompts) // self.num_generations,
-            self.num_generations, state.rank, state.world_size,
+            self.num_generations, state.data_rank, state.data_world_size,
         )  # fmt: skip
         with evaluation_mode(state):
             state.batch = batch

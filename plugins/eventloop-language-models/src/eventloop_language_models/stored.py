@@ -86,11 +86,11 @@ class Stored:
         rows = [one[idx] for one in self._datasets for idx in range(len(one))]
         size = self._batch_size
         batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-        num_each = -(-len(batches) // state.world_size)
+        num_each = -(-len(batches) // state.data_world_size)
         compute = state.precision.under_autocast(self._source.log_probs)
         found = []
         for at in range(num_each):
-            mine = batches[(at * state.world_size + state.rank) % len(batches)]
+            mine = batches[(at * state.data_world_size + state.data_rank) % len(batches)]
             batch = {name: one.to(state.device) for name, one in self._collate(mine).items()}
             found.append((batch["number"].tolist(), compute(state, batch).float().tolist()))
         table = torch.zeros(len(rows), 2)

@@ -21,7 +21,7 @@ def about(state: StateView) -> Iterator[tuple[str, str]]:
     """Yields what the run is made of, as pairs of a name and a text."""
     manifest, clock = state.manifest, state.clock
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
-    ranks = f", {state.world_size} ranks" if state.world_size > 1 else ""
+    ranks = f", {state.layout}" if state.world_size > 1 else ""
     yield (
         "done",
         (

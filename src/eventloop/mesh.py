@@ -1,0 +1,118 @@
+"""How the ranks are arranged: which train on samples of their own, and which share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from eventloop.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dimensions of the run's mesh of ranks.
+
+    Ranks that differ in a dimension of `data` train on different samples. Ranks that differ only in
+    other dimensions share their samples: each computes with a part of the model.
+
+    Args:
+        sizes: how many ranks each dimension has, by its name, the outermost first; rank 1 differs from
+            rank 0 in the innermost.
+        data: the names of the dimensions over which samples are split.
+        parts: of the others those along which ranks hold different modules, as the stages of a pipeline
+            do; along the rest they hold the same, or shards of it (DTensor).
+    """
+
+    sizes: dict[str, int]
+    data: tuple[str, ...] = ("data",)
+    parts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = " x ".join(f"{name} {size}" for name, size in self.sizes.items())
+        return f"{self.world_size} ranks" + (f" ({sizes})" if len(self.sizes) > 1 else "")
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return prod(self.sizes.values())
+
+    @property
+    def data_world_size(self) -> int:
+        """Over how many ranks samples are split."""
+        return prod(self.sizes[name] for name in self.data)
+
+    @property
+    def num_sharing(self) -> int:
+        """How many ranks share the same samples."""
+        return self.world_size // self.data_world_size
+
+    def sharing(self, name: str, size: int, *, holds_parts: bool = False) -> Layout:
+        """Returns a layout in which ranks that follow each other share their samples.
+
+        Args:
+            name: of the new dimension, the innermost.
+            size: how many share; they are taken out of the innermost dimension of `data`.
+            holds_parts: whether each of them holds different modules.
+
+        Raises:
+            SettingError: the ranks there can't be divided so.
+        """
+        last = self.data[-1]
+        if size < 1 or self.sizes[last] % size:
+            raise SettingError(
+                f"{self.sizes[last]} ranks of the dimension {last!r} can't be divided into groups of "
+                f"{size} for {name!r}",
+                fix=f"give {name} a size that divides {self.sizes[last]}, or start another number of ranks",
+            )
+        sizes = {**self.sizes, last: self.sizes[last] // size, name: size}
+        return replace(self, sizes=sizes, parts=self.parts + (name,) * holds_parts)
+
+    def position(self, rank: int) -> dict[str, int]:
+        """Returns the index of a rank along each dimension."""
+        found = dict(self.sizes)
+        for name in reversed(self.sizes):
+            rank, found[name] = divmod(rank, self.sizes[name])
+        return found
+
+    def data_rank(self, rank: int) -> int:
+        """Returns the number of a rank's samples, of `data_world_size`."""
+        at, number = self.position(rank), 0
+        for name in self.data:
+            number = number * self.sizes[name] + at[name]
+        return number
+
+    def part(self, rank: int) -> tuple[tuple[str, int], ...]:
+        """Returns which of the `parts` a rank holds."""
+        return tuple(one for one in self.position(rank).items() if one[0] in self.parts)
+
+    def peers(self) -> list[list[int]]:
+        """Returns the ranks whose gradients are averaged: in each list, they differ in data alone."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in sorted(range(self.world_size), key=self.data_rank):
+            at = (idx for name, idx in self.position(rank).items() if name not in self.data)
+            found.setdefault((*at,), []).append(rank)
+        return list(found.values())
+
+    def twin(self, other: Layout, rank: int) -> int | None:
+        """Returns the rank that had the samples of a rank of another layout; None if none had."""
+        if self == other:
+            return rank
+        number = other.data_rank(rank)
+        return next((one for one in range(self.world_size) if self.data_rank(one) == number), None)
+
+    def label(self, rank: int) -> str:
+        """Returns a rank's number, with its position if there are several dimensions."""
+        at = ", ".join(f"{name} {idx}" for name, idx in self.position(rank).items())
+        return f"{rank} ({at})" if len(self.sizes) > 1 else str(rank)
+
+    def described(self) -> list[Any]:
+        """Returns the layout in JSON values, for `of`."""
+        return [[*map(list, self.sizes.items())], [*self.data], [*self.parts]]
+
+    @classmethod
+    def of(cls, described: Sequence[Any]) -> Layout:
+        """Returns what `described` gave."""
+        sizes, data, parts = described
+        return cls(dict(sizes), tuple(data), tuple(parts))
