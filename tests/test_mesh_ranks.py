@@ -117,7 +117,7 @@ def train(folder, size=0, until=None, batch_size=12, plugins=(), stream=False, *
             "weights": {name: one.clone() for name, one in state.model.state_dict().items()},
             "metrics": result.metrics,
             "moment": state.clock.moment()._replace(seconds=0),
-            "place": (state.data_rank, state.data_world_size, state.rank_label()),
+            "place": (state.data_rank, state.data_world_size, state.layout.label(state.rank)),
             "mesh": None if state.mesh is None else state.mesh.mesh_dim_names,
             **vars(watches),
         }

@@ -133,7 +133,9 @@ class Signals:
             self._received = number
             self._state.request_checkpoint()
             name = signal.Signals(number).name
-            self._state.request_stop(f"rank {self._state.rank_label()} received {name}", "signal")
+            self._state.request_stop(
+                f"rank {self._state.layout.label(self._state.rank)} received {name}", "signal"
+            )
         elif number == signal.SIGINT:
             if _is_a_user_s(handler):
                 handler(number, frame)

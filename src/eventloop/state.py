@@ -266,12 +266,8 @@ class State:
 
     @property
     def layout(self) -> Layout:
-        """How `build_mesh` has arranged the processes."""
+        """How `build_mesh` has arranged the processes; its `label` is what messages call a rank."""
         return self._processes.layout
-
-    def rank_label(self, rank: int | None = None) -> str:
-        """Returns the number of a rank, this one unless given, and its position in a mesh, to print."""
-        return self.layout.label(self.rank if rank is None else rank)
 
     @property
     def plugins(self) -> Mapping[str, Any]:

@@ -264,7 +264,7 @@ def test_data_that_only_itself_can_split_is_named(tmp_path):
     nothing, _ = run_ranks(lambda: notes(listed, DataLoader(TensorDataset(X, Y), 4)))
 
     assert note.startswith("data: eventloop can't split train over the ranks")
-    assert "islice(samples, int(os.environ['RANK']), None, int(os.environ['WORLD_SIZE']))" in note
+    assert "islice(samples, state.data_rank, None, state.data_world_size)" in note
     assert "can't split train, eval/test over" in both
     assert nothing == ()
 

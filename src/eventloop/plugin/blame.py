@@ -111,7 +111,7 @@ def blame(error: BaseException, one: Implementation, state: State) -> None:
     text = f"in the task's {moment}"
     if one.plugin.role != "task":
         text = (
-            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.rank_label()}\n"
+            f"raised by plugin {one.plugin.origin} in {moment}, rank {state.layout.label(state.rank)}\n"
             f"  at   {one.where}\n  fix  " + one.plugin.way_out
         )
     error.add_note(Note(text, "origin"))

@@ -215,7 +215,7 @@ class DisableFailing:
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else one.where
         warnings.warn(
             f"{one.plugin.origin} {switched_off} {type(error).__name__} in {one.hook.name}, "
-            f"{moment_in(one.hook.name, state)}, rank {state.rank_label()}: "
+            f"{moment_in(one.hook.name, state)}, rank {state.layout.label(state.rank)}: "
             + text_of(error)
             + f"\n  at   {where}\n  fix  fix it, or "
             + one.plugin.way_out,

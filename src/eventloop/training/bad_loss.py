@@ -135,11 +135,11 @@ class LossWatch:
         mine = None if self._bad is None else self._bad_batch(state, *self._bad)
         found = [(one, rank) for rank, one in enumerate(state.all_gather(mine)) if one is not None]
         first, rank = min(found, key=lambda one: (one[0].batch, one[1]))
-        alike = [state.rank_label(other) for one, other in found if one.batch == first.batch]
+        alike = [state.layout.label(other) for one, other in found if one.batch == first.batch]
         facts = dict(first.facts)
         if len(alike) > 1:
             facts = {"ranks": f"{', '.join(alike)} alike", **facts}
-        who = f"rank {state.rank_label(rank)}: " if state.world_size > 1 else ""
+        who = f"rank {state.layout.label(rank)}: " if state.world_size > 1 else ""
         raise NonFiniteError(f"{who}{first.what}", **facts)
 
     def _start_copy(self) -> None:

@@ -128,7 +128,7 @@ class WeightWatch:
         rank, (name, *_), at = next(
             (rank, names, at) for rank, (names, at) in enumerate(of_ranks) if names
         )
-        who = f"rank {state.rank_label(rank)}: " if state.world_size > 1 else ""
+        who = f"rank {state.layout.label(rank)}: " if state.world_size > 1 else ""
         what = f"the weights aren't finite {self._when(batch)}"
         if at is not None:
             what = f"the gradients aren't finite at batch {at}, nor are the weights since then"

@@ -181,7 +181,7 @@ class Check:
         who = one.origin
         if one.plugin.role == "core":
             who = f"the task's {_TASK_INSIDE_CORE[one.hook.name]}, in {one.hook.name}"
-        moment = f"{moment_in(one.hook.name, state)}, rank {state.rank_label()}"
+        moment = f"{moment_in(one.hook.name, state)}, rank {state.layout.label(state.rank)}"
         finding = self._findings.setdefault((who, what), Finding(kind, who, what, where, moment))
         finding.times += 1
 
