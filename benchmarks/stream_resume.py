@@ -1,13 +1,15 @@
 """Streams over a kill: how many samples a run loses and repeats that goes on in mid-epoch.
 
-Each kind of train data is trained on for two epochs in one go, and again with a stop at each of ten points:
-what a checkpoint holds is loaded into a new process's objects, made anew. The numbers of the samples
-of both are compared: which are missing, which came twice, and whether the order is the same. Kinds whose
-library isn't installed are left out, and named.
+Each kind of train data is trained on for two epochs in one go, and again with a stop at each of ten points,
+and a second one five batches later: what a checkpoint holds is loaded into a new process's objects, made
+anew. The numbers of the samples of both are compared: which are missing, which came twice, and whether the
+order is the same. Kinds whose library isn't installed are left out, and named.
 
-    python benchmarks/stream_resume.py [--framework eventloop|lightning] [--points 10] [--json]
+    python benchmarks/stream_resume.py [--framework eventloop|lightning|transformers] [--points 10]
+        [--ranks 2] [--kind PART_OF_NAME] [--json]
 
-Lightning, where it is installed, gets the same data loaders, and its own checkpoints in mid-epoch.
+Lightning and transformers, where they are installed, get the same data loaders, and save after each batch. Ranks
+are eventloop's alone.
 """
 
 from __future__ import annotations
@@ -15,143 +17,25 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import shutil
+import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-NUM, BATCH_SIZE, BUFFER = 96, 4, 16
-Make = Callable[[], Any]
-
-
-class Kind(NamedTuple):
-    """How the train data are made, and what has to be installed."""
-
-    make: Make
-    needs: tuple[str, ...] = ()
-
-
-class Numbers(IterableDataset[int]):
-    """The numbers of the samples, one after the other; workers share them."""
-
-    def __iter__(self) -> Iterator[int]:
-        worker = torch.utils.data.get_worker_info()
-        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return iter(range(start, NUM, step))
-
-
-class Counted(Numbers):
-    """The same with a position."""
-
-    def __init__(self) -> None:
-        self.num, self.is_loaded = 0, False
-
-    def __iter__(self) -> Iterator[int]:
-        self.num, self.is_loaded = self.num if self.is_loaded else 0, False
-        for one in list(super().__iter__())[self.num :]:
-            self.num += 1
-            yield one
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"num": self.num}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.num, self.is_loaded = state["num"], True
-
-
-def of_torchdata(data: Make, num_workers: int = 0) -> Any:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return StatefulDataLoader(data(), BATCH_SIZE, num_workers=num_workers)
-
-
-def of_datasets(change: Callable[[Any], Any], *, streamed: bool = True) -> Any:
-    import datasets
-
-    found = datasets.Dataset.from_dict({"number": list(range(NUM))})
-    return change(found.to_iterable_dataset(num_shards=8) if streamed else found)
-
-
-def shuffled_stream() -> Any:
-    return of_datasets(lambda data: data.shuffle(seed=0, buffer_size=BUFFER))
-
-
-def interleaved() -> Any:
-    import datasets
-
-    return datasets.interleave_datasets(
-        [of_datasets(lambda data: data), of_datasets(lambda data: data)],
-        probabilities=[0.7, 0.3],
-        seed=0,
-        stopping_strategy="first_exhausted",
-    )
-
-
-def own_shuffled(data: Make) -> Any:
-    from eventloop_streaming import Shuffled
-
-    return Shuffled(data(), BUFFER)
-
-
-def own_mixed() -> Any:
-    from eventloop_streaming import Mixed, Shards
-
-    shards = Shards(range(8), lambda shard: range(12 * shard, 12 * shard + 12))
-    return Mixed(
-        {"shards": shards, "list": range(500, 540)}, {"shards": 0.7, "list": 0.3}, stop="all"
-    )
-
-
-def own_batches(data: Make) -> Any:
-    from eventloop_streaming import Batches
-
-    return Batches(data(), BATCH_SIZE)
-
-
-_TORCHDATA, _DATASETS, _OWN = ("torchdata",), ("datasets", "torchdata"), ("eventloop_streaming",)
-KINDS: dict[str, Kind] = {
-    "list, shuffled DataLoader": Kind(
-        lambda: DataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True)
-    ),
-    "list, 2 workers": Kind(
-        lambda: DataLoader(list(range(NUM)), BATCH_SIZE, shuffle=True, num_workers=2)
-    ),
-    "IterableDataset, DataLoader": Kind(lambda: DataLoader(Numbers(), BATCH_SIZE)),
-    "IterableDataset, 2 workers": Kind(lambda: DataLoader(Numbers(), BATCH_SIZE, num_workers=2)),
-    "with a state, StatefulDataLoader": Kind(lambda: of_torchdata(Counted), _TORCHDATA),
-    "with a state, 2 workers": Kind(lambda: of_torchdata(Counted, 2), _TORCHDATA),
-    "datasets, map-style": Kind(
-        lambda: DataLoader(of_datasets(lambda one: one, streamed=False), BATCH_SIZE, shuffle=True),
-        ("datasets",),
-    ),
-    "datasets, stream": Kind(lambda: of_torchdata(lambda: of_datasets(lambda one: one)), _DATASETS),
-    "datasets, stream, 2 workers": Kind(
-        lambda: of_torchdata(lambda: of_datasets(lambda one: one), 2), _DATASETS
-    ),
-    "datasets, stream with map": Kind(
-        lambda: of_torchdata(lambda: of_datasets(lambda one: one.map(lambda row: row))), _DATASETS
-    ),
-    "datasets, interleaved": Kind(lambda: of_torchdata(interleaved), _DATASETS),
-    "datasets, shuffle buffer": Kind(lambda: of_torchdata(shuffled_stream), _DATASETS),
-    "Shuffled(datasets stream)": Kind(
-        lambda: of_torchdata(lambda: own_shuffled(lambda: of_datasets(lambda one: one))),
-        (*_DATASETS, *_OWN),
-    ),
-    "Shuffled(Mixed), Batches": Kind(lambda: own_batches(lambda: own_shuffled(own_mixed)), _OWN),
-    "Shuffled(Mixed), 2 workers": Kind(
-        lambda: of_torchdata(lambda: own_shuffled(own_mixed), 2), (*_TORCHDATA, *_OWN)
-    ),
-}
+sys.path.insert(0, str(Path(__file__).parent))
+from stream_kinds import BATCH_SIZE, KINDS, NUM, Make
 
 
 class Net(nn.Module):
@@ -170,7 +54,10 @@ class Stopped(BaseException):
 
 
 def numbers_of(batch: Any) -> Tensor:
-    return batch["number"] if isinstance(batch, Mapping) else batch
+    """Returns the numbers of a batch's samples, shape (N,)."""
+    if isinstance(batch, Mapping):
+        batch = next(iter(batch.values()))
+    return torch.as_tensor(batch).flatten()
 
 
 def by_eventloop(folder: Path, make: Make, stop: int | None, num_epochs: int) -> list[int]:
@@ -244,11 +131,87 @@ def by_lightning(folder: Path, make: Make, stop: int | None, num_epochs: int) ->
     return seen
 
 
-FRAMEWORKS = {"eventloop": by_eventloop, "lightning": by_lightning}
+def by_transformers(folder: Path, make: Make, stop: int | None, num_epochs: int) -> list[int]:
+    """The same by the Trainer of transformers, which saves after each batch."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    seen: list[int] = []
+    length = len(list(itertools.islice(make(), 1_000)))
+
+    class Model(Net):
+        def forward(self, number: Any = None, **_: Any) -> Any:
+            seen.extend(numbers_of(number).tolist())
+            return {"loss": super().forward(number)}
+
+    class Stops(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == stop:
+                raise Stopped
+
+    class Own(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            made = make()
+            return self.accelerator.prepare(made) if isinstance(made, DataLoader) else made
+
+        def get_batch_samples(self, iterator: Any, num: int, device: Any) -> Any:
+            taken = itertools.islice(iterator, num)
+            return [{"number": numbers_of(one)} for one in taken], None
+
+    args = transformers.TrainingArguments(
+        str(folder), max_steps=length * num_epochs, save_strategy="no", report_to=[], seed=0,
+        disable_tqdm=True, use_cpu=True, learning_rate=1e-9, save_total_limit=1,
+        remove_unused_columns=False, logging_strategy="no", per_device_train_batch_size=BATCH_SIZE,
+    )  # fmt: skip
+    # It asks for a data set, of which it takes nothing here.
+    trainer = Own(Model(), args, train_dataset=[0], callbacks=[Stops()])
+    saved = list(folder.glob("checkpoint-*"))
+    with contextlib.suppress(Stopped):
+        trainer.train(resume_from_checkpoint=str(saved[0]) if saved else None)
+    return seen
 
 
-def resumed(fit: Callable[..., list[int]], make: Make, points: int) -> dict[str, Any]:
-    """Returns what runs lose and repeat that were stopped at as many points, and went on."""
+FRAMEWORKS = {
+    "eventloop": by_eventloop,
+    "lightning": by_lightning,
+    "transformers": by_transformers,
+}
+
+
+def on_ranks(num_ranks: int) -> Callable[..., list[int]]:
+    """Returns `by_eventloop` on several ranks; the samples of one after those of the other."""
+    from eventloop_testing import run_ranks
+
+    def fit(*args: Any) -> list[int]:
+        return [
+            one for seen in run_ranks(by_eventloop, *args, world_size=num_ranks) for one in seen
+        ]
+
+    return fit
+
+
+def _said(warning: warnings.WarningMessage) -> str:
+    return str(warning.message).partition("\n")[0]
+
+
+def _joined(parts: list[list[int]], num_ranks: int) -> list[int]:
+    """Returns the samples of each rank, over all parts of a run, one rank after the other."""
+    sizes = [len(part) // num_ranks for part in parts]
+    return [
+        one
+        for rank in range(num_ranks)
+        for part, size in zip(parts, sizes, strict=True)
+        for one in part[rank * size : (rank + 1) * size]
+    ]
+
+
+def resumed(
+    fit: Callable[..., list[int]], make: Make, points: int, num_ranks: int = 1
+) -> dict[str, Any]:
+    """Returns what runs lose and repeat that were stopped at as many points, twice, and went on."""
     folder = Path(tempfile.mkdtemp())
     words: set[str] = set()
     try:
@@ -256,19 +219,18 @@ def resumed(fit: Callable[..., list[int]], make: Make, points: int) -> dict[str,
             warnings.simplefilter("always")
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11
             whole = fit(folder / "whole", make, None, 2)
-            num = len(whole) // BATCH_SIZE
+            words |= {_said(one) for one in caught if one.category is UserWarning}
+            num = len(whole) // num_ranks // BATCH_SIZE
             lost, repeated, others = 0, 0, 0
             for idx in range(points):
                 own = folder / str(idx)
                 stop = max(1, (idx + 1) * num // (points + 1))
-                first = fit(own, make, stop, 2)
-                second = fit(own, make, None, 2)
-                lost += sum((Counter(whole) - Counter(first + second)).values())
-                repeated += sum((Counter(first + second) - Counter(whole)).values())
-                others += first + second != whole
-        words |= {
-            str(one.message).partition("\n")[0] for one in caught if one.category is UserWarning
-        }
+                stops = [*(one for one in (stop, stop + 5) if one < num), None]
+                parts = [fit(own, make, one, 2) for one in stops]
+                found = _joined(parts, num_ranks)
+                lost += sum((Counter(whole) - Counter(found)).values())
+                repeated += sum((Counter(found) - Counter(whole)).values())
+                others += found != whole
         return {
             "lost": lost,
             "repeated": repeated,
@@ -285,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--framework", choices=FRAMEWORKS, default="eventloop")
     parser.add_argument("--points", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--kind", action="append", help="a part of a kind's name; may be repeated")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -293,14 +256,18 @@ def main() -> None:
         if given.kind and not any(part in name for part in given.kind):
             continue
         missing = [one for one in kind.needs if importlib.util.find_spec(one) is None]
-        fit = FRAMEWORKS[given.framework]
+        fit = FRAMEWORKS[given.framework] if given.ranks == 1 else on_ranks(given.ranks)
         rows[name] = (
-            {"not installed": missing} if missing else resumed(fit, kind.make, given.points)
+            {"not installed": missing}
+            if missing
+            else resumed(fit, kind.make, given.points, given.ranks)
         )
     if given.json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title=f"{given.framework}: {given.points} stops of two epochs of {NUM} samples")
+    table = Table(
+        title=f"{given.framework}: {given.points} times two stops of two epochs of {NUM} samples"
+    )
     for column in ("train data", "lost", "repeated", "in another order", "said"):
         table.add_column(column)
     for name, row in rows.items():

@@ -108,10 +108,12 @@ class StatefulSource(Source):
     """A data loader with `state_dict` and `load_state_dict`, such as torchdata's."""
 
     kind = "stateful"
-    suits_any_ranks = has_first = False
+    has_first = False
 
     def __init__(self, dataloader: Any) -> None:
         super().__init__(dataloader)
+        # One that says so counts for all ranks together: each may load the state of any.
+        self.suits_any_ranks = bool(getattr(dataloader, "suits_any_ranks", False))
         self._has_begun = self._is_exhausted = False
         self._loaded: Saved | None = None  # until it is iterated over
         self._num_yielded = 0

@@ -173,7 +173,7 @@ def is_inputs(batch: Any) -> bool:
 
 def describe(batch: Any) -> str:
     """Says in a few words what a batch is: `tuple of 3 (Tensor, Tensor, str)`."""
-    if batch == {}:
+    if isinstance(batch, Mapping) and not batch:
         return "nothing: the run has no train data loader"
     if isinstance(batch, Mapping):
         return f"{type(batch).__name__} with {', '.join(map(repr, batch))}"

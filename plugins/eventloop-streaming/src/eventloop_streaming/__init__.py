@@ -1,6 +1,7 @@
 """Data for eventloop whose position can be saved: streams, an order, and a loader with threads."""
 
 from eventloop_streaming.batches import Batches
+from eventloop_streaming.iterators import IteratorState
 from eventloop_streaming.mixed import Mixed
 from eventloop_streaming.permuted import Permuted
 from eventloop_streaming.shards import Shards, Sliced
@@ -10,6 +11,7 @@ from eventloop_streaming.threads import ThreadedDataLoader
 
 __all__ = [
     "Batches",
+    "IteratorState",
     "Mixed",
     "Permuted",
     "Shards",

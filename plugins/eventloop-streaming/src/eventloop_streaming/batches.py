@@ -37,6 +37,11 @@ class Batches:
         self._collate = collate_fn
         self._is_loaded = False
 
+    @property
+    def suits_any_ranks(self) -> bool:
+        """Whether a run may go on with another number of ranks in mid-epoch."""
+        return self._source.suits_any_ranks
+
     def __iter__(self) -> Iterator[Any]:
         """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
         if not self._is_loaded:

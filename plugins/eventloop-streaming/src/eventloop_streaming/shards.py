@@ -80,11 +80,13 @@ class Sliced(Stream):
     """Yields every n-th sample of a stream, for n ranks and workers; each of them reads all of it.
 
     What is left over at the end is left out, so that all have as many samples. For streams that have
-    no shards, or too few.
+    no shards, or too few. A run may go on in mid-epoch with another number of ranks.
 
     Args:
         samples: as `Shuffled` takes it; the same on every rank.
     """
+
+    suits_any_ranks = True
 
     def __init__(self, samples: Iterable[Any]) -> None:
         super().__init__()
@@ -95,9 +97,9 @@ class Sliced(Stream):
 
     def _samples(self) -> Iterator[Any]:
         part, num_parts = parts_of_run()
-        own = None
+        own, start = None, self._source.num_read
         for sample in self._source.samples():
-            at = (self._source.num_read - 1) % num_parts
+            at = (self._source.num_read - 1 - start) % num_parts
             own = sample if at == part else own
             if at == num_parts - 1:
                 yield own

@@ -31,6 +31,10 @@ class Stream(IterableDataset[Any], ABC):
     sample; one that was saved between two epochs begins the second.
     """
 
+    suits_any_ranks = (
+        False  # whether the state is the same on all ranks, and any number may load it
+    )
+
     def __init__(self) -> None:
         self.epoch = 0
         self._is_loaded = self._is_in_epoch = False
@@ -104,6 +108,11 @@ class Position:
             )
         self._own, self._is_loaded, self._is_left = samples, False, False
         self.num_read, self.num_passes, self.is_over = 0, 0, False
+
+    @property
+    def suits_any_ranks(self) -> bool:
+        """Whether the position is the same on all ranks, however many there are."""
+        return bool(getattr(self._own, "suits_any_ranks", False))
 
     def begin(self) -> None:
         """Goes to the start of an epoch; what is left of another one is left out."""

@@ -1,0 +1,43 @@
+"""A train data loader of what keeps its position in iterators, as grain does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import default_convert
+
+
+class IteratorState:
+    """Batches of an iterable whose iterators have `get_state` and `set_state`, with a state of its own.
+
+    Arrays become tensors. For grain: `IteratorState(grain.MapDataset.source(data).shuffle(seed=0).batch(32).to_iter_dataset())`.
+
+    Args:
+        batches: may be iterated over again.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._iterator: Any = None
+        self._loaded: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the batches of an epoch, or after `load_state_dict` those that are left of it."""
+        iterator: Any = iter(self._batches)
+        if not hasattr(iterator, "get_state"):
+            raise TypeError(f"a {type(iterator).__name__} has no get_state and set_state")
+        if self._loaded is not None:
+            iterator.set_state(self._loaded)
+        self._iterator, self._loaded = iterator, None
+        return map(default_convert, iterator)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position."""
+        if self._loaded is not None or self._iterator is None:
+            return {"iterator": self._loaded}
+        return {"iterator": self._iterator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self._loaded = state["iterator"]
