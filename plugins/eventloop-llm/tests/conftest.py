@@ -1,12 +1,15 @@
-"""Without transformers and peft there is nothing to test here."""
+"""Makes `post_training_pairs` importable; without transformers and peft there is nothing to test here."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if importlib.util.find_spec("peft") is None:
     collect_ignore_glob = ["test_*.py"]

@@ -78,6 +78,14 @@ def test_each_prompt_is_there_once_for_each_completion():
     [
         ({"ids": torch.zeros(2, 3)}, "a batch of prompts is a mapping with 'input_ids'"),
         (torch.zeros(2, 3), "not Tensor"),
+        (
+            {"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3)},
+            "no labels: this is one of",
+        ),
+        (
+            {"input_ids": torch.zeros(1, 2), "attention_mask": torch.tensor([[1, 0]])},
+            "padded on the right; pad them on the left",
+        ),
         ({"input_ids": torch.zeros(3)}, "have the shapes ((3,), (3,)), not (B, P)"),
     ],
 )

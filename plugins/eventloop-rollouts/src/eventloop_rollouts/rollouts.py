@@ -57,10 +57,14 @@ def prompts_of(batch: Any, num_generations: int) -> Rollouts:
         kind = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(f"a batch of prompts is a mapping with {IDS!r}, shape (B, P), not {kind}")
     ids_BP = batch[IDS]
+    if isinstance(batch.get("labels"), Tensor) and batch["labels"].shape == ids_BP.shape:
+        raise ValueError("a batch of prompts has no labels: this is one of another method")
     mask_BP = batch.get(MASK, torch.ones_like(ids_BP))
     if ids_BP.ndim != 2 or mask_BP.shape != ids_BP.shape:
         shapes = tuple(ids_BP.shape), tuple(mask_BP.shape)
         raise ValueError(f"{IDS!r} and {MASK!r} have the shapes {shapes}, not (B, P)")
+    if not bool(mask_BP[:, -1].all()):
+        raise ValueError("prompts are padded on the right; pad them on the left")
     columns = {
         name: [one for one in value for _ in range(num_generations)]
         for name, value in batch.items()
