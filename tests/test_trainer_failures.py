@@ -105,7 +105,7 @@ def whole_run(make_trainer, make_task, make_batches, clean):
     return whole_run
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("hook", "form"), CASES)
 def test_the_culprit_is_named_and_everybody_is_told(hook, form, whole_run, make_bad, make_recorder):
     """A run with twenty plugins is only bearable when a failure has a name."""

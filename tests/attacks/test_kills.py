@@ -198,6 +198,7 @@ def _imported():
     import torch._dynamo  # noqa: F401  AdamW wants it, and each fork would take seconds for it
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("row", "seed"),
     [*seeded(TABLE["quick_rows"]()), *seeded(slow_rows(), pytest.mark.nightly)],

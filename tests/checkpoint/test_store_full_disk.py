@@ -161,6 +161,7 @@ def fails_at(number, at, monkeypatch):
     return done
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("batch", [2, 3])
 def test_a_failure_at_any_point_leaves_what_was(number, batch, tmp_path, parts):

@@ -157,7 +157,7 @@ def moments(before, call, tmp_path, *, power_fails=False):
     raise AssertionError("it never ended")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("power_fails", [False, True])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_verified_checkpoint_is_there_at_every_moment(scenario, power_fails, tmp_path):

@@ -221,6 +221,7 @@ def test_a_tensor_that_is_copied_from_is_read_and_let_go(file, monkeypatch):
     assert torch.equal(target.copy_(one).float(), WEIGHTS["weight"] + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["file", "checkpoint"])
 def test_weights_are_loaded_with_the_memory_of_a_tensor(

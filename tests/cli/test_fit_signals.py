@@ -99,7 +99,7 @@ def start(tiny):
         one.process.wait()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("number", "status", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_saved_once_and_training_goes_on(start):
     assert status == 143
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", [[], ["--nproc", "2"]], ids=["one process", "two ranks"])
 def test_sigterm_ends_the_start_at_once(start, options, tiny):
     """Nothing has been trained, so that there is nothing to save."""

@@ -179,7 +179,7 @@ def stopped(make, stop, peeks=False, leave_at=None, spoil=lambda state: state):
     return seen + train(resumed, epoch)[0]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(135)
 @pytest.mark.parametrize(
     ("stop", "peeks"),
     [(0, False), (1, False), (3, True), (4, False), (5, False), (5, True), (8, False), (11, True)],
@@ -190,7 +190,7 @@ def test_a_combined_loader_goes_on_with_what_comes_next(kind, stop, peeks):
     assert stopped(LOADERS[kind], stop, peeks) == uninterrupted(LOADERS[kind])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", sorted(LOADERS.keys() - {"cycled stateful"}))
 def test_an_epoch_that_was_left_is_not_gone_on_with(kind):
     """What is cycled goes on after the last batch that it gave."""

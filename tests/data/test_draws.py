@@ -70,7 +70,7 @@ def drawn_alone(kind, idx):
     return drawn
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("first", [0, 23, 39])
 @pytest.mark.parametrize("kind", DRAWS)

@@ -243,6 +243,7 @@ def end_at_two(samples):
     return torch.ones(len(samples), 3), torch.tensor(samples)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "num_workers"), [("fit", 0), ("eval", 0), ("eval", 1), ("predict", 0)]
 )
@@ -272,6 +273,7 @@ def pid_of_worker(samples):
     return torch.tensor(os.getpid())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["fit", "eval", "predict"])
 def test_nor_can_it_where_workers_stay(make_trainer, make_task, how):
     """Their loader is no copy that is made for each evaluation."""

@@ -227,7 +227,7 @@ def test_a_run_goes_on_with_what_comes_next(make, stops):
         assert list(differences(one.feed.state_dict(), uninterrupted.feed.state_dict())) == []
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(65)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [(0, 2, 1), (2, 0, 2), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["shuffled", "generator", "replacement", "own generators"])

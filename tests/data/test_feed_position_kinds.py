@@ -196,7 +196,7 @@ def stopped(make, stop, leave_at=None, shift=0, peeks=False):
     return seen + epochs(resumed, epoch)[0]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(119)
 @pytest.mark.filterwarnings("ignore:.* batches were read once more")
 @pytest.mark.parametrize(
     ("stop", "peeks"),
@@ -214,7 +214,7 @@ def test_every_kind_goes_on_with_what_comes_next(kind, stop, peeks):
     assert len(seen) == NUM_EPOCHS * NUM_BATCHES
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", sorted(LOADERS.keys() - {"stateful iterable"}))
 def test_an_epoch_that_was_left_is_not_gone_on_with(kind):
     """Whoever answered should_end_epoch wants the next one; in a run that goes on, too.

@@ -126,7 +126,7 @@ def train(tmp_path):
     return in_ranks
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize(
     ("kind", "uneven"), [*((kind, "pad") for kind in LOADERS | COMBINED), ("odd", "drop")]
 )
@@ -143,7 +143,7 @@ def test_two_ranks_go_on_as_one_process_and_as_two(train, kind, uneven):
     assert seen == expected
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_one_process_goes_on_as_two_ranks(train, kind):
     """The same samples a step for the rest of the epoch; then they draw the order of ranks."""
@@ -288,7 +288,7 @@ UNEVEN = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.* batches were read once more")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11
 @pytest.mark.parametrize("kind", UNEVEN)

@@ -55,7 +55,7 @@ def equal(one, other):
     return type(one) is type(other) and all(map(equal, one, other))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
 @pytest.mark.parametrize("given", LOADERS.values(), ids=LOADERS)
 def test_a_gather_gives_the_batches_that_reading_sample_by_sample_gives(dataset, given):

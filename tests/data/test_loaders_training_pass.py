@@ -101,7 +101,7 @@ def weights_after(folder, loader, *algorithms, **settings):
         return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed_samples", [True, False])
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_the_run_notices_nothing(tmp_path, make, seed_samples):

@@ -125,7 +125,7 @@ def test_steady_steps_have_the_collectives_of_the_gradients_alone(fit, microbatc
         assert within == [15, 31]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("task", "plugins", "is_even"),
     [

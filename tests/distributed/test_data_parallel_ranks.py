@@ -63,7 +63,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -136,7 +136,7 @@ class MeanTarget(Metric):
         return self.total / self.num
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("num_samples", [103, 4, 1])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_sample_is_evaluated_once(fit, num_samples, shuffle):

@@ -88,7 +88,7 @@ def fit_failing(clean, end_ranks):
     return fit_failing
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("hook", "kind", "rank"),
     [
@@ -212,7 +212,7 @@ def test_what_the_end_of_a_rank_causes_names_it(end_ranks, clean):
     assert "what came first: rank 1: LookupError: nothing found; raised by plugin on-rank" in err
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_ends_the_other(end_ranks, clean, rank):
     """Also one that isn't in a collective, which would have noticed."""

@@ -89,6 +89,7 @@ def task():
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "names"), [((0,), "0"), ((0, 1), "1")])
 def test_ranks_that_leave_alone_are_named_long_before_a_timeout(end_ranks, clean, ranks, names):
@@ -108,6 +109,7 @@ def test_ranks_that_leave_alone_are_named_long_before_a_timeout(end_ranks, clean
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize(("clause", "is_ended"), [("finally", True), ("except LookupError", False)])
 def test_a_finally_that_waits_for_the_others_keeps_no_failure_back(
@@ -133,6 +135,7 @@ def test_a_finally_that_waits_for_the_others_keeps_no_failure_back(
     assert err.startswith("rank 1: LookupError: on purpose") == is_ended
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly
 @pytest.mark.parametrize("closing", ["time.sleep(1000)", "torch.distributed.barrier()"])
 def test_a_rank_that_has_failed_waits_for_none_while_it_closes(end_ranks, clean, closing):

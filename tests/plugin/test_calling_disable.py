@@ -153,7 +153,7 @@ def test_an_interrupt_is_no_failure(make_trainer, make_plugin):
         ).fit()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     "event", [one for one in EVENTS if one not in ("before_load", "exception")]
 )

@@ -430,6 +430,7 @@ def swallowing(hook, found, state):
     return quiet
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "wrong",

@@ -109,7 +109,7 @@ def kill_after(folder, batch):
             shutil.rmtree(path)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("batch", range(15))
 def test_killed_anywhere_it_ends_the_same(tmp_path, uninterrupted, batch):
     """Mid-epoch, at the last batch of an epoch, at the first of the next, before the first."""
@@ -172,7 +172,7 @@ def data_shifted(parts):
     parts["rank0"]["feed"]["num_taken"] -= 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -211,6 +211,7 @@ def scheduler_anew(parts):
             one["state"] |= {"last_epoch": 0, "_step_count": 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spoil", "is_same"), [(scheduler_anew, False), (lambda parts: None, True)]
 )

@@ -83,6 +83,7 @@ def test_two_ranks_go_on_as_one_process_and_as_two(tmp_path):
         torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:batch_size [0-9]")
 @pytest.mark.parametrize(
     ("ranks", "untils"),

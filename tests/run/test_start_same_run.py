@@ -215,6 +215,7 @@ def test_an_optimizers_numbers_that_may_change_do(run):
     assert rate_and_decay(trainer) == rate_and_decay(again) == (0.2, 0.01)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheduler", [LINEAR, *TORCHS.values()], ids=["linear", *TORCHS])
 def test_a_changed_rate_keeps_its_place_in_the_schedule(run, clean, scheduler):
     """The next step is taken at what the schedule makes of the new one, and so are those after it."""

@@ -119,7 +119,7 @@ def test_the_table_has_every_scheduler_of_torch():
     assert classes - OTHERS - WANTS_A_METRIC == MAKERS.keys()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("interval", ["ba", "ep"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_20_steps_have_the_rates_of_a_plain_loop(make, interval, trained_rates):
@@ -131,7 +131,7 @@ def test_20_steps_have_the_rates_of_a_plain_loop(make, interval, trained_rates):
     assert len(set(rates)) > 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("interval", ["ba", "ep"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_scheduler_that_is_loaded_goes_on_as_if_nothing_had_been(make, interval, trained_rates):

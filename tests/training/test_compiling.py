@@ -119,7 +119,7 @@ PLUGINS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("algorithms", PLUGINS, ids=lambda one: "+".join(a.__name__ for a in one))
 @pytest.mark.parametrize("given", [{}, {"precision": "bf16", "microbatch_size": 3}], ids=str)
 def test_a_compiled_run_is_the_same_run(algorithms, given, trained):

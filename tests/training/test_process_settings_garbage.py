@@ -34,7 +34,7 @@ def collections():
     gc.callbacks.remove(note)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("num_objects", [0, 5000])
 @pytest.mark.parametrize(
     ("interval", "batches"), [("3ba", [3, 6, 9]), ("2ep", [6]), ("0.5dur", [5]), (None, [])]

@@ -215,7 +215,7 @@ def same_bits(one: Trained, other: Trained) -> bool:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_weights_are_those_of_the_plain_loop(case, eventloop_trained):
     """Whoever moves to eventloop gets the numbers that their own loop gave."""

@@ -81,6 +81,7 @@ def test_an_example_runs_as_it_says(name, clean, capsys):
     assert f"\neventloop fit examples/{name}.py\n" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in TINY if name not in REWARDED])
 def test_an_examples_loss_falls(name, example, make_plugin):
     """In a fraction of its time, by more than chance would have it fall."""
@@ -176,7 +177,7 @@ STOPPED = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("name", "options", "microbatch_size"),
     [(name, options, size) for name, (options, sizes) in STOPPED.items() for size in sizes],
@@ -212,6 +213,7 @@ def test_microbatches_give_the_gradient_of_the_whole(name, example, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "tbptt"])
 def test_two_ranks_have_worlds_of_their_own_and_one_policy(name, example, tmp_path):
     """Without a data set each rank draws by itself; gradients are averaged all the same."""

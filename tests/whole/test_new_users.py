@@ -520,7 +520,7 @@ def compare(folder: Path, task: Callable[[], Task], expected: Any, **given: Any)
     assert list(differences(one.parts, other.parts)) == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("num_parts", [1, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_a_new_users_numbers_are_true_and_resume(name, num_parts, tmp_path):

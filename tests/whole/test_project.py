@@ -341,6 +341,7 @@ def test_the_tree_is_free_of_what_lint_finds(lint, capsys):
     assert (lint([]), capsys.readouterr().out) == (0, "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("source", "phrase"),
     [

@@ -296,7 +296,7 @@ def killed_often(folder, make, log, kills=KILLS):
         run(folder, make, log)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_of_any_kind_ends_the_same(tmp_path, name):
     """Whatever it is made of knows where it was."""
@@ -313,7 +313,7 @@ def test_a_run_of_any_kind_ends_the_same(tmp_path, name):
 ON_RANKS = ["plain", "lbfgs", "fp16", "two updates a batch", "train metrics", "auto"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [*ON_RANKS, "shuffled", "stateful"])
 def test_a_run_of_any_kind_ends_the_same_on_two_ranks(tmp_path, name):
     """Each rank knows what it alone knows."""

@@ -160,7 +160,7 @@ def trained(folder, kind, num_workers=0, until=None, **settings):
         return weights, shapes.seen, trainer.state.clock.sample
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["tokens", "lengths"])
 @pytest.mark.parametrize("stop", ["5ba", "20ba"])

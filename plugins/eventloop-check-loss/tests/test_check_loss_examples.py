@@ -59,7 +59,7 @@ def test_every_example_is_checked():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == TINY.keys()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("name", TINY)
 def test_an_example_keeps_all_laws_but_those_that_it_declares(name, example, checked):
     """And each that it declares is broken, so that none is declared for nothing."""

@@ -60,6 +60,7 @@ def contents(trainer):
     return {**trainer.state.model.state_dict(), "generator": torch.get_rng_state()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keep", ["nothing", "matmuls"])
 @pytest.mark.parametrize(
     "given",
@@ -96,7 +97,7 @@ COMPILED = {"compile": {"backend": "aot_eager"}, "norm": nn.LayerNorm}
 BY_LAYER = {"compile": {"backend": "aot_eager", "layers": True}, "norm": nn.LayerNorm}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # asked for by torch's compiler
 @pytest.mark.parametrize("given", [{}, COMPILED, BY_LAYER], ids=["plain", "compile", "layers"])

@@ -248,6 +248,7 @@ def test_a_folder_without_checkpoints_is_told_of(run, saved):
         assert "there are no checkpoints in 'empty'" in ran.err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("argv", "told"),
     [

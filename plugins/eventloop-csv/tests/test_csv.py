@@ -94,6 +94,7 @@ def test_the_numbers_are_those_of_jsonl(in_one_go):
     }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("batches", "by_kill"),
     [([1], False), ([3], True), ([5], False), ([6], True), ([3, 4, 6, 6], True)],

@@ -40,7 +40,7 @@ def runs(request, tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"), request.param)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("batches", [[8], [3, 9, 11, 13]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Before and after a change, in the middle of an epoch and between two, with workers, too."""

@@ -34,7 +34,7 @@ def runs(tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("batches", [[3], [8], [1, 5, 5, 7]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Permutations are drawn on, rectangles and turns for the same batches."""

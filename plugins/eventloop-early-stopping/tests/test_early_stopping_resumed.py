@@ -50,7 +50,7 @@ def runs(request, tmp_path_factory):
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("batches", [[11], [1, 4, 5, 9]])
 def test_killed_and_resumed_it_stops_at_the_same_batch(tmp_path, runs, batches):
     """With the bits of one in one go: best value, patience and half an epoch's loss go on."""

@@ -35,6 +35,7 @@ def alone(tmp_path_factory):
     return fit(tmp_path_factory.mktemp("alone"), 16)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", [(), (Fsdp,)], ids=["ddp", "fsdp"])
 def test_two_ranks_have_the_averages_of_one(tmp_path, alone, strategy):
     """Copies or shards of the weights: what is saved and exported is whole."""

@@ -96,6 +96,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "microbatches", "world_size"),
     [("sgd", 1, 2), ("sgd", 4, 2), ("adamw", 1, 2), ("adamw", 4, 2), ("adamw", 4, 3)],

@@ -90,7 +90,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("options", "shared", "world_size"),
     [({"replicate": 2}, 2, 4), ({"replicate": 2}, 1, 2), ({"offload": True}, 2, 2),

@@ -70,7 +70,7 @@ def in_one_go(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("batches", [[3], [5], [1, 3, 5]])
 def test_stopped_and_resumed_it_ends_with_the_same_bits(tmp_path, in_one_go, batches):
     """Whole weights and moments are cut into the shards that they came from."""

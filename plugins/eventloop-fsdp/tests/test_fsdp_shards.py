@@ -99,6 +99,7 @@ def test_each_rank_writes_its_shards(of_four):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [(4, 2, 3, 1, 4), (1, 3, 2), (2, 4)])
 def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
@@ -115,7 +116,7 @@ def test_any_number_of_ranks_goes_on_with_what_another_saved(tmp_path, ranks):
         torch.testing.assert_close(second[idx]["exp_avg"], state["exp_avg"], rtol=0, atol=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
     """Shards are read as they were written."""
@@ -130,6 +131,7 @@ def test_as_many_ranks_go_on_with_the_same_bits(tmp_path, num_ranks):
     assert list(differences(expected["optimizers"], actual["optimizers"])) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize("sharded", [(True, False), (False, True)])
 def test_shards_and_copies_go_on_with_each_other(tmp_path, sharded):

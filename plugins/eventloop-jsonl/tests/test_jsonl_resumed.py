@@ -77,7 +77,7 @@ def in_one_go(tmp_path_factory):
     return rows(folder / "run" / "metrics.jsonl")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("by_kill", [False, True])
 @pytest.mark.parametrize("batch", [1, 3, 4, 5, 6])
 @pytest.mark.parametrize("name", [None, "all.jsonl"])

@@ -241,7 +241,7 @@ def test_a_run_that_does_not_end_well_says_so(tmp_path, store, error, status):
     assert {step for _, step, _ in store.numbers()} >= {1, 2, 3, 4}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("batches", "by_kill"),
     [([1], False), ([3], True), ([5], False), ([9], True), ([6, 7, 5, 9], True)],

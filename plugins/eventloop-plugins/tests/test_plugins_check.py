@@ -74,7 +74,7 @@ def as_json(ran):
     return json.loads(ran.out)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize(("code", "part"), DEFECTS.values(), ids=DEFECTS)
 def test_check_finds_each_defect_that_a_run_refuses(
     run, install, clean, only, tmp_path, code, part
@@ -207,6 +207,7 @@ REMAINS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("remains", REMAINS.values(), ids=REMAINS)
 def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
     """An installation that was interrupted leaves this; nobody could say which version trained."""
@@ -231,6 +232,7 @@ def test_a_plugin_whose_metadata_is_gone_is_a_problem(run, info, only, remains):
     assert run("plugins", "check", "-p", "bb-test", "-p", "no:aa-test").status == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", [b"[eventloop.algorithms]\naa-test\n", b"[\xfc]\n"])
 def test_entry_points_that_cannot_be_read_hide_no_other_plugin(run, info, only, text):
     """One broken file would end every command with a traceback."""
@@ -421,6 +423,7 @@ def test_json_is_json_whatever_a_plugin_prints(install, clean, only, capfd, argv
     assert "you" in written.err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "BaseException('odd')", "SystemExit(0)"])
 @pytest.mark.parametrize("where", ["import", "constructor"])
 def test_whatever_a_plugin_raises_is_its_row(run, install, clean, only, raised, where):

@@ -33,6 +33,7 @@ def python(*argv: str, path: list[str], cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.nightly
 @pytest.mark.parametrize("role", ["algorithm", "callback"])
 def test_a_new_plugin_installs_is_listed_and_passes_its_test(run, clean, tmp_path, role):

@@ -39,6 +39,7 @@ def said(run, install, tmp_path, monkeypatch):
     return said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("hook", "needs"), [("after_everything", ">=0.2,<0.3"), ("batch_done", "<0.1")]
 )

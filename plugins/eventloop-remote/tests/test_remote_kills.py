@@ -72,7 +72,7 @@ def moments(bucket, before, call, tmp_path):
     raise AssertionError("it never ended")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_verified_checkpoint_is_there_at_every_moment(scenario, bucket, tmp_path):
     """Also one that writes may be killed in the middle of it."""

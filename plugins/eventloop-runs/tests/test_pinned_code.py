@@ -82,7 +82,7 @@ def test_a_run_is_not_begun_once_a_plugin_was_installed(job):
     assert "--run-dir here --allow-code-change" in message
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -35,6 +35,7 @@ def runs(tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batches", [[3], [8], [1, 2, 5, 5, 7]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Which batches get a second pass is read off the clock, dropout off the generators."""

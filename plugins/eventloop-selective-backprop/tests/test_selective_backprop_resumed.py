@@ -20,6 +20,7 @@ def runs(tmp_path_factory):
     return KilledRuns(fit, tmp_path_factory.mktemp("one-go"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batches", [[3], [1, 2, 5, 5, 8]])
 def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path, runs, batches):
     """Weights, momenta, generators: samples are drawn on, not again."""

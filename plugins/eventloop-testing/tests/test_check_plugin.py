@@ -335,7 +335,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize(("plugin", "role", "message"), FOUND)
 def test_what_is_wrong_is_found(plugin, role, message):
     """Each kind, by what the author has to change."""
