@@ -158,6 +158,17 @@ def test_slices_of_a_stream_are_as_long_on_each_rank(monkeypatch):
     assert slices == [SAMPLES[rank:39:3] for rank in range(3)]
 
 
+def test_ranks_that_share_their_samples_are_told_apart_by_their_data(monkeypatch):
+    """Four processes, two by two."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    slices = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        slices.append([*Sliced(SAMPLES, ranks=(rank // 2, 2))])
+
+    assert slices == [SAMPLES[rank // 2 : 40 : 2] for rank in range(4)]
+
+
 def test_shards_go_on_with_the_ranks_that_they_had(monkeypatch):
     saved = shards()
     next(iter(saved))

@@ -21,6 +21,8 @@ class Shards(Stream):
             which a run goes on, samples that were taken are read again and dropped.
         shuffle: whether the order of the shards is random, another one each epoch.
         seed: another one gives another order.
+        ranks: the number of this rank's samples and of how many, where ranks share their samples:
+            (state.data_rank, state.data_world_size). RANK and WORLD_SIZE unless given.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class Shards(Stream):
         *,
         shuffle: bool = True,
         seed: int = 0,
+        ranks: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
+        self._ranks = ranks
         self.shards, self._read = list(shards), read
         self.shuffle, self.seed = shuffle, seed
-        num_parts = parts_of_run()[1]
+        num_parts = parts_of_run(self._ranks)[1]
         if len(self.shards) < num_parts:
             raise ValueError(
                 f"there are {len(self.shards)} shards for {num_parts} ranks: each needs one"
@@ -56,21 +60,21 @@ class Shards(Stream):
         order = list(range(len(self.shards)))
         if self.shuffle:
             order.sort(key=lambda idx: drawn(self.seed, self.epoch, idx))
-        part, num_parts = parts_of_run()
+        part, num_parts = parts_of_run(self._ranks)
         return [self.shards[idx] for idx in order[part::num_parts]]
 
     def _position(self) -> dict[str, Any]:
         return {
             "num_shards": self._num_shards,
             "num_samples": self._num_samples,
-            "parts": parts_of_run()[1],
+            "parts": parts_of_run(self._ranks)[1],
         }
 
     def _go_to(self, state: Mapping[str, Any]) -> None:
         begun = state["num_shards"] or state["num_samples"]
-        if begun and state["parts"] != parts_of_run()[1]:
+        if begun and state["parts"] != parts_of_run(self._ranks)[1]:
             raise ValueError(
-                f"ranks times workers were {state['parts']} and are {parts_of_run()[1]}: in mid-epoch each "
+                f"ranks times workers were {state['parts']} and are {parts_of_run(self._ranks)[1]}: in mid-epoch each "
                 "goes on with its own shards"
             )
         self._num_shards, self._num_samples = state["num_shards"], state["num_samples"]
@@ -84,19 +88,21 @@ class Sliced(Stream):
 
     Args:
         samples: as `Shuffled` takes it; the same on every rank.
+        ranks: as in `Shards`.
     """
 
     suits_any_ranks = True
 
-    def __init__(self, samples: Iterable[Any]) -> None:
+    def __init__(self, samples: Iterable[Any], *, ranks: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self._ranks = ranks
         self._source = Position(samples)
 
     def _begin(self) -> None:
         self._source.begin()
 
     def _samples(self) -> Iterator[Any]:
-        part, num_parts = parts_of_run()
+        part, num_parts = parts_of_run(self._ranks)
         own, start = None, self._source.num_read
         for sample in self._source.samples():
             at = (self._source.num_read - 1 - start) % num_parts

@@ -157,11 +157,16 @@ class Position:
             self._is_loaded = True
 
 
-def parts_of_run() -> tuple[int, int]:
-    """Returns the number of this rank's worker among those of all ranks, and how many there are."""
+def parts_of_run(ranks: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Returns the number of this rank's worker among those of all ranks, and how many there are.
+
+    Args:
+        ranks: which one this is, of how many; those of the environment unless given.
+    """
     worker = get_worker_info()
     num_workers, worker_id = (1, 0) if worker is None else (worker.num_workers, worker.id)
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    of_all = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = of_all if ranks is None else ranks
     return rank * num_workers + worker_id, world_size * num_workers
 
 
