@@ -145,12 +145,12 @@ def tar_files(path: Path) -> None:
                 writer.write({"__key__": f"{idx:04}", "number.txt": str(idx)})
 
 
-def of_webdataset(num_workers: int = 0, buffer: int = BUFFER) -> Any:
+def of_webdataset(num_workers: int = 0, buffer: int = BUFFER, seed: int | None = None) -> Any:
     import webdataset
 
     urls = [str(tar_files() / f"{shard}.tar") for shard in range(8)]
     data = webdataset.WebDataset(urls, shardshuffle=8, seed=0)
-    shuffled = data.shuffle(buffer) if buffer else data
+    shuffled = data.shuffle(buffer, seed=seed) if buffer else data
     return DataLoader(shuffled.decode().map(webdataset_number), BATCH_SIZE, num_workers=num_workers)
 
 
@@ -283,7 +283,8 @@ KINDS: dict[str, Kind] = {
     "an iterable that counts epochs": Kind(Lists),
     "webdataset, shards": Kind(lambda: of_webdataset(buffer=0), ("webdataset",)),
     "webdataset, shuffle buffer": Kind(of_webdataset, ("webdataset",)),
-    "webdataset, 2 workers": Kind(lambda: of_webdataset(2), ("webdataset",)),
+    "webdataset, buffer with a seed": Kind(lambda: of_webdataset(seed=0), ("webdataset",)),
+    "webdataset, the same, 2 workers": Kind(lambda: of_webdataset(2, seed=0), ("webdataset",)),
     "grain": Kind(lambda: of_grain(is_kept=False), ("grain", *_OWN)),
     "IteratorState(grain)": Kind(lambda: of_grain(is_kept=True), ("grain", *_OWN)),
     "litdata": Kind(of_litdata, ("litdata",)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,15 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from eventloop import Task
-from eventloop_streaming import Batches, Mixed, Permuted, Shards, Shuffled
+from eventloop_streaming import (
+    Batches,
+    Mixed,
+    Permuted,
+    Shards,
+    Shuffled,
+    Sliced,
+    ThreadedDataLoader,
+)
 from eventloop_testing import Dies, KilledRuns, isolated_trainer
 
 
@@ -49,11 +59,21 @@ def workers():
     return StatefulDataLoader(Shuffled(shards(), 8), 4, num_workers=2)
 
 
+def sliced():
+    return Batches(Sliced(Shuffled([sample(idx) for idx in range(50)], 8)), 4)
+
+
+def threads():
+    return ThreadedDataLoader(Numbers(), 4, shuffle=True)
+
+
 def permuted():
     return DataLoader(Numbers(), 4, sampler=Permuted(50, seed=2))
 
 
-LOADERS = {one.__name__: one for one in (in_the_process, stateful, workers, permuted)}
+LOADERS = {
+    one.__name__: one for one in (in_the_process, stateful, workers, sliced, threads, permuted)
+}
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
 
@@ -98,3 +118,13 @@ def _mappings(nest):
         yield nest
         for one in nest.values():
             yield from _mappings(one)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", LOADERS)
+def test_twenty_kills_leave_no_trace(tmp_path, kind):
+    """At any batch of both epochs, and several times at one."""
+    runs = KilledRuns(fit, tmp_path / "whole", kind)
+    batches = sorted(random.Random(kind).randrange(1, 22) for _ in range(20))
+
+    assert runs.differing(tmp_path / "killed", *batches) == []

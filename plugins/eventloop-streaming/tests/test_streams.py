@@ -255,3 +255,41 @@ def test_the_header_says_what_a_stream_of_datasets_would_lose(part, words, monke
 
     assert words in plugin.note
     assert bool(words) == bool(plugin.note)
+
+
+class _Webdataset:
+    """Stands in for the module: a pipeline whose stages have its names."""
+
+    class DataPipeline:
+        def __init__(self, stage):
+            self.pipeline = [object(), stage]
+
+
+class Stage:
+    def __init__(self, function, **kw):
+        self.f, self.kw = function, kw
+
+
+def _shuffle():
+    pass
+
+
+def _map():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_noted"),
+    [(Stage(_shuffle), True), (Stage(_shuffle, seed=0), False), (Stage(_map), False)],
+)
+def test_the_header_names_a_shuffle_without_a_seed(stage, is_noted, monkeypatch):
+    """Read again, its samples come in another order."""
+    monkeypatch.setitem(__import__("sys").modules, "webdataset", _Webdataset)
+    plugin = Streaming()
+
+    class State:
+        train_dataloader = _Webdataset.DataPipeline(stage)
+
+    plugin.init(State)
+
+    assert ("webdataset" in plugin.note) == is_noted

@@ -1,4 +1,4 @@
-"""The callback: says before training what a resumed run would lose of a stream of Hugging Face's datasets."""
+"""The callback: says before training what a resumed run would lose of streams that keep no position."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from eventloop import StateView, hookimpl
 
 
 class Streaming:
-    """Warns in the header of a train stream that `datasets` shuffle in a buffer.
+    """Warns in the header of a train stream that `datasets` or `webdataset` shuffle in a buffer.
 
-    The state of such a stream has no samples of the buffer: a run that goes on in mid-epoch fills
-    it anew, behind those that it held (datasets 5.2).
+    The state of a stream of `datasets` has no samples of the buffer: a run that goes on in mid-epoch
+    fills it anew, behind those that it held (datasets 5.2). One of `webdataset` has no state: its
+    samples are read again, and without a seed their order is another one (webdataset 1.0).
     """
 
     name = "streaming"
@@ -31,6 +32,26 @@ class Streaming:
                 f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes):,}; "
                 "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
             )
+        elif _has_unseeded_shuffle(state.train_dataloader):
+            self.note = (
+                "data: `webdataset` shuffles the train stream without a seed: a run that goes on in "
+                "mid-epoch reads its samples again in another order, and may lose and repeat as many as "
+                "the epoch has had; .shuffle(size, seed=0) loses none"
+            )
+
+
+def _has_unseeded_shuffle(dataloader: Any) -> bool:
+    """Returns whether a stream of `webdataset` is shuffled by a generator that the time seeds."""
+    module = sys.modules.get("webdataset")
+    data = getattr(dataloader, "dataset", dataloader)
+    if module is None or not isinstance(data, module.DataPipeline):
+        return False
+    return any(
+        getattr(getattr(stage, "f", None), "__name__", "") == "_shuffle"
+        and stage.kw.get("seed") is None
+        and stage.kw.get("rng") is None
+        for stage in data.pipeline
+    )
 
 
 def _lossy_buffers(dataloader: Any) -> Iterator[int]:
