@@ -6,6 +6,7 @@ import copy
 import inspect
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import composer
@@ -204,6 +205,22 @@ def test_epochs_of_a_loader_without_a_length_are_refused(kind):
     with pytest.raises(ValueError, match="max_duration cannot be specified in epochs"):
         fit(max_duration="1ep")
     assert fit(max_duration="1ep", train_subset_num_batches=2) == fit(max_duration="2ba") == 2
+
+
+@pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
+def test_an_eval_loader_without_a_length_is_refused(kind):
+    """Its evaluation may never end; a number of batches makes it finite."""
+
+    class Endless(DataLoader):
+        def __len__(self):
+            return None
+
+    def built(**given):
+        return kind(model=perceptron(), eval_dataloader=Endless(tensors(), 8), **given)
+
+    with pytest.raises(ValueError, match="length"):
+        built()
+    assert len(built(eval_subset_num_batches=1).state.evaluators) == 1
 
 
 def test_time_begins_anew_for_composers_objects():
@@ -443,16 +460,30 @@ def test_a_profiler_of_composers_marks_the_events(kind, tmp_path, monkeypatch):
 
 
 class EvalTimes(Callback):
+    """Makes evaluations last, and measures them and the fit."""
+
     def __init__(self):
         self.seen = []
+        self.evaluated_s = 0.0
+
+    def fit_start(self, state, logger):
+        self.began = time.perf_counter()
+
+    def eval_start(self, state, logger):
+        self.eval_began = time.perf_counter()
+        time.sleep(0.5)
 
     def eval_end(self, state, logger):
         self.seen.append(state.eval_timestamp)
+        self.evaluated_s += time.perf_counter() - self.eval_began
+
+    def fit_end(self, state, logger):
+        self.trained_s = time.perf_counter() - self.began - self.evaluated_s
 
 
 @pytest.mark.parametrize("kind", [composer.Trainer, Trainer])
 def test_an_evaluation_has_a_clock_of_its_own(kind):
-    """Speeds are computed from it; it begins anew with each evaluation."""
+    """Speeds are computed from both; it begins anew with each evaluation."""
     model, times = perceptron(), EvalTimes()
     trainer = kind(
         model=model, train_dataloader=loader(), eval_dataloader=loader(), callbacks=[times],
@@ -464,6 +495,9 @@ def test_an_evaluation_has_a_clock_of_its_own(kind):
     for one in times.seen:
         assert one.batch == len(loader())
         assert 0 < one.total_wct.total_seconds() < 60
+    now = trainer.state.timestamp
+    assert now.batch_wct < now.total_wct
+    assert 0 < now.total_wct.total_seconds() < times.trained_s
 
 
 def test_operators_that_another_package_has_declared_stay():

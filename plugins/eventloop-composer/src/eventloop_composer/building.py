@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 from eventloop_composer.importing import import_composer
@@ -158,6 +158,7 @@ def evaluators_of(
 
     Raises:
         TaskError: some have a name and others don't, or one can't be honoured.
+        SettingError: one has no length, and all of it is asked for.
     """
     sets = ensure_tuple(given)
     are_named = {isinstance(one, Evaluator) for one in sets}
@@ -178,6 +179,7 @@ def evaluators_of(
         if one.eval_interval is None:
             one.eval_interval = interval
         _refuse_microbatches(one)
+        _refuse_endless(one)
     return evaluators
 
 
@@ -222,6 +224,27 @@ def _refuse_microbatches(evaluator: Evaluator) -> None:
             "batch goes through the model in one piece",
             fix="let its data loader make smaller batches",
         )
+
+
+def _refuse_endless(evaluator: Evaluator) -> None:
+    loader = evaluator.dataloader.dataloader
+    if (
+        isinstance(loader, Sized)
+        and evaluator.subset_num_batches == -1
+        and length_of(loader) is None
+    ):
+        raise SettingError(
+            f"the data loader of eval set {evaluator.label!r} has no length: its evaluation may never end",
+            fix="give eval_subset_num_batches",
+        )
+
+
+def length_of(loader: Any) -> int | None:
+    """Returns how many batches a data loader has; None where it doesn't know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _as_task(

@@ -22,7 +22,7 @@ from eventloop.devices import kind_of
 from eventloop_composer.engine import LeanEngine
 from eventloop_composer.kept import Kept
 from eventloop_composer.logs import ToEventloop, TrainerLogs
-from eventloop_composer.times import timestamp_of, until
+from eventloop_composer.times import Evaluated, timestamp_of, until
 
 _PRECISIONS = {
     "fp32": Precision.FP32,
@@ -50,6 +50,7 @@ class Mirror:
         logs: what Composer's trainer itself logs.
         numbers: takes what is logged by Composer's Logger to our loggers.
         since: from when on Composer's time counts, in ours.
+        evaluated: the time of evaluations, which Composer's leaves out.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Mirror:
         self.kept = Kept(state, self.theirs, callbacks)
         self.engine = LeanEngine(self.theirs, self.logger, passes)
         self.since = Moment(0, 0, 0, 0, 0.0)
+        self.evaluated = Evaluated()
         self._loss: Tensor | None = None
         self._max_duration: ComposerTime | None = None
         self._side_s = 0.0  # when the last batch beside the training was done
@@ -128,7 +130,14 @@ class Mirror:
     def advance(self) -> None:
         """Has Composer's timestamp stand where our clock does."""
         self.theirs.previous_timestamp = self.theirs.timestamp
-        self.theirs.timestamp = timestamp_of(self.state.clock, self.since)
+        self.theirs.timestamp = self.time_now()
+
+    def end_batch(self) -> None:
+        """Advances past a batch, whose time is without that of the evaluation before it."""
+        self.evaluated.end_batch(self.state.clock)
+        seconds = self.since.seconds + self.evaluated.in_batch_s
+        self.since = self.since._replace(seconds=seconds)
+        self.advance()
 
     def restart(self) -> None:
         """Has Composer's time begin anew; ours goes on."""
@@ -167,7 +176,7 @@ class Mirror:
 
     def time_now(self) -> Timestamp:
         """Returns where our clock stands, as Composer counts."""
-        return timestamp_of(self.state.clock, self.since)
+        return timestamp_of(self.state.clock, self.since, self.evaluated)
 
     def _take_duration(self) -> None:
         """Stops the run, or lets it go on longer, as `max_duration` of Composer's State says now."""

@@ -162,6 +162,7 @@ class Composer:
         self.session.in_fit = True
         self.show_data(state)
         mirror = self.mirror
+        mirror.evaluated.start_fit()
         names = {
             f"enabled_algorithms/{type(one).__name__}": True for one in self.session.algorithms
         }
@@ -200,7 +201,7 @@ class Composer:
         mirror.logs.loss(state.loss)
         if self._task:
             self._task.end_batch(state)
-        mirror.advance()
+        mirror.end_batch()
         self.session.fire("batch_end")
         if self._task:
             self._task.ask_evaluators(state, "batch_end")
@@ -241,6 +242,7 @@ class Composer:
     @hookimpl
     def eval_before_all(self, state: State) -> None:
         """The event EVAL_BEFORE_ALL; of an evaluation beside a fit, EVAL_STANDALONE_START."""
+        self.mirror.evaluated.begin()
         self.session.fire("eval_before_all" if self.session.in_fit else "eval_standalone_start")
 
     @hookimpl
@@ -272,6 +274,7 @@ class Composer:
     def eval_after_all(self, state: State) -> None:
         """The event EVAL_AFTER_ALL; of an evaluation beside a fit, EVAL_STANDALONE_END."""
         self.session.fire("eval_after_all" if self.session.in_fit else "eval_standalone_end")
+        self.mirror.evaluated.end()
 
     @hookimpl(wrapper=True)
     def predict(self, state: State, dataloader: Any) -> Any:

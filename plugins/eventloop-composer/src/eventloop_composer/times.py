@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,37 @@ def _counted(value: int, unit: str) -> ComposerTime:
     return ComposerTime(value, TimeUnit(unit))
 
 
-def timestamp_of(clock: Clock, since: Moment) -> Timestamp:
+class Evaluated:
+    """The seconds of evaluations in a fit, which Composer's time of training leaves out.
+
+    Attributes:
+        in_batch_s: of those between the last batch and the one before it.
+        in_epoch_s: of those since the epoch's first batch began, and right before it.
+    """
+
+    def __init__(self) -> None:
+        self.in_batch_s = self.in_epoch_s = 0.0
+        self._begun = self._pending_s = 0.0
+
+    def start_fit(self) -> None:
+        """Forgets evaluations before the fit, which our clock doesn't count either."""
+        self._pending_s = 0.0
+
+    def begin(self) -> None:
+        """Notes that an evaluation begins."""
+        self._begun = time.perf_counter()
+
+    def end(self) -> None:
+        """Notes that it has ended."""
+        self._pending_s += time.perf_counter() - self._begun
+
+    def end_batch(self, clock: Clock) -> None:
+        """Takes what was evaluated as a part of the batch that is done now, by our clock."""
+        self.in_batch_s, self._pending_s = self._pending_s, 0.0
+        self.in_epoch_s = self.in_batch_s + (self.in_epoch_s if clock.batch_in_epoch > 1 else 0.0)
+
+
+def timestamp_of(clock: Clock, since: Moment, evaluated: Evaluated) -> Timestamp:
     """Returns where our clock stands as Composer's timestamp, counted from a moment between epochs.
 
     Its iterations stay 0: we have none, and Composer's own run is a single one unless it is told
@@ -83,6 +114,10 @@ def timestamp_of(clock: Clock, since: Moment) -> Timestamp:
         token_in_epoch=clock.token_in_epoch,
         total_wct=total,
         iteration_wct=total,
-        epoch_wct=timedelta(seconds=clock.seconds_in_epoch),
-        batch_wct=timedelta(seconds=now.seconds - clock.previous.seconds if in_epoch else 0),
+        epoch_wct=timedelta(
+            seconds=clock.seconds_in_epoch - evaluated.in_epoch_s if in_epoch else 0
+        ),
+        batch_wct=timedelta(
+            seconds=now.seconds - clock.previous.seconds - evaluated.in_batch_s if in_epoch else 0
+        ),
     )

@@ -22,7 +22,13 @@ from composer.utils import checkpoint, ensure_tuple  # noqa: E402
 import eventloop  # noqa: E402
 from eventloop import SettingError, TaskError  # noqa: E402
 from eventloop_composer.arguments import saver_of, scaled, time_of  # noqa: E402
-from eventloop_composer.building import built, data_of, evaluators_of, moves_every_batch  # noqa: E402
+from eventloop_composer.building import (  # noqa: E402
+    built,
+    data_of,
+    evaluators_of,
+    length_of,
+    moves_every_batch,
+)
 from eventloop_composer.times import until  # noqa: E402
 
 
@@ -275,11 +281,3 @@ class Trainer:
             load_weights_only=True,
             strict_model_weights=strict,
         )
-
-
-def length_of(loader: Any) -> int | None:
-    """Returns how many batches a data loader has; None where it doesn't know."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
