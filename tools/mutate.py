@@ -234,7 +234,7 @@ MUTANTS = {
         "config/test_settings.py",
     ),
     "a plugin's generator is the same on all ranks": Mutant(
-        "state.py", "'' if is_alike else f'/{self.rank}'", "''", "test_state.py"
+        "state.py", "'' if is_alike else f'/{self.data_rank}'", "''", "test_state.py"
     ),
 }
 
