@@ -7,7 +7,9 @@ import pickle
 from collections import Counter
 
 import pytest
+from torch.utils.data import BatchSampler
 
+from eventloop.data.sample_order import Order
 from eventloop_streaming import Batches, Mixed, Permuted, Shards, Shuffled, Sliced
 from eventloop_streaming.plugin import Streaming
 
@@ -215,6 +217,35 @@ def test_a_permutation_holds_nothing():
 
     assert len(set(first)) == 10_000
     assert 0.45 < sum(first) / len(first) / 10**9 < 0.55
+
+
+def test_a_permutation_begins_anywhere():
+    """At the same samples as one that was gone through."""
+    whole, skipped = Permuted(10_000, seed=3), Permuted(10_000, seed=3)
+    skipped.start_at(7_001)
+
+    assert list(skipped) == list(whole)[7_001:]
+    assert list(skipped) == list(whole)
+
+
+def test_a_run_in_the_middle_of_a_permutation_computes_none_of_what_was_taken(monkeypatch):
+    """Half of a hundred million takes minutes, and an order that is remembered takes gigabytes."""
+    num_computed = 0
+    encrypted = Permuted._encrypted
+
+    def counted(self, indices):
+        nonlocal num_computed
+        num_computed += len(indices)
+        return encrypted(self, indices)
+
+    monkeypatch.setattr(Permuted, "_encrypted", counted)
+    order = Order(BatchSampler(Permuted(10**9), 1_000, drop_last=False), None)
+    start = order.rng_state(with_global=True)
+
+    order.seek(start, 500_000, None)
+
+    assert len(next(iter(order))) == 1_000
+    assert num_computed < 100_000
 
 
 class _Datasets:

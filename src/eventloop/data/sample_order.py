@@ -120,6 +120,11 @@ class Order(Sampler[Any]):
         self.set_rng_state(start)
         order = self._draw()
         num_drawn = 0
+        samples = getattr(self.sampler, "sampler", None)
+        if type(self.sampler) is BatchSampler and hasattr(samples, "start_at") and num_taken:
+            self.first = next(order)
+            samples.start_at(num_taken * self.sampler.batch_size)
+            order, num_taken, checksum = self._draw(), 0, None
         for entry in itertools.islice(order, num_taken):
             self.first = entry if num_drawn == 0 else self.first
             num_drawn += 1
@@ -183,7 +188,7 @@ class Order(Sampler[Any]):
         sees_all = not any(type(one) is RankPart for one in samplers)
         if self.marks_repeats and sees_all and may_repeat(self.sampler):
             order = mark_repeats(order)
-        draws_first = all(type(one) in _DRAW_FIRST for one in samplers)
+        draws_first = all(type(one) in _DRAW_FIRST or hasattr(one, "start_at") for one in samplers)
         return order if draws_first else self._summed(order)
 
     def _summed(self, order: Iterator[Any]) -> Iterator[Any]:

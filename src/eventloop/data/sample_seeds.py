@@ -302,6 +302,7 @@ class RepeatedIndex(int):
 def may_repeat(sampler: Any) -> bool:
     """Returns whether a sampler may repeat an index within an epoch: no, if it is known not to.
 
+    One with `start_at(num)` has a fixed order of each epoch: it begins its next pass so many samples later.
     A `DistributedSampler` does to pad; those few samples make the same draws again.
     """
     kind = type(sampler)
@@ -309,7 +310,7 @@ def may_repeat(sampler: Any) -> bool:
         return may_repeat(sampler.sampler)
     if kind is RandomSampler:
         return bool(sampler.replacement) or len(sampler) > len(sampler.data_source)
-    return kind not in (SequentialSampler, DistributedSampler)
+    return kind not in (SequentialSampler, DistributedSampler) and not hasattr(sampler, "start_at")
 
 
 def mark_repeats(indices: Iterable[Any]) -> Iterator[Any]:

@@ -20,7 +20,7 @@ class Permuted(Sampler[int]):
     `RandomSampler` holds a permutation in memory: 800 MB for 100 million samples. This one is a
     Feistel network over the smallest square of a power of two that has room for all, as format-preserving
     encryption has it (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002); what lies
-    behind the last index is left out.
+    behind the last index is encrypted again. So it begins anywhere at once.
 
     Args:
         num_samples: how many there are.
@@ -30,6 +30,7 @@ class Permuted(Sampler[int]):
     def __init__(self, num_samples: int, *, seed: int = 0) -> None:
         require_positive(num_samples=num_samples)
         self.num_samples, self.seed, self.epoch = num_samples, seed, 0
+        self._start = 0
         self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2)  # bits
 
     def __len__(self) -> int:
@@ -38,10 +39,17 @@ class Permuted(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yields the order of the epoch."""
-        for start in range(0, 1 << (2 * self._half), _AT_ONCE):
-            stop = min(start + _AT_ONCE, 1 << (2 * self._half))
+        first, self._start = self._start, 0
+        for start in range(first, self.num_samples, _AT_ONCE):
+            stop = min(start + _AT_ONCE, self.num_samples)
             indices = self._encrypted(torch.arange(start, stop))
-            yield from indices[indices < self.num_samples].tolist()
+            while (is_behind := indices >= self.num_samples).any():
+                indices[is_behind] = self._encrypted(indices[is_behind])
+            yield from indices.tolist()
+
+    def start_at(self, num: int) -> None:
+        """Begins the next pass so many samples later."""
+        self._start = num
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of an epoch."""
