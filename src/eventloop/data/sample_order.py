@@ -120,7 +120,7 @@ class Order(Sampler[Any]):
         self.set_rng_state(start)
         order = self._draw()
         num_drawn = 0
-        samples = getattr(self.sampler, "sampler", None)
+        samples: Any = getattr(self.sampler, "sampler", None)
         if type(self.sampler) is BatchSampler and hasattr(samples, "start_at") and num_taken:
             self.first = next(order)
             samples.start_at(num_taken * self.sampler.batch_size)
