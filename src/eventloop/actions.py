@@ -118,8 +118,8 @@ class Actions(Protocol):
     def restore_model(self, state: State, weights: Mapping[str, Tensor], strict: bool) -> bool:
         """Loads weights into `state.model`, in place; True when done.
 
-        Where `capture_model` gives slices, they may be `SavedTensor`s, of which a rank reads what it
-        needs.
+        Those of DTensors are DTensors, sharded alike. Where a plugin's `capture_model` gives slices of
+        others, they may be `SavedTensor`s, of which a rank reads what it needs.
 
         Asked: after `before_load`, and by `trainer.load_weights`. And for test sets: with the best
         weights, then with what `state.model.state_dict()` held on this rank.

@@ -22,8 +22,11 @@ from torch.utils.data import (
 from torchmetrics import SumMetric
 
 from eventloop import PluginError, Task, hookimpl
+from eventloop.checkpoint.capture import restore_model
+from eventloop.checkpoint.states import read_states
 from eventloop.data import collated
 from eventloop.toolbox.state_dicts import gathered
+from eventloop.training.tensor_slices import sliced
 from eventloop_check import HostReads
 from eventloop_fsdp import Fsdp
 from eventloop_testing import isolated_trainer, run_ranks
@@ -417,9 +420,9 @@ def test_weights_and_optimizer_states_are_those_of_one_process(tmp_path):
             trainer.fit()
             state = trainer.state
             if plugins:
-                (states,) = plugins[0].capture_optimizers(state).values()
+                (states,) = (sliced(one.state_dict()) for one in state.optimizers.values())
                 found = {idx: whole(state, one) for idx, one in states["state"].items()}
-                return whole(state, plugins[0].capture_model(state)), {**states, "state": found}
+                return whole(state, sliced(state.model.state_dict())), {**states, "state": found}
             optimizers = {name: one.state_dict() for name, one in state.optimizers.items()}
             return state.model.state_dict(), optimizers
 
@@ -445,10 +448,11 @@ def test_a_run_goes_on_from_restored_shards(tmp_path, fit):
     def run():
         plugin, folder = Fsdp(), tmp_path / "two"
         with trainer_of(folder, plugin, optimizer="adamw", max_duration="2ep") as trainer:
-            plugin.restore_model(trainer.state, weights, True)
-            plugin.restore_optimizers(trainer.state, states)
+            restore_model(trainer.state, trainer._hooks, weights, None)
+            for name, optimizer in trainer.state.optimizers.items():
+                optimizer.load_state_dict(read_states(states[name], optimizer))
             trainer.fit()
-            return whole(trainer.state, plugin.capture_model(trainer.state))
+            return whole(trainer.state, sliced(trainer.state.model.state_dict()))
 
     actual, _ = run_ranks(run)
 
@@ -519,7 +523,7 @@ def test_different_models_are_found_and_different_weights_are_rank_zeros(tmp_pat
         task = {"model": nn.Linear(3, 3 + width * rank)}
         plugin = Fsdp()
         with trainer_of(tmp_path / f"{rank}{width}", plugin, task=task) as trainer:
-            return whole(trainer.state, plugin.capture_model(trainer.state))
+            return whole(trainer.state, sliced(trainer.state.model.state_dict()))
 
     torch.manual_seed(0)
     expected = nn.Linear(3, 3).state_dict()

@@ -17,6 +17,7 @@ from eventloop.checkpoint.encoding import MAX_DEPTH, is_dense, map_leaves
 from eventloop.checkpoint.left_out import require_same_rest, selected
 from eventloop.checkpoint.saved_tensors import read_all
 from eventloop.checkpoint.schema import loading
+from eventloop.checkpoint.shard_reading import shards_like
 from eventloop.checkpoint.states import Generators, counts_of, put_counts, read_states, unread
 from eventloop.devices import DeviceKind, kind_of
 from eventloop.errors import CheckpointError
@@ -24,6 +25,7 @@ from eventloop.naming import json_value
 from eventloop.signals import status_of
 from eventloop.training.metrics import scalars_of
 from eventloop.training.optimizers import fitting_scheduler
+from eventloop.training.sharded_tensors import sharded
 from eventloop.training.tensor_slices import TensorSlice, holds_slices
 
 if TYPE_CHECKING:
@@ -192,15 +194,18 @@ def restore_model(
     if left_out is not None and strict:
         require_same_rest(state, hooks, weights, left_out)
         weights = {**state.model.state_dict(), **weights}
-    if not _is_sharded(state, hooks):
+    own = state.model.state_dict()
+    if any(sharded(one) is not None for one in own.values()):
+        weights = {name: shards_like(one, own.get(name)) for name, one in weights.items()}
+    elif not _is_sharded(state, hooks):
         is_core = state.owner("restore_model") == "core"
         weights = unread(weights) if is_core else read_all(weights)
     hooks.restore_model(state, weights, strict)
 
 
 def _optimizer_states(state: State, hooks: Plans, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the optimizers' states; unless slices are supported, reads them tensor by tensor."""
-    if _is_sharded(state, hooks):
+    """Returns the optimizers' states; unless a plugin supports slices, reads them tensor by tensor."""
+    if _is_sharded(state, hooks) and state.owner("restore_optimizers") != "core":
         return saved
     optimizers = state.optimizers
     return {

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map  # torch has no public one (torch 2.13)
 
 from eventloop.checkpoint.saved_tensors import SavedTensor, read_all
 from eventloop.checkpoint.schema import loading
+from eventloop.checkpoint.shard_reading import shards_like
 from eventloop.devices import kind_of
 from eventloop.errors import Note
 from eventloop.naming import fold
@@ -21,6 +22,7 @@ from eventloop.plugin.mistakes import keeps_state
 from eventloop.plugin.records import Plugin
 from eventloop.rng import get_rng_state, global_generators, set_rng_state
 from eventloop.state import ALIKE
+from eventloop.training.sharded_tensors import sharded
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -272,6 +274,8 @@ def read_states(saved: Mapping[str, Any], optimizer: Optimizer) -> Any:
 def _read_like(saved: Any, param: Tensor | None) -> Any:
     if isinstance(saved, Mapping):
         return {key: _read_like(one, param) for key, one in saved.items()}
+    if sharded(param) is not None:
+        return shards_like(saved, param)
     value = read_all(saved)
     if param is None or not isinstance(value, Tensor) or not value.ndim:
         return value

@@ -145,7 +145,9 @@ class DataParallel(Processes):
                 fix="give a number: " + as_set(microbatch_size=16),
             )
         # A backward that exchanged gradients couldn't be repeated; DDP's can't exchange shards.
-        self.averages_in_backward = any(map(sharded, params)) and settings.microbatch_size != "auto"
+        self.averages_in_backward = (
+            any(sharded(one) is not None for one in params) and settings.microbatch_size != "auto"
+        )
         if self.averages_in_backward or settings.microbatch_size == "auto":
             take_from_first(model, self.data_group)
             return model

@@ -33,7 +33,7 @@ from eventloop.training.optimizers import (
     wants_closure,
 )
 from eventloop.training.sharded_tensors import clip_, sharded
-from eventloop.training.tensor_slices import gathered, held
+from eventloop.training.tensor_slices import gathered, held, slice_of, sliced
 from eventloop.training.weight_loading import fit_to_load
 from eventloop.training.weight_watch import first_not_finite, trained_names
 
@@ -350,7 +350,7 @@ class Defaults:
 
     @hookimpl
     def capture_model(self, state: State) -> dict[str, Tensor]:
-        return state.model.state_dict()
+        return {name: slice_of(one) for name, one in state.model.state_dict().items()}
 
     @hookimpl
     def select_weights(self, state: State, names: Sequence[str]) -> Sequence[str]:
@@ -358,7 +358,7 @@ class Defaults:
 
     @hookimpl
     def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]]:
-        return {name: optimizer.state_dict() for name, optimizer in state.optimizers.items()}
+        return {name: sliced(one.state_dict()) for name, one in state.optimizers.items()}
 
     @hookimpl
     def export(self, state: State, path: Path) -> Path:

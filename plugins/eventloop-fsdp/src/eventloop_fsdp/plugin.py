@@ -15,7 +15,7 @@ from eventloop import PluginError, SettingError, State, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, switch_off
 from eventloop.toolbox.passes import kept_generators
 from eventloop.toolbox.samples import Microbatches, known_length, map_tensors
-from eventloop.toolbox.shards import Layout, slice_of
+from eventloop.toolbox.shards import Layout
 from eventloop.toolbox.state_dicts import take_from_first
 
 if TYPE_CHECKING:
@@ -255,51 +255,6 @@ class Fsdp:
     def predict_forward(self, state: State) -> Generator[None, Any, Any]:
         """Computes as often as the rank with the most batches."""
         return (yield from self._together(state))
-
-    @hookimpl(conditional=True)
-    def capture_model(self, state: State) -> dict[str, Any] | None:
-        """Returns this rank's slices of the weights; buffers are whole."""
-        if self._root is None:
-            return None
-        return {name: slice_of(value) for name, value in state.model.state_dict().items()}
-
-    @hookimpl(conditional=True)
-    def restore_model(
-        self, state: State, weights: Mapping[str, Tensor], strict: bool
-    ) -> bool | None:
-        """Loads this rank's shards, of which nothing else is read where the weights are in files."""
-        if self._root is None:
-            return None
-        from eventloop_fsdp.slices import shards_like
-
-        # torch's set_model_state_dict lets missing names pass, strict or not (torch 2.13).
-        own = state.model.state_dict()
-        shards = {
-            name: shards_like(value, own[name]) if name in own else value
-            for name, value in weights.items()
-        }
-        state.model.load_state_dict(shards, strict=strict)
-        return True
-
-    @hookimpl(conditional=True)
-    def capture_optimizers(self, state: State) -> dict[str, dict[str, Any]] | None:
-        """Returns this rank's slices of the optimizers' states."""
-        if self._root is None:
-            return None
-        from eventloop_fsdp.slices import sliced_states
-
-        return {name: sliced_states(one) for name, one in state.optimizers.items()}
-
-    @hookimpl(conditional=True)
-    def restore_optimizers(self, state: State, states: Mapping[str, dict[str, Any]]) -> bool | None:
-        """Loads this rank's shards of the states, likewise."""
-        if self._root is None:
-            return None
-        from eventloop_fsdp.slices import load_states
-
-        for name, optimizer in state.optimizers.items():
-            load_states(optimizer, states[name])
-        return True
 
     def _mesh(self, state: State) -> DeviceMesh:
         assert state.mesh is not None

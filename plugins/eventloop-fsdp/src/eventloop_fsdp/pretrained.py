@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from eventloop import SettingError
+from eventloop.toolbox.shards import shards_like
 from eventloop.toolbox.state_dicts import SavedTensor, saved_weights_at, with_tied
-from eventloop_fsdp.slices import shards_like
 
 _MOST_NAMED = 5
 _FIX = "give weights of this model, or load them in the task and leave weights out"
