@@ -32,15 +32,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.head_width = width // num_heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        q_BHTC, k_BHTC, v_BHTC = (
-            part_BTC.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1)
-        )
+        # Head after head, so that ranks which share a layer have whole ones (eventloop-tp).
+        heads_BTH3C = self.qkv(x_BTC).unflatten(-1, (-1, 3, self.head_width))
+        q_BHTC, k_BHTC, v_BHTC = (part.transpose(1, 2) for part in heads_BTH3C.unbind(-2))
         mixed_BHTC = scaled_dot_product_attention(
             rotated(q_BHTC), rotated(k_BHTC), v_BHTC, is_causal=True
         )
@@ -77,6 +76,13 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """Gives the logits of the next character at each position: (B, T) in, (B, T, V) out."""
+
+    tp_plan = {
+        "blocks.*.attention.1.qkv": "colwise",
+        "blocks.*.attention.1.out": "rowwise",
+        "blocks.*.mlp.1": "colwise",
+        "blocks.*.mlp.3": "rowwise",
+    }
 
     def __init__(self, width: int, depth: int, num_heads: int) -> None:
         super().__init__()

@@ -100,6 +100,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "eventloop-orca": {"callbacks": [Counts]},
     "eventloop-profile": {"wait": 0, "warmup": 1, "active": 1},
     "eventloop-tensorboard": {"histograms": "1ba"},
+    "eventloop-tp": {"size": 2, "plan": {"0": "colwise", "1": "rowwise"}},
     "eventloop-wandb": {"mode": "offline"},
 }
 # What those train that need other data than a few numbers, by folder.
@@ -111,6 +112,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "eventloop-progressive-resizing": images,
     "eventloop-report": lambda: tiny_task(eval_dataloaders=None),  # fewer plots, drawn many times
     "eventloop-seq-length-warmup": texts,
+    "eventloop-tp": deep,
 }
 # Checked with every change, one of each kind: of the others their own tests run, and the contract at night.
 QUICK = {
@@ -122,7 +124,7 @@ QUICK = {
     "eventloop-muon",
 }
 # How many ranks those need that one process doesn't suit.
-WORLD_SIZES = {"eventloop-fsdp": 2}
+WORLD_SIZES = {"eventloop-fsdp": 2, "eventloop-tp": 2}
 
 
 def with_entry_points(groups: Iterable[str], *, is_slow: bool = False) -> pytest.MarkDecorator:

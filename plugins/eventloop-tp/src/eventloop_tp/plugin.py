@@ -1,0 +1,249 @@
+"""The plugin: where ranks come to share layers, and what they do together."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from eventloop import SettingError, State, hookimpl
+from eventloop.toolbox.messages import as_option, as_set, counted, switch_off
+from eventloop.toolbox.samples import map_tensors
+from eventloop.toolbox.shards import Layout, sharded
+from eventloop_tp.plans import (
+    COLWISE,
+    DROPOUT,
+    GATHERED,
+    ROWWISE,
+    Placed,
+    missing,
+    plan_of,
+    resolved,
+)
+
+# Their steps flatten DTensors, or write into them what has another placement (torch 2.13).
+_CANT_STEP = (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Rprop)
+
+
+class Tp:
+    """Divides the matrices of each layer over ranks that follow each other and share their samples.
+
+    The weights that come out are those of one process. With eventloop-fsdp each rank's part is
+    sharded over the ranks with other samples.
+
+    Args:
+        size: over how many ranks each layer is divided; it has to divide the number of ranks, and
+            what it divides, heads of attention included. 1: none is.
+        plan: patterns of the names of modules, `blocks.*.mlp.up`, each with its style: colwise, rowwise,
+            colwise_gather_output, sequence, replicated, replicated_summed, dropout. Not set: the
+            model's own, its attribute `tp_plan`, which models of transformers have.
+        sequence: whether what lies between the divided layers, norms and dropout, is divided along the
+            sequence, dimension 1 of a batch; the plan has to name every module with parameters.
+        loss_parallel: whether the outputs of the last layer stay divided for the loss, which is
+            `torch.nn.functional.cross_entropy`.
+
+    Raises:
+        TypeError: `size` is not a number of ranks, or the plan not a mapping.
+        ValueError: it is out of range.
+
+    Source: Shoeybi et al. 2019, arXiv:1909.08053; sequence: Korthikanti et al. 2022, arXiv:2205.05198.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 1,
+        plan: dict[str, str] | None = None,
+        sequence: bool = False,
+        loss_parallel: bool = False,
+    ) -> None:
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"size={size!r} is not a number of ranks")
+        if size < 1:
+            raise ValueError(f"size={size!r} isn't a number of ranks; 2 is two of them")
+        if plan is not None and not isinstance(plan, dict):
+            raise TypeError(f"plan={plan!r} is not a mapping of names to styles")
+        self.size = size
+        self.plan = plan
+        self.sequence = sequence
+        self.loss_parallel = loss_parallel
+        self.note = ""
+        self._is_dividing = False
+
+    def unsuitable(self, state: State) -> str | None:
+        """Stands off where there is no rank to share layers with."""
+        if state.world_size == 1:
+            return "one process alone has no rank to share layers with; `--nproc 2` starts two"
+        if self.size == 1:
+            return "tp.size is 1; " + as_option("tp", size=2) + " divides each layer over two ranks"
+        return None
+
+    @hookimpl(wrapper=True)
+    def build_mesh(self, state: State) -> Generator[None, Layout, Layout]:
+        """Has ranks that follow each other share their samples."""
+        layout = yield
+        return layout if self.unsuitable(state) else layout.sharing("tp", self.size)
+
+    @hookimpl(wrapper=True)
+    def wrap_model(self, state: State) -> Generator[None, nn.Module, nn.Module]:
+        """Divides the model, in place; names and calls stay."""
+        if self.unsuitable(state):
+            return (yield)
+        from eventloop_tp.styles import divide  # it takes a second to import
+
+        self._require_usable(state)
+        own = plan_of(state.model)
+        plan = own if self.plan is None else self.plan
+        if not plan:
+            raise SettingError(
+                f"plan is not set, and {type(state.model).__name__} has no tp_plan of its own",
+                fix="say how layers are divided, "
+                + as_option("tp", plan={"blocks.*.up": COLWISE, "blocks.*.down": ROWWISE}),
+            )
+        placed = resolved(state.model, plan, self.size, is_own=self.plan is None)
+        placed += self._dropouts(state.model, placed)
+        if self.sequence and (left := missing(state.model, placed)):
+            raise SettingError(
+                f"sequence: the plan leaves out {', '.join(left[:5])}, {counted(len(left), 'module')} "
+                "with parameters",
+                fix="give norms the style sequence, embeddings and the last layer theirs, and "
+                "what computes on whole sequences `replicated`",
+            )
+        assert state.mesh is not None
+        keeps = self._last(placed) if self.loss_parallel else None
+        divide(state.model, placed, state.mesh["tp"], sequence=self.sequence, keeps=keeps)
+        self._is_dividing = True
+        self.note = self._about(placed)
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def build_optimizers(
+        self, state: State
+    ) -> Generator[None, dict[str, Optimizer], dict[str, Optimizer]]:
+        """Refuses optimizers that can't step shards."""
+        optimizers = yield
+        for name, optimizer in optimizers.items():
+            if self._is_dividing and isinstance(optimizer, _CANT_STEP):
+                raise SettingError(
+                    f"the optimizer {name!r} is {type(optimizer).__name__}, which can't step the "
+                    "shards of tp",
+                    fix="take another, AdamW say, or train without: " + switch_off("tp"),
+                )
+        return optimizers
+
+    @hookimpl(wrapper=True)
+    def forward(self, state: State) -> Generator[None, Any, Any]:
+        """Lets a model that computes its own loss do so over divided logits."""
+        with self._divided_loss():
+            return (yield)
+
+    @hookimpl(wrapper=True)
+    def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
+        """Computes the loss over divided logits."""
+        with self._divided_loss():
+            loss = yield
+        one = sharded(loss)
+        return loss if one is None else one.full_tensor()
+
+    @hookimpl(wrapper=True)
+    def backward(self, state: State) -> Generator[None, bool, bool]:
+        """Adds up, after the last one of a batch, what ranks have of gradients that all hold."""
+        with self._divided_loss():
+            done = yield
+        if self._is_dividing and state.microbatch_idx == state.num_microbatches - 1:
+            from eventloop_tp.styles import add_up_gradients
+
+            add_up_gradients([*state.model.parameters()])
+        return done
+
+    @hookimpl(wrapper=True)
+    def eval_forward(self, state: State) -> Generator[None, Any, Any]:
+        """Makes whole what stays divided for the loss."""
+        return _whole((yield)) if self.loss_parallel else (yield)
+
+    @hookimpl(wrapper=True)
+    def predict_forward(self, state: State) -> Generator[None, Any, Any]:
+        """Makes whole what stays divided for the loss."""
+        return _whole((yield)) if self.loss_parallel else (yield)
+
+    def _divided_loss(self) -> AbstractContextManager[Any]:
+        if not (self.loss_parallel and self._is_dividing):
+            return nullcontext()
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        context: AbstractContextManager[Any] = loss_parallel()
+        return context
+
+    def _require_usable(self, state: State) -> None:
+        if state.settings.microbatch_size == "auto":
+            raise SettingError(
+                "microbatch_size='auto' isn't possible with tp: a rank that runs out of memory would "
+                "leave those that share its layers waiting",
+                fix="give a number, " + as_set(microbatch_size=16) + ", or " + switch_off("tp"),
+            )
+        if state.settings.compile:
+            raise SettingError(
+                "compile isn't possible with tp: its layers change what they are while they compute",
+                fix="leave compile out, or " + switch_off("tp"),
+            )
+        if self.sequence and any(
+            one.__module__.startswith("transformers.") for one in type(state.model).__mro__
+        ):
+            raise SettingError(
+                f"sequence isn't possible with {type(state.model).__name__}: models of transformers take "
+                "the length of a sequence from what is divided then",
+                fix="leave tp.sequence out",
+            )
+        if any(one.is_meta for one in state.model.parameters()):
+            raise SettingError(
+                "fsdp.meta isn't possible with tp, which divides weights that are there",
+                fix="leave fsdp.meta out, or " + switch_off("tp"),
+            )
+
+    def _dropouts(self, model: nn.Module, placed: list[Placed]) -> list[Placed]:
+        """Returns the dropouts between divided layers: with `sequence` all of them are."""
+        known = {id(one.module) for one in placed}
+        kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
+        return [
+            Placed(name, one, DROPOUT)
+            for name, one in model.named_modules()
+            if self.sequence and isinstance(one, kinds) and id(one) not in known
+        ]
+
+    def _last(self, placed: list[Placed]) -> str:
+        last = [
+            one.name
+            for one in placed
+            if one.style == GATHERED and isinstance(one.module, nn.Linear)
+        ]
+        if not last:
+            raise SettingError(
+                "loss_parallel: the plan has no layer that is colwise_gather_output",
+                fix="give the last layer this style, or leave loss_parallel out",
+            )
+        return last[-1]
+
+    def _about(self, placed: list[Placed]) -> str:
+        divided = [one for one in placed if one.style in (COLWISE, GATHERED, ROWWISE)]
+        apart = [one for one in placed if one.style == DROPOUT]
+        text = f"{counted(len(divided), 'layer')} divided over {self.size} ranks"
+        text += ", sequences too" * self.sequence
+        if apart:
+            return f"{text}; {counted(len(apart), 'module')} draw other random numbers on each"
+        return f"{text}; all draw the same random numbers"
+
+
+def _whole(outputs: Any) -> Any:
+    def of(tensor: Tensor) -> Tensor:
+        one = sharded(tensor)
+        return tensor if one is None else one.full_tensor()
+
+    if not isinstance(outputs, dict):
+        return map_tensors(of, outputs)
+    for name, one in outputs.items():  # in place: what transformers returns has attributes, too
+        outputs[name] = map_tensors(of, one)
+    return outputs

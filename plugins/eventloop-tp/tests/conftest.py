@@ -1,0 +1,8 @@
+"""Makes `tp_cases` importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
