@@ -195,6 +195,7 @@ def saved(folder):
 def test_the_command_trains_and_peft_loads_what_it_exports(tmp_path, monkeypatch, capsys):
     """As the README says, resumed after it is done, too."""
     import peft
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     saved(tmp_path)
     (tmp_path / "pyproject.toml").touch()
@@ -208,7 +209,16 @@ def test_the_command_trains_and_peft_loads_what_it_exports(tmp_path, monkeypatch
     assert main([*command, "--run-dir", "run"]) == 0, capsys.readouterr().err
     assert main([*command, "--run-dir", "run"]) == 0, capsys.readouterr().err
 
+    merged = [*command[:-1], "merged/", "--lora.merge", "true"]
+    assert main([*merged, "--run-dir", "run"]) == 0, capsys.readouterr().err
+
     model = peft.PeftModel.from_pretrained(llama(), tmp_path / "adapter")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    ids = torch.tensor([tokenizer()("w1 w2 w3")["input_ids"]])
+    torch.testing.assert_close(whole(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
+    for folder in ("adapter", "merged"):
+        loaded = AutoTokenizer.from_pretrained(tmp_path / folder)
+        assert loaded.chat_template == tokenizer().chat_template
     own = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert sum(one.numel() for one in own.values()) == sum(
         one.numel() for name, one in model.named_parameters() if "lora_" in name

@@ -18,6 +18,7 @@ from eventloop_chats.rows import read_rows
 from eventloop_chats.tokens import Conversations, made_of_rows
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
+from eventloop_language_models.samples import WithTokenizer
 
 
 def task(
@@ -61,6 +62,7 @@ def task(
     return Task(
         model=model_maker(model, dtype),
         forward=_unjudged,
+        algorithms=[WithTokenizer(found)],
         train_dataloader=loader,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
@@ -69,10 +71,7 @@ def task(
 
 
 def _unjudged(model: nn.Module, batch: Any) -> NoReturn:
-    raise TaskError(
-        "the plugin grpo is off, and prompts have no loss",
-        fix="give " + as_option("grpo", num_generations=8, reward="./file.py:function"),
-    )
+    raise TaskError("the plugin grpo is off", fix="give " + as_option("grpo", num_generations=8))
 
 
 def _prompt(conversations: Conversations, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""The plugin that belongs to the task: says what the data are, and logs what the model generates."""
+"""Plugins that belong to tasks: what the model generates, and a tokenizer in folders that are exported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from eventloop import StateView, hookimpl
+from eventloop import State, StateView, hookimpl
 
 
 class Samples:
@@ -67,3 +68,24 @@ class Samples:
             tokens[:, longest:], skip_special_tokens=True
         )
         return found
+
+
+class WithTokenizer:
+    """Writes the tokenizer into a folder that is exported, so that the folder is a whole model.
+
+    Args:
+        tokenizer: of transformers.
+    """
+
+    name = "with-tokenizer"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @hookimpl(wrapper=True)
+    def export(self, state: State, path: Path) -> Generator[None, Path | None, Path | None]:
+        """Follows what writes the model."""
+        written = yield
+        if written is not None and state.rank == 0 and Path(written).is_dir():
+            self._tokenizer.save_pretrained(written)
+        return written

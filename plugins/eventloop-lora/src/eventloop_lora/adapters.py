@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from eventloop import TaskError
+from eventloop import EventloopError, TaskError
 from eventloop.toolbox.messages import counted
 from eventloop.toolbox.state_dicts import SavedTensor, saved_weights_at
 
@@ -132,6 +132,21 @@ def merged(model: nn.Module) -> nn.Module:
     copied: Any = copy.deepcopy(model).cpu()
     result: nn.Module = copied.merge_and_unload(safe_merge=True)
     return result
+
+
+def save_merged(model: nn.Module, path: Path) -> None:
+    """Writes a folder of the merged model, as `save_pretrained` does.
+
+    Raises:
+        EventloopError: the base model isn't one of transformers.
+    """
+    result: Any = merged(model)
+    if not hasattr(result, "save_pretrained"):
+        raise EventloopError(
+            f"{type(result).__name__} has no save_pretrained, which would write {str(path)!r}",
+            fix="export a file, `model.safetensors`",
+        )
+    result.save_pretrained(path)
 
 
 def _described(folder: Path) -> str:

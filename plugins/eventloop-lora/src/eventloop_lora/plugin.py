@@ -22,6 +22,7 @@ from eventloop_lora.adapters import (
     names_to_save,
     read_adapter,
     save_folder,
+    save_merged,
     saved_names,
     with_adapter,
 )
@@ -44,8 +45,8 @@ class Lora:
         modules_to_save: names of layers that are trained and saved whole: a new head, say.
         task_type: what peft calls the task, "CAUSAL_LM" say; written into the exported folder.
         adapter: the name of the adapter.
-        merge: whether an exported file has what adapters add in the base model's weights, under its
-            names; a folder has the adapters alone.
+        merge: whether an export has what adapters add in the base model's weights, under its names: a
+            file, or a folder as `save_pretrained` writes it.
 
     Raises:
         ValueError: an option is set that has no effect without `r`, or has a value that can't be.
@@ -134,7 +135,7 @@ class Lora:
     def export(self, state: State, path: Path) -> Path | None:
         """Writes the adapters where the path has no suffix, merged weights where that is asked for."""
         is_sharded = any(sharded(one) is not None for one in state.model.parameters())
-        if not path.suffix:
+        if not path.suffix and not self.merge:
             wanted = {
                 name
                 for adapter in adapters_of(state.model)
@@ -146,7 +147,7 @@ class Lora:
             if state.rank == 0:
                 save_folder(state.model, whole, path)
             return path
-        if not self.merge or path.suffix != ".safetensors":
+        if not self.merge or path.suffix not in ("", ".safetensors"):
             return None
         if is_sharded:
             raise EventloopError(
@@ -154,7 +155,7 @@ class Lora:
                 fix="export a folder, load it in one process with load_weights, and export that",
             )
         if state.rank == 0:
-            _save(merged(state.model), path)
+            _save(merged(state.model), path) if path.suffix else save_merged(state.model, path)
         return path
 
     def _require_new(self, model: nn.Module) -> None:

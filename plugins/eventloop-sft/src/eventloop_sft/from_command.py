@@ -17,7 +17,7 @@ from eventloop_chats.tokens import IGNORED, Conversations, LossOn, examples_of
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
 from eventloop_language_models.passes import model_inputs, token_log_probs
-from eventloop_language_models.samples import Samples
+from eventloop_language_models.samples import Samples, WithTokenizer
 
 EVAL = "eval"
 
@@ -97,6 +97,7 @@ def task(
         eval_dataloaders=loaders,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
+        algorithms=[WithTokenizer(found)],
         callbacks=[Samples(found, prompts, max_new_tokens=max_new_tokens, header=note)],
         settings={"max_duration": "3ep", "clip_norm": 1.0},
     )
