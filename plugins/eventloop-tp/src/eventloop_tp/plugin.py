@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from eventloop import SettingError, State, hookimpl
+from eventloop import SettingError, State, TaskError, hookimpl
 from eventloop.toolbox.messages import as_option, as_set, counted, switch_off
 from eventloop.toolbox.samples import map_tensors
 from eventloop.toolbox.shards import Layout, sharded
@@ -144,8 +144,17 @@ class Tp:
     @hookimpl(wrapper=True)
     def loss(self, state: State) -> Generator[None, Tensor, Tensor]:
         """Computes the loss over divided logits."""
-        with self._divided_loss():
-            loss = yield
+        try:
+            with self._divided_loss():
+                loss = yield
+        except (RuntimeError, NotImplementedError) as error:
+            if not (self.loss_parallel and "DTensor" in str(error)):
+                raise
+            raise TaskError(
+                "loss_parallel: the loss does something with divided logits that torch can't",
+                fix="give cross_entropy as it is, without label smoothing or weights, or leave "
+                "tp.loss_parallel out",
+            ) from error
         one = sharded(loss)
         return loss if one is None else one.full_tensor()
 
