@@ -15,7 +15,7 @@ def test_ranks_that_follow_each_other_share_their_samples():
 
     assert layout.sizes == {"data": 4, "tp": 2}
     assert [layout.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert (layout.world_size, layout.data_world_size, layout.num_sharing) == (8, 4, 2)
+    assert (layout.world_size, layout.data_world_size) == (8, 4)
     assert layout.peers() == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
@@ -40,12 +40,6 @@ def test_parts_of_the_model_are_told_from_shards_of_it():
 def test_a_dimension_that_doesnt_divide_the_ranks_is_refused(size):
     with pytest.raises(SettingError, match="8 ranks of the dimension 'data' can't be divided"):
         EIGHT.sharing("tp", size)
-
-
-def test_what_is_written_is_read_again():
-    layout = EIGHT.sharing("stage", 2, holds_parts=True)
-
-    assert Layout.of(layout.described()) == layout
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from eventloop.errors import SettingError
 
@@ -42,11 +40,6 @@ class Layout:
     def data_world_size(self) -> int:
         """Over how many ranks samples are split."""
         return prod(self.sizes[name] for name in self.data)
-
-    @property
-    def num_sharing(self) -> int:
-        """How many ranks share the same samples."""
-        return self.world_size // self.data_world_size
 
     def sharing(self, name: str, size: int, *, holds_parts: bool = False) -> Layout:
         """Returns a layout in which ranks that follow each other share their samples.
@@ -106,13 +99,3 @@ class Layout:
         """Returns a rank's number, with its position if there are several dimensions."""
         at = ", ".join(f"{name} {idx}" for name, idx in self.position(rank).items())
         return f"{rank} ({at})" if len(self.sizes) > 1 else str(rank)
-
-    def described(self) -> list[Any]:
-        """Returns the layout in JSON values, for `of`."""
-        return [[*map(list, self.sizes.items())], [*self.data], [*self.parts]]
-
-    @classmethod
-    def of(cls, described: Sequence[Any]) -> Layout:
-        """Returns what `described` gave."""
-        sizes, data, parts = described
-        return cls(dict(sizes), tuple(data), tuple(parts))

@@ -7,6 +7,7 @@ ranks; the state of a single rank is in `rank0`, `rank1` and so on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -257,7 +258,7 @@ def checkpoint_facts(state: State) -> dict[str, Any]:
     return {
         "moment": state.clock.moment()._asdict(),
         "world_size": state.world_size,
-        "mesh": state.layout.described(),
+        "mesh": astuple(state.layout),
         "duration": None if state.duration is None else str(state.duration),
         "stop_reason": state.stop_reason and str(state.stop_reason),
         "status": state.stop_reason and status_of(state.stop_reason),

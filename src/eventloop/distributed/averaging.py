@@ -41,7 +41,8 @@ def average_gradients(
     ]
     if state.settings.find_unused_parameters:
         has = [param.grad is not None for param in params]
-        masks = processes.data_peers(processes.all_gather(has))
+        masks: list[Any] = [None] * processes.data_world_size
+        dist.all_gather_object(masks, has, group=processes.data_group)
         for param, used in zip(params, zip(*masks, strict=True), strict=True):
             if any(used) and param.grad is None:
                 param.grad = torch.zeros_like(param)

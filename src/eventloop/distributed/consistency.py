@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from eventloop.errors import EventloopError
 from eventloop.training.sharded_tensors import indices_of, local, sharded
 
 if TYPE_CHECKING:
+    from eventloop.distributed.data_parallel import DataParallel
     from eventloop.distributed.processes import Processes
     from eventloop.state import State
 
@@ -179,17 +180,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def require_same_weights(
-    processes: Processes,
-    state: State,
-    sums: Mapping[str, float],
-    when: str,
-    *,
-    shards_alone: bool,
+    processes: DataParallel, state: State, sums: Mapping[str, float], when: str
 ) -> None:
     """Compares weights, by their sums, and optimizer settings. Collective: every rank must call it.
-
-    Args:
-        shards_alone: whether only sharded weights are compared, where several ranks hold the same.
 
     Raises:
         EventloopError: they differ; the message has the first parameter and both ranks.
@@ -202,7 +195,7 @@ def require_same_weights(
     shared = {
         name: (part + indices_of(params[name]), total)
         for name, total in sums.items()
-        if name not in alone and (sharded(params[name]) is not None or not shards_alone)
+        if name not in alone and (processes.is_strategy or sharded(params[name]) is not None)
     }
     places = {place for place, _ in shared.values()}
     if all(len(place) == len(layout.sizes) for place in places):
@@ -215,15 +208,9 @@ def require_same_weights(
     if places == {()}:
         is_same = processes.are_same(shared)
     else:
-        digests = [
-            (
-                place,
-                blake2b(
-                    repr([one for one in shared.items() if one[1][0] == place]).encode()
-                ).digest(),
-            )
-            for place in places
-        ]
+        named = [(place, name, total) for name, (place, total) in shared.items()]
+        texts = {place: repr([one for one in named if one[0] == place]) for place in places}
+        digests = [(place, crc32(text.encode())) for place, text in texts.items()]
         pairs = {pair for theirs in processes.all_gather(digests) for pair in theirs}
         is_same = len(pairs) == len({place for place, _ in pairs})
     if is_same:

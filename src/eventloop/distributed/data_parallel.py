@@ -82,7 +82,7 @@ class DataParallel(Processes):
         self._device_type = "cpu"
         self.exchange: ExchangeOfRanks = ExchangeOfRanks(self)
         self._groups = groups
-        self._is_strategy = self.averages_in_backward = False
+        self.is_strategy = self.averages_in_backward = False
 
     @property
     def host(self) -> dist.ProcessGroup:
@@ -96,14 +96,10 @@ class DataParallel(Processes):
 
     @property
     def data_group(self) -> dist.ProcessGroup | None:
-        return self._groups[self._key] if self.layout.num_sharing > 1 else None
-
-    @property
-    def _key(self) -> object:
-        return str(self.layout.described())
+        return self._groups[repr(self.layout)] if self.data_world_size < self.world_size else None
 
     def arrange(self, layout: Layout, device: torch.device) -> None:
-        if layout.world_size != self.world_size or not self.are_same(layout.described()):
+        if layout.world_size != self.world_size or not self.are_same(repr(layout)):
             raise PluginError(
                 f"build_mesh arranges {layout}, of {self.world_size}",
                 fix="let the sizes of its dimensions multiply to state.world_size, alike on all ranks",
@@ -112,21 +108,17 @@ class DataParallel(Processes):
         self.data_rank, self.data_world_size = layout.data_rank(self.rank), layout.data_world_size
         if (board := bulletin()) is not None:
             board.layout = layout
-        if layout.num_sharing > 1 and self._key not in self._groups:
+        if layout.data_world_size < self.world_size and repr(layout) not in self._groups:
             timeout = timedelta(seconds=timeout_s())
             mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 layout.peers(), timeout=timeout
             )
-            self._groups[self._key] = mine
+            self._groups[repr(layout)] = mine
 
     @property
     def mesh(self) -> DeviceMesh:
         names, sizes = zip(*self.layout.sizes.items(), strict=True)
         return _mesh(self._device_type, names, sizes)
-
-    def data_peers(self, of_ranks: Sequence[Any]) -> Sequence[Any]:
-        mine = next(ranks for ranks in self.layout.peers() if self.rank in ranks)
-        return [of_ranks[rank] for rank in mine]
 
     def hooks(self, settings: Settings) -> tuple[Feature, ...]:
         return (RankHooks(self),)
@@ -134,7 +126,7 @@ class DataParallel(Processes):
     def wrap(self, state: State) -> nn.Module:
         """Returns the model in DistributedDataParallel; unwrapped if nothing is trained."""
         model, settings = state.model, state.settings
-        self._is_strategy = True
+        self.is_strategy = True
         params = [one for one in model.parameters() if one.requires_grad]
         if not params or self.data_world_size == 1:
             return model
@@ -186,7 +178,7 @@ class DataParallel(Processes):
 
     def average(self, state: State, optimizers: Mapping[str, Optimizer]) -> None:
         """Averages gradients over the ranks, unless a plugin's strategy does it."""
-        if self._is_strategy and not self.averages_in_backward:
+        if self.is_strategy and not self.averages_in_backward:
             average_gradients(self, state, optimizers)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -231,7 +223,7 @@ class DataParallel(Processes):
 
     def compare_weights(self, state: State, sums: Mapping[str, float], when: str) -> None:
         """Compares weights; of those that a plugin's strategy manages, copies of shards alone."""
-        require_same_weights(self, state, sums, when, shards_alone=not self._is_strategy)
+        require_same_weights(self, state, sums, when)
 
     def reducer(self, device: torch.device) -> OverRanks | None:
         """Returns a function that reduces logged numbers over ranks, in one sum per log interval.
@@ -259,7 +251,7 @@ class DataParallel(Processes):
                 if isinstance(shares := row[name], tuple):
                     row[name] = mean([Share(next(summed), next(summed)).mean() for _ in shares])
                 elif reductions[name] == "sum":
-                    row[name] = next(summed) / self.layout.num_sharing
+                    row[name] = next(summed) / (self.world_size // self.data_world_size)
                 else:
                     row[name] = next(summed) / self.world_size
             return cells

@@ -88,7 +88,7 @@ class ExchangeOfRanks(Exchange):
         self._interval = _NOTICED_S * self._num_batches / seconds if seconds else 1.0
         self._weight -= self._sent
         self._work, self._num_batches, self._seconds = None, 0, 0.0
-        num = processes.layout.num_sharing  # each of whom has counted the same
+        num = processes.world_size // processes.data_world_size  # each of whom has counted the same
         return int(samples) // num, int(tokens) // num, seconds
 
     def settle(self, state: State) -> None:

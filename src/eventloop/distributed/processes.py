@@ -173,10 +173,6 @@ class Processes:
         """The ranks that differ from this one in their samples alone; None for all of them."""
         return None
 
-    def data_peers(self, of_ranks: Sequence[Any]) -> Sequence[Any]:
-        """Returns what those ranks gave that differ from this one in their samples alone."""
-        return of_ranks
-
     def are_same(self, value: Any) -> bool:
         """Whether all ranks have the same value; constant size. Every rank waits for the others."""
         return True

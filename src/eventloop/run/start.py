@@ -193,9 +193,8 @@ class FromCheckpoint(Start):
     def _put_own(self, capture: Capture, state: State, parts: Mapping[str, Any]) -> None:
         """Restores what was the state of one rank: on the rank that has its samples now."""
         with loading("facts.mesh"):
-            known = self._facts.get("mesh")
-            then = Layout.of(known) if known else Layout({"data": self._facts["world_size"]})
-            rank = then.twin(state.layout, state.rank)
+            sizes, *names = self._facts.get("mesh") or [{"data": self._facts["world_size"]}]
+            rank = Layout(sizes, *map(tuple, names)).twin(state.layout, state.rank)
         if rank is not None and (name := f"rank{rank}") not in parts:
             parts = {**parts, **read_checkpoint(self._path, [name]).parts}
         capture.put_own(state, parts, rank)
