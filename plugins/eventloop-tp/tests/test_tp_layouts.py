@@ -10,6 +10,7 @@ from tp_cases import LAYOUTS, train
 
 from eventloop_testing import run_ranks
 
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # its outputs are a view
 CASES = [
     pytest.param(layout, optimizer, microbatches, id=f"{layout}, {optimizer}, {microbatches or 12}")
     for layout in LAYOUTS
@@ -41,7 +42,6 @@ def assert_near(actual, expected):
 
 
 @pytest.mark.sampled(12)
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # in a rank: the outputs are a view
 @pytest.mark.parametrize(("layout", "optimizer", "microbatches"), CASES)
 def test_each_layout_trains_what_one_process_trains(tmp_path, layout, optimizer, microbatches):
     """20 steps with dropout, clipping and a cosine over tokens: weights, counts and rates."""
