@@ -33,8 +33,10 @@ EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "eventloop-sft" / "exam
 ARMS: dict[str, tuple[float, dict[str, Any] | None]] = {
     "whole": (3e-3, None),
     "LoRA, r=8": (1e-2, {"r": 8}),
-    "LoRA, r=8, a higher rate": (3e-2, {"r": 8}),
-}
+    "LoRA, r=8, head and embedding whole": (
+        3e-3, {"r": 8, "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+}  # fmt: skip
 LENGTH, ROWS, TEXTS = 512, 8, 240
 
 
