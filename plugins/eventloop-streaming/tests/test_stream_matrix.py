@@ -82,3 +82,33 @@ def test_the_table_sees_a_loss(tmp_path):
     found = resumed(by_eventloop, Forgets, 1)
 
     assert found["repeated"] > 0
+
+
+class BeginsAnew:
+    """A loader with a length that, loaded behind its last batch, begins the next epoch: litdata's."""
+
+    def __init__(self):
+        self.num = 0
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        self.num %= len(self)
+        for batch in KINDS["IterableDataset, DataLoader"].make():
+            if self.num <= batch[0] // len(batch):
+                self.num += 1
+                yield batch
+
+    def state_dict(self):
+        return {"num": self.num}
+
+    def load_state_dict(self, state):
+        self.num = state["num"]
+
+
+def test_a_stop_behind_the_last_batch_adds_no_epoch(tmp_path):
+    """One of the three stops is there."""
+    found = resumed(by_eventloop, BeginsAnew, 3)
+
+    assert (found["lost"], found["repeated"], found["other order"]) == (0, 0, 0)

@@ -324,3 +324,25 @@ def test_the_header_names_a_shuffle_without_a_seed(stage, is_noted, monkeypatch)
     plugin.init(State)
 
     assert ("webdataset" in plugin.note) == is_noted
+
+
+class _Litdata:
+    """Stands in for the module."""
+
+    class StreamingDataLoader:
+        def __init__(self, num_workers):
+            self.num_workers = num_workers
+
+
+@pytest.mark.parametrize(("num_workers", "is_noted"), [(0, False), (1, False), (2, True)])
+def test_the_header_names_workers_of_litdata(num_workers, is_noted, monkeypatch):
+    """Two of them lost and repeated a batch or more at each stop."""
+    monkeypatch.setitem(__import__("sys").modules, "litdata", _Litdata)
+    plugin = Streaming()
+
+    class State:
+        train_dataloader = _Litdata.StreamingDataLoader(num_workers)
+
+    plugin.init(State)
+
+    assert ("litdata" in plugin.note) == is_noted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from operator import length_hint
 from typing import Any
 
 from eventloop.data.combine import (
@@ -155,7 +156,9 @@ class StatefulSource(Source):
         if state["dataloader"] is not None:
             self._dataloader.load_state_dict(state["dataloader"])
             self._has_begun, self._loaded = True, state
-        self._is_exhausted, self._num_yielded = state["is_exhausted"], num_taken or 0
+        # Behind the last batch litdata's would begin the next epoch, as the rest of this one.
+        at_end = num_taken is not None and num_taken == length_hint(self._dataloader, -1)
+        self._is_exhausted, self._num_yielded = state["is_exhausted"] or at_end, num_taken or 0
 
     def _counted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         self._is_exhausted = False

@@ -32,12 +32,25 @@ class Streaming:
                 f"isn't saved: a run that goes on in mid-epoch loses up to {sum(sizes):,}; "
                 "eventloop_streaming.Shuffled(stream, buffer_size) in its place loses none"
             )
+        elif _has_inexact_workers(state.train_dataloader):
+            self.note = (
+                "data: `litdata` with several workers doesn't go on at the very sample: a run that goes on "
+                "in mid-epoch may lose and repeat some batches of each worker; with num_workers=0 none"
+            )
         elif _has_unseeded_shuffle(state.train_dataloader):
             self.note = (
                 "data: `webdataset` shuffles the train stream without a seed: a run that goes on in "
                 "mid-epoch reads its samples again in another order, and may lose and repeat as many as "
                 "the epoch has had; .shuffle(size, seed=0) loses none"
             )
+
+
+def _has_inexact_workers(dataloader: Any) -> bool:
+    """Returns whether a loader is litdata's, with workers whose positions it rounds (0.2.76)."""
+    module = sys.modules.get("litdata")
+    if module is None or not isinstance(dataloader, module.StreamingDataLoader):
+        return False
+    return bool(dataloader.num_workers > 1)
 
 
 def _has_unseeded_shuffle(dataloader: Any) -> bool:
