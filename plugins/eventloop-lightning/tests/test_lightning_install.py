@@ -114,6 +114,48 @@ def test_a_library_that_makes_its_own_trainer_gets_ours(when, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_library_that_derives_a_trainer_derives_it_from_ours(when, tmp_path):
+    """As scvi-tools does; its own class is made before the line or after it."""
+    (tmp_path / "library.py").write_text(
+        "from lightning.pytorch import Trainer as Base\n\n"
+        "class Trainer(Base):\n    def __init__(self, **given):\n        super().__init__(**given)\n"
+    )
+    lines = ["import library", "import eventloop_lightning",
+             "eventloop_lightning.install(settings={'autoload': False, 'run_dir': 'run'})"]  # fmt: skip
+    if when == "after":
+        lines = [*lines[1:], lines[0]]
+    code = """
+        expected = weights(held[0])
+        print("RESULT", weights(library.Trainer) == expected, Path("run/checkpoints").is_dir())
+    """
+    imports = "; ".join(["from pathlib import Path", "held = [Theirs]", *lines])
+
+    lines = printed(code, tmp_path, library="lightning.pytorch", imports=imports)
+
+    assert lines == ["RESULT True True"]
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "pytorch_lightning"])
+def test_of_both_packages_the_first_that_was_imported_counts(library, tmp_path):
+    """A library of the second may bring the first along, as neuralforecast does; arguments can be asked for."""
+    code = f"""
+        eventloop_lightning.install(settings=settings)
+        held = sys.modules["{library}"].Trainer
+        print("RESULT", issubclass(held, eventloop_lightning.Trainer))
+        print("RESULT", "devices" in inspect.signature(held.__init__).parameters)
+        print("RESULT", lightning.pytorch.Trainer is held)
+    """
+    imports = (
+        "import inspect, sys; import lightning.pytorch, pytorch_lightning, eventloop_lightning"
+    )
+
+    lines = printed(code, tmp_path, library=library, imports=imports)
+
+    first = library == "lightning.pytorch"
+    assert lines == ["RESULT True", "RESULT True", f"RESULT {first}"]
+
+
 def test_the_signature_has_lightnings_arguments_and_ours():
     """Editors and command lines read it."""
     theirs = inspect.signature(pl.Trainer).parameters

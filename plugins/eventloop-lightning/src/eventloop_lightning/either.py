@@ -17,17 +17,22 @@ def either_lightning() -> Iterator[None]:
     Both packages have the same code, and classes of their own: a trainer of one refuses modules of the
     other. What a process has imported first counts. Outside of the block `lightning` is what it was.
     """
-    if "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    first = next((name for name in sys.modules if name in ("lightning.pytorch", *_THEIRS)), None)
+    if first not in _THEIRS or "pytorch_lightning" not in sys.modules:
         yield
         return
+    kept = {name: one for name, one in sys.modules.items() if name.partition(".")[0] == "lightning"}
     aliases = {"lightning": ModuleType("lightning")}
     for name, module in [*sys.modules.items()]:
         package, _, rest = name.partition(".")
         if package in _THEIRS:
             aliases[f"{_THEIRS[package]}.{rest}".strip(".")] = module
+    for name in kept:
+        del sys.modules[name]
     sys.modules.update(aliases)
     try:
         yield
     finally:
         for name in aliases:
             del sys.modules[name]
+        sys.modules.update(kept)

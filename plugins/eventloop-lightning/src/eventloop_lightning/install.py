@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ def install(
 ) -> None:
     """Replaces Lightning's `Trainer` in all modules of this process, loaded or still to be imported.
 
+    Classes that derive from it, as scvi-tools has one, derive from the new one.
+
     Args:
         settings, algorithms, watchers: of each trainer that is made; as `Trainer` takes them.
     """
@@ -34,10 +37,21 @@ def install(
             super().__init__(**{**defaults, **arguments})
 
     Installed.__name__ = Installed.__qualname__ = "Trainer"
+    # Libraries ask for the arguments of either, to pass on what they have of them.
+    Installed.__init__.__signature__ = inspect.signature(Trainer.__init__)  # type: ignore[attr-defined]
+    for base in (LightningTrainer, *(one for one in Trainer.__subclasses__() if _is_ours(one))):
+        for kind in base.__subclasses__():
+            if kind is not Trainer and not kind.__module__.startswith(_KEPT):
+                kind.__bases__ = tuple(Installed if one is base else one for one in kind.__bases__)
     for name, module in [*sys.modules.items()]:
         if name not in _PUBLIC and name.startswith(_KEPT):
             continue
         for attribute, value in [*getattr(module, "__dict__", {}).items()]:
-            is_installed = isinstance(value, type) and value.__module__ == __name__
-            if value is LightningTrainer or (is_installed and issubclass(value, Trainer)):
+            if value is LightningTrainer or _is_ours(value):
                 setattr(module, attribute, Installed)
+
+
+def _is_ours(value: object) -> bool:
+    """Whether `install` made a class, now or before."""
+    is_made = isinstance(value, type) and value.__module__ == __name__
+    return is_made and issubclass(value, Trainer)  # type: ignore[arg-type]
