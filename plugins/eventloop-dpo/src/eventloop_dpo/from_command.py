@@ -22,7 +22,7 @@ from eventloop_dpo.plugin import NllOn, Preferences
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
 from eventloop_language_models.references import Chosen, Reference, ReferenceKind
-from eventloop_language_models.samples import Samples, WithTokenizer
+from eventloop_language_models.samples import ModelTask, Samples
 from eventloop_language_models.stored import Stored
 
 EVAL = "eval"
@@ -135,7 +135,8 @@ def task(
         loss, options, compared, nll_on=nll_on, desired_weight=desired_weight,
         undesired_weight=undesired_weight,
     )  # fmt: skip
-    return Task(
+    return ModelTask(
+        tokenizer=found,
         model=make_model,
         loss_weight=num_rows,
         num_samples=num_rows,
@@ -144,7 +145,7 @@ def task(
         eval_dataloaders={EVAL: loader(sets[1])} if sets[1:] else None,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
-        algorithms=[plugin, WithTokenizer(found)],
+        algorithms=[plugin],
         callbacks=[Samples(found, prompts, max_new_tokens=max_new_tokens, header=note)],
         settings={"max_duration": "1ep", "clip_norm": 1.0},
     )

@@ -18,7 +18,7 @@ from eventloop_chats.rows import read_rows
 from eventloop_chats.tokens import Conversations, made_of_rows
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
-from eventloop_language_models.samples import WithTokenizer
+from eventloop_language_models.samples import ModelTask
 
 
 def task(
@@ -59,10 +59,10 @@ def task(
         prompts,  # type: ignore[arg-type]
         batch_size, shuffle=shuffle, collate_fn=partial(_batch, found.pad_token_id),
     )  # fmt: skip
-    return Task(
+    return ModelTask(
+        tokenizer=found,
         model=model_maker(model, dtype),
         forward=_unjudged,
-        algorithms=[WithTokenizer(found)],
         train_dataloader=loader,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),

@@ -1,15 +1,16 @@
-"""Plugins that belong to tasks: what the model generates, and a tokenizer in folders that are exported."""
+"""Parts of tasks: logs what the model generates, and writes the tokenizer into exported folders."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from eventloop import State, StateView, hookimpl
+from eventloop import State, StateView, Task, hookimpl
 
 
 class Samples:
@@ -70,17 +71,21 @@ class Samples:
         return found
 
 
-class WithTokenizer:
-    """Writes the tokenizer into a folder that is exported, so that the folder is a whole model.
+class ModelTask(Task):
+    """A task whose tokenizer is written into a folder that is exported: the folder is a whole model.
 
     Args:
         tokenizer: of transformers.
+        given: what `Task` takes.
     """
 
-    name = "with-tokenizer"
-
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, *, tokenizer: Any, **given: Any) -> None:
+        super().__init__(**given)
         self._tokenizer = tokenizer
+
+    def hooks(self) -> SimpleNamespace:
+        """Returns the task's hooks, and `export`."""
+        return SimpleNamespace(**vars(super().hooks()), export=self.export)
 
     @hookimpl(wrapper=True)
     def export(self, state: State, path: Path) -> Generator[None, Path | None, Path | None]:

@@ -18,7 +18,7 @@ from eventloop_chats.tokens import Conversations, require_some
 from eventloop_language_models.models import Dtype, loaded, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
 from eventloop_language_models.passes import model_inputs
-from eventloop_language_models.samples import Samples, WithTokenizer
+from eventloop_language_models.samples import ModelTask, Samples
 from eventloop_reward.losses import reward_losses
 
 EVAL = "eval"
@@ -81,7 +81,8 @@ def task(
         evals, eval_note = read(eval_data)
         note += f"; {EVAL}: {eval_note}"
         loaders = {EVAL: loader(evals)}
-    return Task(
+    return ModelTask(
+        tokenizer=found,
         model=make,
         forward=partial(forward, center_weight=center_weight),
         loss_weight=num_rows,
@@ -91,7 +92,6 @@ def task(
         eval_dataloaders=loaders,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
-        algorithms=[WithTokenizer(found)],
         callbacks=[Samples(found, [], header=note)],
         settings={"max_duration": "1ep", "clip_norm": 1.0},
     )

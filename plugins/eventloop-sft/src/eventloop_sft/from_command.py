@@ -17,7 +17,7 @@ from eventloop_chats.tokens import IGNORED, Conversations, LossOn, examples_of
 from eventloop_language_models.models import Dtype, model_maker, tokenizer_of
 from eventloop_language_models.optimizing import Schedule, adamw, schedule_of
 from eventloop_language_models.passes import model_inputs, token_log_probs
-from eventloop_language_models.samples import Samples, WithTokenizer
+from eventloop_language_models.samples import ModelTask, Samples
 
 EVAL = "eval"
 
@@ -86,7 +86,8 @@ def task(
         loaders = {EVAL: make(eval_documents, batch_size=batch_size)}
         prompts = _prompts(eval_data, conversations, num_samples, max_length)
     pack_into = max_length if packing else None
-    return Task(
+    return ModelTask(
+        tokenizer=found,
         model=model_maker(model, dtype),
         forward=forward,
         loss_weight=num_labels,
@@ -97,7 +98,6 @@ def task(
         eval_dataloaders=loaders,
         optimizer=partial(adamw, lr=lr, weight_decay=weight_decay),
         scheduler=schedule_of(schedule, warmup),
-        algorithms=[WithTokenizer(found)],
         callbacks=[Samples(found, prompts, max_new_tokens=max_new_tokens, header=note)],
         settings={"max_duration": "3ep", "clip_norm": 1.0},
     )
