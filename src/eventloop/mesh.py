@@ -16,8 +16,7 @@ class Layout:
     other dimensions share their samples: each computes with a part of the model.
 
     Args:
-        sizes: how many ranks each dimension has, by its name, the outermost first; rank 1 differs from
-            rank 0 in the innermost.
+        sizes: of each dimension by its name, the outermost first; ranks 0 and 1 differ in the innermost.
         data: the names of the dimensions over which samples are split.
         parts: of the others those along which ranks hold different modules, as the stages of a pipeline
             do; along the rest they hold the same, or shards of it (DTensor).
@@ -54,10 +53,10 @@ class Layout:
         """
         last = self.data[-1]
         if size < 1 or self.sizes[last] % size:
+            num = self.sizes[last]
             raise SettingError(
-                f"{self.sizes[last]} ranks of the dimension {last!r} can't be divided into groups of "
-                f"{size} for {name!r}",
-                fix=f"give {name} a size that divides {self.sizes[last]}, or start another number of ranks",
+                f"{num} ranks of the dimension {last!r} can't be divided into {size} for {name!r}",
+                fix=f"give {name} a size that divides {num}, or start another number of ranks",
             )
         sizes = {**self.sizes, last: self.sizes[last] // size, name: size}
         return replace(self, sizes=sizes, parts=self.parts + (name,) * holds_parts)
