@@ -191,9 +191,8 @@ def require_same_weights(
     # Parameters that torch's DistributedDataParallel was told to leave alone; private, but there is
     # no public way to ask (torch 2.13).
     alone = getattr(state.model, "_ddp_params_and_buffers_to_ignore", ())
-    part = layout.part(processes.rank)
     shared = {
-        name: (part + indices_of(params[name]), total)
+        name: (layout.part(processes.rank) + indices_of(params[name]), total)
         for name, total in sums.items()
         if name not in alone and (processes.is_strategy or sharded(params[name]) is not None)
     }
