@@ -68,11 +68,14 @@ class Forks:
 
 
 def parts_of(rank, world_size, batch):
-    """Returns the share of a rank: rows of a tensor, and what is its own."""
+    """Returns the share of a rank: rows of tensors, of one of which half of the ranks have a copy alone."""
     whole = torch.arange(8.0 * world_size).view(2 * world_size, 4) + batch
     part = TensorSlice(whole[2 * rank : 2 * rank + 2], tuple(whole.shape), (2 * rank, 0))
+    rows, is_copy = slice(4 * rank, 4 * rank + 4), rank >= world_size // 2
+    held, start = (whole[:0], 0) if is_copy else (whole[rows], 4 * rank)
+    copied = TensorSlice(held, tuple(whole.shape), (start, 0))
     of_all = {"training": {"batch": batch}} if rank == 0 else {}
-    nests = {"model": {"w": part}, "optimizers": {"adam": {0: part, "lr": 0.1}}}
+    nests = {"model": {"w": part}, "optimizers": {"adam": {0: copied, "lr": 0.1}}}
     return nests | {f"rank{rank}": {"a": rank}} | of_all
 
 
@@ -203,7 +206,9 @@ def killed_everywhere(tmp_path, world_size, is_remote, dies, whom):
         assert last.name.startswith("ba00000002")
         assert last.name not in half  # a rank that was cut off may go on uploading there
         expected = torch.arange(8.0 * world_size).view(-1, 4) + 2
-        assert list(differences(read_checkpoint(last).parts["model"], {"w": expected})) == []
+        parts = read_checkpoint(last).parts
+        assert list(differences(parts["model"], {"w": expected})) == []
+        assert list(differences(parts["optimizers"]["adam"][0], expected)) == []
         shares = [folder.parent / f"{folder.name}-{rank}" for rank in range(world_size)]
         assert [one for share in shares if is_remote for one in share.iterdir()] == []
         for one in tmp_path.glob(f"{kill_at}*"):
