@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 WAITS = """
@@ -79,3 +80,19 @@ def test_a_plugin_that_waits_is_told_with_the_line(host_reads, tmp_path):
         "eventloop_waits: item, eventloop_waits.py:9": row.steps,
         "eventloop_waits: synchronize, eventloop_waits.py:10": row.steps,
     }
+
+
+def test_a_loop_that_reads_its_loss_is_counted_and_one_that_does_not_is_not(monkeypatch):
+    """What the table of other frameworks is made with."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    others = importlib.import_module("host_reads_others")
+
+    def reading(device, begins):
+        for _ in range(4):
+            begins()
+            torch.ones((), device=device).item()
+
+    assert others.counted("torch", reading)["reads"] == 1
+    assert others.counted(*others.LOOPS["plain loop"])["reads"] == 0
+    assert others.counted(*others.LOOPS["eventloop"])["reads"] == 0
+    assert others.counted("no_such_framework", reading)["problem"].startswith("not installed")
