@@ -26,7 +26,7 @@ from eventloop.checkpoint.capture import restore_model
 from eventloop.checkpoint.states import read_states
 from eventloop.data import collated
 from eventloop.toolbox.state_dicts import gathered
-from eventloop.training.tensor_slices import sliced
+from eventloop.training.sharded_tensors import sliced
 from eventloop_check import HostReads
 from eventloop_fsdp import Fsdp
 from eventloop_testing import isolated_trainer, run_ranks

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from eventloop.checkpoint.saved_tensors import SavedTensor
 from eventloop.checkpoint.tensors import Box
-from eventloop.training.sharded_tensors import sharded
-from eventloop.training.tensor_slices import TensorSlice, shape_and_offsets
+from eventloop.training.sharded_tensors import shape_and_offsets, sharded
+from eventloop.training.tensor_slices import TensorSlice
 
 
 def shard_of(value: Any, like: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
@@ -28,9 +28,8 @@ def shard_of(value: Any, like: Tensor, placements: Sequence[Any] | None = None) 
         return value.tensor.to(like.device)
     if one is None:
         return (value.read() if isinstance(value, SavedTensor) else value).to(like.device)
-    shape, offsets = shape_and_offsets(
-        value.shape, one, one.placements if placements is None else placements
-    )
+    spread = one.placements if placements is None else placements
+    shape, offsets = shape_and_offsets(value.shape, one, spread)
     if isinstance(value, SavedTensor):
         return value.read_slice(offsets, shape).to(like.device)
     return Box(offsets, shape).of(value).to(like.device, copy=True)

@@ -110,9 +110,7 @@ class DataParallel(Processes):
             board.layout = layout
         if layout.data_world_size < self.world_size and repr(layout) not in self._groups:
             timeout = timedelta(seconds=timeout_s())
-            mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-                layout.peers(), timeout=timeout
-            )
+            mine, _ = dist.new_subgroups_by_enumeration(layout.peers(), timeout=timeout)  # type: ignore[no-untyped-call]
             self._groups[repr(layout)] = mine
 
     @property

@@ -195,8 +195,8 @@ class FromCheckpoint(Start):
         with loading("facts.mesh"):
             sizes, *names = self._facts.get("mesh") or [{"data": self._facts["world_size"]}]
             rank = Layout(sizes, *map(tuple, names)).twin(state.layout, state.rank)
-        if rank is not None and (name := f"rank{rank}") not in parts:
-            parts = {**parts, **read_checkpoint(self._path, [name]).parts}
+        if rank is not None and f"rank{rank}" not in parts:
+            parts = {**parts, **read_checkpoint(self._path, [f"rank{rank}"]).parts}
         capture.put_own(state, parts, rank)
 
     def _check_missing(self, manifest: Mapping[str, Any]) -> None:

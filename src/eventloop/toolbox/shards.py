@@ -5,8 +5,14 @@ from __future__ import annotations
 from eventloop.checkpoint.shard_reading import shard_of, shards_like
 from eventloop.mesh import Layout
 from eventloop.training.compiling import repeated_layers
-from eventloop.training.sharded_tensors import groups_of, local, sharded, sum_over_, total_norm
-from eventloop.training.tensor_slices import slice_of
+from eventloop.training.sharded_tensors import (
+    groups_of,
+    local,
+    sharded,
+    slice_of,
+    sum_over_,
+    total_norm,
+)
 
 __all__ = ["Layout", "groups_of", "local", "repeated_layers", "shard_of", "sharded", "shards_like"]
 __all__ += ["slice_of", "sum_over_", "total_norm"]

@@ -1,4 +1,4 @@
-"""Sharded tensors, DTensors, beside plain ones: what a rank holds, and norms over all entries."""
+"""Sharded tensors, DTensors, beside plain ones: what a rank holds, slices for a checkpoint, norms."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
+
+from eventloop.training.tensor_slices import TensorSlice
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -87,3 +89,43 @@ def clip_(params: Sequence[Tensor], norm: float | None, value: float | None) -> 
     if value is not None:
         nn.utils.clip_grad_value_(held, value)
     return logged
+
+
+def slice_of(value: Any, entries: Tensor | None = None) -> Any:
+    """Returns this rank's slice of a sharded tensor, for a checkpoint.
+
+    Args:
+        value: anything but a sharded tensor is returned unchanged.
+        entries: used instead of this rank's shard.
+    """
+    one = sharded(value)
+    if one is None:
+        return value if entries is None else entries
+    mesh = one.device_mesh
+    at = zip(one.placements, mesh.get_coordinate() or (), strict=True)
+    # Private: the run's whole mesh, of whose other dimensions each index has the same (torch 2.13).
+    root, own = mesh._get_root_mesh(), mesh.mesh_dim_names or ()
+    named = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=False)
+    copied = [idx for placement, idx in at if placement.is_replicate()]
+    is_copy = any(copied) or any(idx for name, idx in named if name not in own)
+    _, offsets = shape_and_offsets(one.shape, one, one.placements)
+    held = local(one) if entries is None else entries
+    return TensorSlice(held, tuple(one.shape), offsets, is_copy)
+
+
+def shape_and_offsets(
+    shape: tuple[int, ...], like: DTensor, placements: Sequence[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shape and the offsets of this rank's shard of a tensor."""
+    # Private: offsets of a shard in the whole, with any mesh and placements (torch 2.13).
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    found = compute_local_shape_and_global_offset(shape, like.device_mesh, placements)
+    return tuple(found[0]), tuple(found[1])
+
+
+def sliced(nest: Any) -> Any:
+    """Returns a nest of dicts with this rank's slices in the place of sharded tensors."""
+    if isinstance(nest, dict):
+        return {key: sliced(one) for key, one in nest.items()}
+    return slice_of(nest)

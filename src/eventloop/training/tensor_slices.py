@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eventloop.training.sharded_tensors import local, sharded
-
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +35,6 @@ class TensorSlice:
         for dim, (start, length) in enumerate(zip(self.offsets, self.tensor.shape, strict=True)):
             target = target.narrow(dim, start if length else 0, length)
         target.copy_(self.tensor)
-
-
-def slice_of(value: Any, entries: Tensor | None = None) -> Any:
-    """Returns this rank's slice of a sharded tensor, for a checkpoint.
-
-    Args:
-        value: anything but a sharded tensor is returned unchanged.
-        entries: used instead of this rank's shard.
-    """
-    one = sharded(value)
-    if one is None:
-        return value if entries is None else entries
-    _, offsets = shape_and_offsets(one.shape, one, one.placements)
-    mesh = one.device_mesh
-    at = zip(one.placements, mesh.get_coordinate() or (), strict=True)
-    # Private: the run's whole mesh, of whose other dimensions each index has the same (torch 2.13).
-    root = mesh._get_root_mesh()
-    named = zip(root.mesh_dim_names or (), root.get_coordinate() or (), strict=True)
-    is_copy = any(placement.is_replicate() and idx > 0 for placement, idx in at) or any(
-        idx > 0
-        for name, idx in named
-        if root is not mesh and name not in (mesh.mesh_dim_names or ())
-    )
-    held = local(one) if entries is None else entries
-    return TensorSlice(held, tuple(one.shape), offsets, is_copy)
-
-
-def shape_and_offsets(
-    shape: tuple[int, ...], like: DTensor, placements: Sequence[Any]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shape and the offsets of this rank's shard of a tensor."""
-    # Private: offsets of a shard in the whole, with any mesh and placements (torch 2.13).
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offsets = compute_local_shape_and_global_offset(shape, like.device_mesh, placements)
-    return tuple(shape), tuple(offsets)
-
-
-def sliced(nest: Any) -> Any:
-    """Returns a nest of dicts with this rank's slices in the place of sharded tensors."""
-    if isinstance(nest, dict):
-        return {key: sliced(one) for key, one in nest.items()}
-    return slice_of(nest)
 
 
 def holds_slices(weights: Mapping[str, Any]) -> bool:
