@@ -31,6 +31,8 @@ def test_a_model_or_tokenizer_that_is_not_there_is_named(tmp_path):
     """Also a tokenizer that has nothing to pad with."""
     with pytest.raises(TaskError, match="AutoTokenizer can't be loaded from"):
         tokenizer_of(str(tmp_path), None, None)
+    with pytest.raises(TaskError, match=r"there is no folder './nothing'"):
+        tokenizer_of("./nothing", None, None)
     with pytest.raises(TaskError, match="the model is a function, and there is no tokenizer"):
         tokenizer_of(llama, None, None)
     made = tokenizer()

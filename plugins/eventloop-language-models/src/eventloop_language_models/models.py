@@ -81,10 +81,17 @@ def tokenizer_of(model: Any, tokenizer: Any, chat_template: Path | None) -> Any:
 
 def loaded(kind: Any, name: str, **given: Any) -> Any:
     """Calls `from_pretrained` of a class of transformers; raises a TaskError if there is no such thing."""
+    is_folder = Path(name).is_dir()
+    if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise TaskError(
+            f"there is no folder {name!r}", fix="name a folder that save_pretrained wrote"
+        )
     try:
         return kind.from_pretrained(name, **given)
     except (OSError, ValueError) as error:
+        about = "" if is_folder else ", which is no folder here"
         raise TaskError(
-            f"{kind.__name__} can't be loaded from {name!r}: {one_line(str(error), 300)}",
+            f"{kind.__name__} can't be loaded from {name!r}{about}: "
+            + one_line(" ".join(str(error).split()), 300),
             fix="name a folder that save_pretrained wrote",
         ) from error
