@@ -148,7 +148,7 @@ def unsuitable_reasons(
         asked_by = handed_over if plugin.found is None else who_insists(plugin.found)
         if reason and asked_by:
             raise PluginError(
-                f"{plugin.name} was asked for, but doesn't suit this task: {reason}",
+                f"{plugin.name} was asked for, but doesn't suit this task: " + reason,
                 subjects=[plugin],
                 plugin=plugin.origin,
                 by=asked_by.text,
