@@ -38,7 +38,7 @@ def test_parts_of_the_model_are_told_from_shards_of_it():
 
 @pytest.mark.parametrize("size", [0, 3, 16])
 def test_a_dimension_that_doesnt_divide_the_ranks_is_refused(size):
-    with pytest.raises(SettingError, match="8 ranks of the dimension 'data' can't be divided"):
+    with pytest.raises(SettingError, match="'data' has 8 ranks, which can't be divided by"):
         EIGHT.sharing("tp", size)
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import SumMetric
 
 from eventloop import Task, hookimpl
+from eventloop.mesh import Layout
 from eventloop.schedules import cosine
 from eventloop_testing import isolated_trainer, run_ranks
 from eventloop_testing.ranks import RankError
@@ -89,7 +90,14 @@ class Stream:
         self.position = state["position"]
 
 
-def train(folder, size=0, until=None, batch_size=12, plugins=(), stream=False, **settings):
+def net(normed=False):
+    first = [nn.Linear(3, 8, bias=not normed), *[nn.BatchNorm1d(8)] * normed]
+    return nn.Sequential(*first, nn.ReLU(), nn.Linear(8, 3))
+
+
+def train(
+    folder, size=0, until=None, batch_size=12, plugins=(), stream=False, normed=False, **settings
+):
     """Trains three epochs; returns weights, results and what was seen."""
 
     def loader(state):
@@ -97,7 +105,7 @@ def train(folder, size=0, until=None, batch_size=12, plugins=(), stream=False, *
 
     watches = Watches()
     task = Task(
-        model=lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)),
+        model=lambda: net(normed),
         loss=cross_entropy,
         train_dataloader=loader,
         eval_dataloaders=lambda: DataLoader(TensorDataset(X[:7], Y[:7]), 2),
@@ -151,6 +159,17 @@ def test_ranks_that_share_samples_train_what_one_process_would(tmp_path, microba
         assert one["mesh"] == ("data", "twin")
     assert ranks[0]["logged"] == {(0.5, 2.0)}
     assert ranks[0]["samples"] == ranks[1]["samples"] != ranks[2]["samples"]
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
+def test_batch_norms_that_are_synchronised_count_each_sample_once(tmp_path, world_size):
+    given = {"normed": True, "sync_batch_norm": True}
+    expected = train(tmp_path / "one", normed=True)["weights"]
+
+    size = 24 // world_size
+    actual, *_ = run_ranks(train, tmp_path, 2, batch_size=size, world_size=world_size, **given)
+
+    assert_near(actual["weights"], expected)
 
 
 def test_ranks_that_share_samples_draw_alike_and_others_dont(tmp_path):
@@ -210,3 +229,31 @@ def test_a_flipped_bit_is_found_and_the_rank_is_named_by_its_place(tmp_path, ran
         run_ranks(train, tmp_path, 2, batch_size=6, plugins=[Flips(rank)], world_size=4)
 
     assert re.search(place, str(raised.value))
+
+
+class Nonsense:
+    """Arranges the ranks in a way that isn't one."""
+
+    def __init__(self, layouts):
+        self.layouts = layouts
+
+    @hookimpl
+    def build_mesh(self, state):
+        return self.layouts[state.rank]()
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [lambda: {"data": 2}] * 2,
+        [lambda: Layout({"data": 3})] * 2,
+        [lambda: Layout({"data": 2}), lambda: Layout({"data": 1, "tp": 2})],
+        [lambda: Layout({"data": 2.0})] * 2,
+        [lambda: Layout({"foo": 2})] * 2,
+    ],
+)
+def test_a_layout_that_is_none_is_refused(tmp_path, layouts):
+    with pytest.raises(
+        RankError, match=r"build_mesh gave rank|a size is no number, or a dimension"
+    ):
+        run_ranks(train, tmp_path, plugins=[Nonsense(layouts)])

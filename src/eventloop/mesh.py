@@ -26,6 +26,10 @@ class Layout:
     data: tuple[str, ...] = ("data",)
     parts: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if {*self.data, *self.parts} - {*self.sizes} or {*map(type, self.sizes.values())} != {int}:
+            raise ValueError(f"{self!r}: a size is no number, or a dimension has none")
+
     def __str__(self) -> str:
         sizes = " x ".join(f"{name} {size}" for name, size in self.sizes.items())
         return f"{self.world_size} ranks" + (f" ({sizes})" if len(self.sizes) > 1 else "")
@@ -55,7 +59,7 @@ class Layout:
         if size < 1 or self.sizes[last] % size:
             num = self.sizes[last]
             raise SettingError(
-                f"{num} ranks of the dimension {last!r} can't be divided into {size} for {name!r}",
+                f"the dimension {last!r} has {num} ranks, which can't be divided by {size}, for {name!r}",
                 fix=f"give {name} a size that divides {num}, or start another number of ranks",
             )
         sizes = {**self.sizes, last: self.sizes[last] // size, name: size}

@@ -78,15 +78,21 @@ def test_sharded_ranks_load_a_folder_and_refuse_to_merge(tmp_path):
     expected = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
 
     def again():
-        with trainer_of(tmp_path / "two", lora(merge=True), Fsdp()) as trainer:
+        with trainer_of(tmp_path / "two", lora(), Fsdp()) as trainer:
             trainer.load_weights(tmp_path / "adapter")
             trainer.export(tmp_path / "again")
+
+    def merging(name):
+        with trainer_of(tmp_path / "three", lora(merge=True), Fsdp()) as trainer:
+            trainer.load_weights(tmp_path / "adapter")
             try:
-                trainer.export(tmp_path / "merged.safetensors")
+                trainer.export(tmp_path / name)
             except EventloopError as error:
                 return str(error)
 
-    assert "can't be merged" in run_ranks(again)[0]
+    run_ranks(again)
+    for name in ("merged", "merged.safetensors"):
+        assert "can't be merged" in run_ranks(merging, name)[0]
     actual = load_file(tmp_path / "again" / "adapter_model.safetensors")
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 

@@ -36,7 +36,7 @@ def plain():
 @pytest.mark.parametrize(
     ("options", "task", "settings", "words"),
     [
-        ({"size": 3}, None, {}, "can't be divided into 3 for 'tp'"),
+        ({"size": 3}, None, {}, "can't be divided by 3, for 'tp'"),
         ({"size": 2}, plain, {}, "plan is not set, and Sequential has no tp_plan"),
         ({"size": 2}, None, {"microbatch_size": "auto"}, "microbatch_size='auto' isn't possible with tp"),
         ({"size": 2}, None, {"compile": {"backend": "eager"}}, "compile isn't possible with tp"),

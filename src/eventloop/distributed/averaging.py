@@ -80,18 +80,18 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from by_type.values()
 
 
-def with_shared_batch_norm(model: nn.Module) -> nn.Module:
-    """Returns the model with every batch norm synchronised over the ranks.
+def with_shared_batch_norm(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Returns the model with every batch norm synchronised over the ranks of `state.data_group`.
 
     Parameters and buffers stay the same objects under the same names. Lazy modules must be
     initialised.
     """
     if any(kind_of(param.device).has_sync_batch_norm for param in model.parameters()):
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)  # type: ignore[no-untyped-call]
         return converted
     for name, child in model.named_children():
-        setattr(model, name, with_shared_batch_norm(child))
-    return _HostSyncBatchNorm.of(model) if isinstance(model, _BatchNorm) else model
+        setattr(model, name, with_shared_batch_norm(child, group))
+    return _HostSyncBatchNorm.of(model, group) if isinstance(model, _BatchNorm) else model
 
 
 class _HostSyncBatchNorm(_BatchNorm):
@@ -101,10 +101,10 @@ class _HostSyncBatchNorm(_BatchNorm):
     """
 
     @classmethod
-    def of(cls, other: _BatchNorm) -> _HostSyncBatchNorm:
+    def of(cls, other: _BatchNorm, group: dist.ProcessGroup | None) -> _HostSyncBatchNorm:
         """Creates one with the parameters and buffers of another batch norm."""
         made = cls.__new__(cls)
-        made.__dict__ = other.__dict__.copy()
+        made.__dict__ = other.__dict__ | {"group": group}
         return made
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
@@ -120,10 +120,11 @@ class _HostSyncBatchNorm(_BatchNorm):
         shape = [1, -1, *[1] * (input.dim() - 2)]
         values = input if input.dtype == torch.float64 else input.float()
         num = values.new_full((1,), input.numel() / input.shape[1])
-        num, sums = _sum(torch.cat([num, values.sum(dims)])).tensor_split([1])
+        sum_over: Any = _Sum.apply
+        num, sums = sum_over(torch.cat([num, values.sum(dims)]), self.group).tensor_split([1])
         mean = sums / num
         centred = values - mean.view(shape)
-        variance = _sum(centred.square().sum(dims)) / num
+        variance = sum_over(centred.square().sum(dims), self.group) / num
         if self.training and self.track_running_stats:
             self._track(mean.detach(), variance.detach(), num.detach())
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
@@ -146,22 +147,17 @@ class _HostSyncBatchNorm(_BatchNorm):
         self.running_var.mul_(1 - momentum).add_(unbiased * momentum)
 
 
-def _sum(local: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
-    return total
-
-
 class _Sum(torch.autograd.Function):
     """The sum over ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        total = local.clone()
-        dist.all_reduce(total)
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group, total = group, local.clone()
+        dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+        dist.all_reduce(total, group=ctx.group)
+        return total, None

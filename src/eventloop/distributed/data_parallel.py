@@ -99,10 +99,11 @@ class DataParallel(Processes):
         return self._groups[repr(self.layout)] if self.data_world_size < self.world_size else None
 
     def arrange(self, layout: Layout, device: torch.device) -> None:
-        if layout.world_size != self.world_size or not self.are_same(repr(layout)):
+        is_layout = isinstance(layout, Layout) and layout.world_size == self.world_size
+        if not self.are_same(repr(layout)) or not is_layout:
             raise PluginError(
-                f"build_mesh arranges {layout}, of {self.world_size}",
-                fix="let the sizes of its dimensions multiply to state.world_size, alike on all ranks",
+                f"build_mesh gave rank {self.rank} of {self.world_size} this: {layout!r}",
+                fix="give a Layout whose sizes multiply to state.world_size, alike on all ranks",
             )
         self.layout, self._device_type = layout, device.type
         self.data_rank, self.data_world_size = layout.data_rank(self.rank), layout.data_world_size

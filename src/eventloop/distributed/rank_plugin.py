@@ -44,7 +44,7 @@ class RankHooks:
     def note(self) -> str:
         """The header's note on data that eventloop can't shard."""
         names = [name for name, does in self._split_themselves.items() if does]
-        if not names:
+        if not names or self._processes.data_world_size == 1:
             return ""
         return (
             f"data: eventloop can't split {', '.join(names)} over the ranks; unless the data set "
@@ -63,8 +63,8 @@ class RankHooks:
         ]
         named = {str(idx): one for idx, one in enumerate(shapes)}
         require_same(self._processes, "models", named, by_part=True)
-        if state.settings.sync_batch_norm:
-            state.model = with_shared_batch_norm(state.model)
+        if state.settings.sync_batch_norm and state.data_world_size > 1:
+            state.model = with_shared_batch_norm(state.model, state.data_group)
         return (yield)
 
     @hookimpl(wrapper=True)

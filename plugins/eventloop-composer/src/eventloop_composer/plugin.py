@@ -318,7 +318,7 @@ class Composer:
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of algorithms, callbacks, wrapped optimizers and changed layers."""
         kept = self.mirror.kept.state_dict() | {"optimizers": self._steps.wrappers()}
-        kept["since"] = list(self.mirror.since)
+        kept["since"] = self.mirror.since._asdict()
         if self._task:
             kept["task"] = self._task.kept()
         return kept
@@ -328,6 +328,6 @@ class Composer:
         self._loaded = state
         self._steps.restore(self.mirror.state, state["trained"])
         self.mirror.kept.load_state_dict(state)
-        self.mirror.since = Moment(*state["since"])
+        self.mirror.since = Moment(**state["since"])
         if self._task:
             self._task.put_kept(state["task"])

@@ -194,6 +194,12 @@ class Tp:
                 "leave those that share its layers waiting",
                 fix="give a number, " + as_set(microbatch_size=16) + ", or " + switch_off("tp"),
             )
+        if state.settings.sync_batch_norm:
+            raise SettingError(
+                "sync_batch_norm isn't possible with tp: it takes plain tensors, and tp makes others of "
+                "what isn't divided",
+                fix="leave sync_batch_norm out, or " + switch_off("tp"),
+            )
         if state.settings.compile:
             raise SettingError(
                 "compile isn't possible with tp: its layers change what they are while they compute",
