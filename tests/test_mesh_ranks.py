@@ -254,6 +254,6 @@ class Nonsense:
 )
 def test_a_layout_that_is_none_is_refused(tmp_path, layouts):
     with pytest.raises(
-        RankError, match=r"build_mesh gave rank|a size is no number, or a dimension"
+        RankError, match=r"build_mesh gave rank|a size isn't a number, or a dimension"
     ):
         run_ranks(train, tmp_path, plugins=[Nonsense(layouts)])

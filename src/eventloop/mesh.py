@@ -28,7 +28,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         if {*self.data, *self.parts} - {*self.sizes} or {*map(type, self.sizes.values())} != {int}:
-            raise ValueError(f"{self!r}: a size is no number, or a dimension has none")
+            raise ValueError(f"{self!r}: a size isn't a number, or a dimension has none")
 
     def __str__(self) -> str:
         sizes = " x ".join(f"{name} {size}" for name, size in self.sizes.items())
