@@ -127,7 +127,7 @@ class DataParallel(Processes):
         model, settings = state.model, state.settings
         self.is_strategy = True
         params = [one for one in model.parameters() if one.requires_grad]
-        if not params or self.data_world_size == 1:
+        if not params or self.data_world_size == 1 < self.world_size:
             return model
         if settings.microbatch_size == "auto" and settings.sync_batch_norm:
             raise SettingError(
