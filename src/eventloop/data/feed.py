@@ -203,11 +203,12 @@ class Feed:
             )
         is_free = not state["under_way"] or self._source.suits_any_ranks
         if self._other_ranks(state) and not is_free:
+            now, all_now = self._processes.data_world_size, self._processes.world_size
+            ranks = f"{state['world_size']} {'ranks' if now == all_now else 'data ranks'}"
             raise TaskError(
-                f"the run was stopped in mid-epoch with {state['world_size']} ranks, and only they "
-                f"know where their data loaders were; now it has {self._processes.data_world_size}",
-                fix=f"resume with {state['world_size']} ranks, or from a checkpoint at the end of "
-                "an epoch",
+                f"the run was stopped in mid-epoch with {ranks}, and only they "
+                f"know where their data loaders were; now it has {now}",
+                fix=f"resume with {ranks}, or from a checkpoint at the end of an epoch",
             )
 
     def _rest(self) -> Iterator[Any]:

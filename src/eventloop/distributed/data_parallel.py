@@ -102,8 +102,8 @@ class DataParallel(Processes):
         is_layout = isinstance(layout, Layout) and layout.world_size == self.world_size
         if not self.are_same(repr(layout)) or not is_layout:
             raise PluginError(
-                f"build_mesh gave rank {self.rank} of {self.world_size} this: {layout!r}",
-                fix="give a Layout whose sizes multiply to state.world_size, alike on all ranks",
+                f"on rank {self.rank} of {self.world_size} build_mesh returned {layout!r}",
+                fix="return a Layout whose sizes multiply to state.world_size, alike on all ranks",
             )
         self.layout, self._device_type = layout, device.type
         self.data_rank, self.data_world_size = layout.data_rank(self.rank), layout.data_world_size

@@ -117,6 +117,10 @@ class Bulletin:
         self.words: Words = str
         self.layout = Layout({"data": world_size})
 
+    def label(self, rank: int | None = None) -> str:
+        """Returns what messages call a rank, this one unless given."""
+        return self.layout.label(self.rank if rank is None else rank)
+
     def post(self, failure: Failure) -> Failure:
         """Posts a failure; returns the one that was posted first, which may be another's."""
         return _failure(self._store.compare_set(self._key("failure"), "", _text(failure)))
@@ -290,17 +294,15 @@ class Neighbour:
         if member is None or not member.is_inside:
             return None  # it left in order, between the two looks
         members = self._board.members()
-        name = self._board.layout.label
-        places = [
-            f"rank {name(rank)} {one.line}" for rank, one in members.items() if one and one.line
-        ]
+        lines = ((self._board.label(rank), one.line) for rank, one in members.items() if one)
+        places = [f"rank {name} {line}" for name, line in lines if line]
         before = f"; before that: {'; '.join(places)}" if places else ""
         what = f"its process {seen.pid} is gone without a word"
         return self._failure(f"{what}{before}")
 
     def _failure(self, what: str) -> Failure:
-        who = f"rank {self._board.layout.label(self._rank)}"
-        return Failure(self._rank, f"{who}: {what}", reported_by=self._board.rank)
+        line = f"rank {self._board.label(self._rank)}: {what}"
+        return Failure(self._rank, line, reported_by=self._board.rank)
 
 
 def _is_running(pid: int) -> bool:

@@ -44,7 +44,6 @@ from eventloop.distributed.rank_store import (
     wait_until,
 )
 from eventloop.errors import EventloopError, in_shell, text_of
-from eventloop.mesh import Layout
 from eventloop.signals import is_agreed
 
 # How long a rank that has failed may take to close, before it is ended.
@@ -179,8 +178,8 @@ def _ask_around(board: Bulletin, error: BaseException) -> None:
 
     wait_until(have_answered, _ANSWER_S, poll_s=_POLL_ANSWER_S)
     found = {rank: _doing(before[rank], one) for rank, one in after.items()}
-    blamed, doing = _hung(found, board.layout)
-    line = f"{doing}; rank {board.layout.label(board.rank)} waits {line_of_error(error)}"
+    blamed, doing = _hung(found, board.label)
+    line = f"{doing}; rank {board.label()} waits {line_of_error(error)}"
     error.add_note(line)
     board.replace(replace(own, rank=blamed, line=f"{line}: {summary(error, board.words)}"))
     for rank, member in after.items():
@@ -205,7 +204,7 @@ def _doing(before: Member | None, after: Member | None) -> _Doing:
     return _Doing(True, f"hangs {after.line}" if after.line else "has left")
 
 
-def _hung(found: dict[int, _Doing], layout: Layout) -> tuple[int, str]:
+def _hung(found: dict[int, _Doing], label: Callable[[int], str]) -> tuple[int, str]:
     """Returns the rank that most likely hangs, and what the others do.
 
     A rank that doesn't run comes first, then ranks that aren't where most ranks are.
@@ -215,17 +214,14 @@ def _hung(found: dict[int, _Doing], layout: Layout) -> tuple[int, str]:
         ranks.setdefault(doing, []).append(rank)
     order = sorted(ranks.items(), key=lambda item: (item[0].runs, len(item[1])))
     listed = (
-        f"rank{'s' * (len(who) > 1)} {', '.join(map(layout.label, who))}: {doing.text}"
+        f"rank{'s' * (len(who) > 1)} {', '.join(map(label, who))}: {doing.text}"
         for doing, who in order
     )
     return order[0][1][0], "; ".join(listed)
 
 
 def _failure(board: Bulletin, error: BaseException) -> Failure:
-    line, lines = (
-        first_line(error, board.words, board.layout.label(board.rank)),
-        details(error, board.words),
-    )
+    line, lines = first_line(error, board.words, board.label()), details(error, board.words)
     return Failure(board.rank, line, lines, exit_status(error), reported_by=board.rank)
 
 
@@ -341,7 +337,7 @@ class _Watchdog:
 
     def _end_without_store(self) -> None:
         if not self._over.wait(GRACE_S):
-            line = f"rank {self._board.layout.label(self._board.rank)}: the process that held the ranks' store is gone"
+            line = f"rank {self._board.label()}: the process that held the ranks' store is gone"
             tell(f"{line}: the launcher, or rank 0\n")
             end_process(1)
 
