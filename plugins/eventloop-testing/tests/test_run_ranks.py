@@ -6,12 +6,17 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed import TCPStore
+from torch.utils.data import DataLoader
 
+from eventloop.distributed.rank_store import wait_until
 from eventloop_testing import ranks, run_ranks
 from eventloop_testing.ranks import RankError
 
@@ -32,6 +37,80 @@ def test_a_rank_that_dies_is_named():
     """Nobody waits for what never comes."""
     with pytest.raises(RankError, match="rank 1 died"):
         run_ranks(lambda: os.environ["RANK"] == "0" or os._exit(1))
+
+
+class Processes:
+    """A data set whose samples are the processes that read them."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, idx):
+        return os.getpid()
+
+
+def started_workers(folder=None):
+    """Returns the processes of two workers that are still there; with a folder, waits for ever."""
+    batches = iter(DataLoader(Processes(), 1, num_workers=2))
+    workers = {next(batches).item(), next(batches).item()}
+    if folder is not None:
+        (folder / f"{os.getpid()}").write_text(" ".join(map(str, workers)))
+        waits_for_ever()
+    started_workers.batches = batches  # or the workers would end now
+    return os.getpid(), *workers
+
+
+def fails_with_workers(folder):
+    rank, *workers = started_workers()
+    (folder / str(rank)).write_text(" ".join(map(str, workers)))
+    raise EOFError
+
+
+def runs(process):
+    """Returns whether a process exists, and not as a zombie that nothing has waited for."""
+    command = ["ps", "-o", "stat=", "-p", str(process)]
+    return subprocess.run(command, capture_output=True).stdout.strip()[:1] not in (b"", b"Z")
+
+
+def gone(process, within_s):
+    """Returns whether a process ends; one that was killed takes a moment."""
+    return wait_until(lambda: not runs(process), within_s)
+
+
+def of_files(folder):
+    return [int(one) for path in folder.iterdir() for one in (path.name, *path.read_text().split())]
+
+
+def test_a_rank_has_loader_workers_which_end_with_it():
+    """Whoever calls it again and again would gather processes."""
+    found = run_ranks(started_workers)
+
+    assert len({*found[0], *found[1]}) == 6
+    assert all(gone(one, 2) for rank in found for one in rank)
+
+
+def test_workers_of_ranks_that_fail_end_with_them(tmp_path):
+    """As soon as one has raised, all are killed."""
+    with pytest.raises(RankError, match="EOFError"):
+        run_ranks(fails_with_workers, tmp_path)
+
+    assert of_files(tmp_path)
+    assert all(gone(one, 2) for one in of_files(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it on Linux alone")
+def test_ranks_end_with_a_caller_that_is_killed(tmp_path):
+    """A test that took too long is killed, and its ranks mustn't stay; workers look each 5 s."""
+    code = f"from test_run_ranks import *; run_ranks(started_workers, Path({str(tmp_path)!r}))"
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    try:
+        assert wait_until(lambda: len(of_files(tmp_path)) == 6, 60)
+    finally:
+        caller.kill()
+        caller.wait()
+
+    processes = of_files(tmp_path)
+    assert all(gone(one, 20) for one in processes)
 
 
 def test_ranks_are_started_before_there_is_a_store(monkeypatch):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in __all__
 
+from eventloop.distributed.exit import end_with_launcher, kill_group
 from eventloop.distributed.join import rank_variables
 
 TIMEOUT_S = 120.0
@@ -35,7 +36,8 @@ def run_ranks(
     """Calls a function in several processes that are each other's ranks, on the CPU.
 
     On Linux they are forks of this one, so that the function may be anything; elsewhere it has to
-    stand at the top of a module.
+    stand at the top of a module. A rank may start processes, such as the workers of a data loader;
+    they and the ranks end with this call, and, on Linux, with this process, even if it is killed.
 
     Args:
         args, kwargs: what the function is called with.
@@ -67,6 +69,7 @@ def run_ranks(
             gc.unfreeze()
             for process, ours in ranks:
                 process.kill()
+                kill_group(process.pid)  # its workers; before the id is free again
                 process.join()
                 ours.close()
 
@@ -78,7 +81,8 @@ class RankError(Exception):
 def _started(context: Any, rank: int, job: tuple[Any, ...]) -> tuple[Any, Connection]:
     """Starts the process of a rank, which waits for its variables on the pipe."""
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs, *job), name=f"rank {rank}", daemon=True)
+    # Not a daemon, which mustn't have processes of its own.
+    process = context.Process(target=_run, args=(theirs, *job), name=f"rank {rank}", daemon=False)
     process.start()
     theirs.close()
     return process, ours
@@ -92,6 +96,8 @@ def _run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    os.setsid()  # so that its workers are a group
+    end_with_launcher()
     # A fork has its parent's garbage, but none of the threads that some of it would join: collected
     # here, it would abort this process.
     gc.freeze()
