@@ -151,8 +151,7 @@ def test_an_example_has_the_cpus_bits_on_the_pretend_accelerator(name, example, 
     """No tensor is left on the other device, no race is in it, and no copy is read too early."""
     (difference,) = run_ranks(bits_apart, example, name, tmp_path, world_size=1)
 
-    # Of recurrent cells alone it has no kernels.
-    assert difference <= (1e-6 if name == "tbptt" else 0)
+    assert difference == 0
 
 
 def trained_in_parts(folder, make, duration, *untils, **settings):

@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from eventloop_testing import MixedDevicesError, PretendError, pretend_device, shuffled_batches
+from eventloop_testing import (
+    MixedDevicesError,
+    PretendError,
+    counted_waits,
+    pretend_device,
+    shuffled_batches,
+)
 from eventloop_testing import tiny_task as make_tiny_task
 
 OPTIMIZERS = {
@@ -76,12 +83,13 @@ def test_a_trainer_ends_with_the_hosts_bits(given, make_trainer, pretend_device)
 
 MIXED = {
     "operator": lambda device: torch.ones(2, device=device) + torch.ones(2),
-    "scalar": lambda device: torch.ones(2, device=device) + torch.tensor(1.0),
     "host first": lambda device: torch.ones(2) * torch.ones(2, device=device),
     "index": lambda device: torch.ones(2, device=device)[torch.tensor([0])],
     "list": lambda device: torch.cat([torch.ones(2, device=device), torch.ones(2)]),
     "out": lambda device: torch.add(torch.ones(2), 1, out=torch.ones(2, device=device)),
     "generator": lambda device: torch.randn(2, device=device, generator=torch.Generator()),
+    "number": lambda device: torch.equal(torch.ones((), device=device), torch.tensor(1.0)),
+    "number written": lambda device: torch.tensor(1.0).add_(torch.ones((), device=device)),
     "data": lambda device: setattr(torch.ones(2, device=device), "data", torch.ones(2)),
 }
 
@@ -223,7 +231,17 @@ class MixesBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad * torch.tensor(2.0)
+        return grad * torch.ones(2)
+
+
+def test_a_number_of_the_host_takes_part_where_a_gpu_lets_it(pretend_device):
+    """It is an argument of the kernel, for which the host waits for nothing."""
+    with counted_waits() as waits:
+        made = torch.ones(2, device=pretend_device) * torch.tensor(3.0)
+        made.add_(torch.tensor(1))
+
+    assert waits == []
+    assert made.tolist() == [4, 4]
 
 
 def test_devices_that_mix_amid_a_backward_pass_are_an_error_at_its_end(pretend_device):
@@ -299,15 +317,55 @@ def test_a_trainer_trains_in(precision, make_trainer, pretend_device):
     assert trainer.state.clock.batch == 3
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_networks_train(kind, pretend_device):
-    """Torch has kernels of GPUs for them on devices outside of it, and none for this one."""
-    torch.manual_seed(0)
-    model, inputs = kind(3, 4), torch.randn(5, 2, 3)
-    other = copy.deepcopy(model).to(pretend_device)
+def test_recurrent_networks_have_the_bits_of_the_host(kind, is_packed):
+    """A GPU has one kernel for all steps and layers; here it is the host's operator and its derivative."""
 
-    model(inputs)[0].square().sum().backward()
-    other(inputs.to(pretend_device))[0].square().sum().backward()
+    def trained(device):
+        torch.manual_seed(0)
+        model = kind(3, 4, num_layers=2, dropout=0.5).to(device)
+        inputs = torch.randn(5, 2, 3).to(device)
+        given = pack_padded_sequence(inputs, torch.tensor([5, 3])) if is_packed else inputs
+        outputs = model(given)[0]
+        (outputs.data if is_packed else outputs).square().sum().backward()
+        return [param.grad.cpu() for param in model.parameters()]
 
-    for param, there in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(there.grad.cpu(), param.grad, rtol=1e-5, atol=1e-6)
+    with pretend_device(draws_from_host=True) as device:
+        there = trained(device)
+
+    assert all(map(torch.equal, there, trained("cpu")))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_of_recurrent_networks_have_the_bits_of_the_host(kind, pretend_device):
+    """They are called step by step."""
+    model, inputs = kind(3, 4), torch.randn(2, 3)
+    there = copy.deepcopy(model).to(pretend_device)
+
+    for one, given in ((model, inputs), (there, inputs.to(pretend_device))):
+        outputs = one(given)
+        (outputs[0] if isinstance(outputs, tuple) else outputs).square().sum().backward()
+
+    pairs = zip(model.parameters(), there.parameters(), strict=True)
+    assert all(torch.equal(param.grad, other.grad.cpu()) for param, other in pairs)
+
+
+def test_a_recurrent_network_computes_in_what_autocast_says(pretend_device):
+    """As it does on a GPU, with its hidden state."""
+    model = nn.GRU(3, 4).to(pretend_device)
+
+    with torch.autocast("pretend", dtype=torch.bfloat16):
+        outputs, hidden = model(torch.randn(5, 2, 3, device=pretend_device))
+
+    assert outputs.dtype == hidden.dtype == torch.bfloat16
+
+
+def test_a_recurrent_network_takes_part_in_evaluation(pretend_device):
+    """Without a graph."""
+    model = nn.LSTM(3, 4).to(pretend_device)
+
+    with torch.inference_mode():
+        outputs, _ = model(torch.randn(5, 2, 3, device=pretend_device))
+
+    assert outputs.device.type == "pretend"

@@ -24,7 +24,9 @@ DTYPES = [torch.bfloat16, torch.float16]
 LOWER = _names("""_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
     conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
     addbmm baddbmm bmm chain_matmul linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-    scaled_dot_product_attention""")
+    scaled_dot_product_attention""") + [
+    f"{name}.{kind}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data")
+]  # fmt: skip
 # Computed in float32.
 FLOAT32 = _names("""acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm

@@ -28,6 +28,7 @@ class Operator(NamedTuple):
         is_random: whether it draws.
         has_to_wait: whether the host must know values to go on.
         changes_shape: whether it changes the shape of its first argument.
+        takes_numbers: whether a tensor of the host without dimensions passes as a number, as on a GPU.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Operator(NamedTuple):
     is_random: bool
     has_to_wait: bool
     changes_shape: bool
+    takes_numbers: bool
 
 
 @functools.cache
@@ -59,6 +61,7 @@ def described(func: Any) -> Operator:
         torch.Tag.nondeterministic_seeded in tags,
         func not in _INDEXING and bool(tags & _SIZE_FOLLOWS_FROM_VALUES),
         torch.Tag.inplace_view in tags,
+        torch.Tag.pointwise in tags and func is not aten.equal.default,
     )
 
 

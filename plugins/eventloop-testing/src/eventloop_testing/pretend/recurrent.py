@@ -1,51 +1,112 @@
-"""Cells of recurrent networks, which torch computes with kernels of GPUs on devices outside of it.
+"""Recurrent networks, which torch makes of kernels of GPUs on devices outside of it.
 
-The sums are those of the kernels, in another order than on the CPU: the last bits differ from there.
+Each is computed, and differentiated, by the host's own operator: what a GPU does in one call of cuDNN's
+is one operation here, too, and has the CPU's bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from eventloop_testing.pretend import private
+from eventloop_testing.pretend import generators, lines, private
+from eventloop_testing.pretend.tensor import SPECIAL, PretendTensor
 
-# B = batch, G = gates times units
+aten = torch.ops.aten
+NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")  # of layers and steps; each has a cell, too
 
 
 def implement() -> None:
-    """Registers them, made of operators that autograd and the device know."""
-    private.implement("_thnn_fused_lstm_cell", _lstm_cell, private.AUTOGRAD_KEY)
-    private.implement("_thnn_fused_gru_cell", _gru_cell, private.AUTOGRAD_KEY)
+    """Registers them, of padded and of packed sequences, and their cells."""
+    for name in NETWORKS:
+        packet = getattr(aten, name)
+        for overload in ("input", "data"):
+            private.implement(
+                f"{name}.{overload}", _by_host(getattr(packet, overload)), private.AUTOGRAD_KEY
+            )
+        cell = getattr(aten, f"{name}_cell").default
+        private.implement(f"{name}_cell", _by_host(cell), private.AUTOGRAD_KEY)
+    SPECIAL[aten._pack_padded_sequence.default] = _packed
 
 
-def _lstm_cell(
-    input_gates_BG: Tensor,
-    hidden_gates_BG: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    gates_BG = _biased(input_gates_BG, input_bias) + _biased(hidden_gates_BG, hidden_bias)
-    into, forget, cell, out = gates_BG.chunk(4, 1)
-    cy = forget.sigmoid() * cx + into.sigmoid() * cell.tanh()
-    return out.sigmoid() * cy.tanh(), cy, gates_BG
+def _by_host(operator: Any) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        tensors = list(_tensors((args, kwargs)))
+        results = _ByHost.apply(operator, args, kwargs, *tensors)  # type: ignore[no-untyped-call]
+        return results if len(results) > 1 else results[0]
+
+    return compute
 
 
-def _gru_cell(
-    input_gates_BG: Tensor,
-    hidden_gates_BG: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    of_input = _biased(input_gates_BG, input_bias).chunk(3, 1)
-    of_hidden = _biased(hidden_gates_BG, hidden_bias).chunk(3, 1)
-    reset = torch.sigmoid(of_input[0] + of_hidden[0])
-    update = torch.sigmoid(of_input[1] + of_hidden[1])
-    new = torch.tanh(of_input[2] + reset * of_hidden[2])
-    return new + update * (hx - new), hidden_gates_BG
+class _ByHost(torch.autograd.Function):
+    """An operator of the host's on what tensors of the device wrap, and its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, args: Any, kwargs: Any, *tensors: Tensor) -> Any:
+        line = lines.current()
+        line.advance()
+        raws = [_read(one, line).detach().requires_grad_(one.requires_grad) for one in tensors]
+        left = iter(raws)
+        with torch.enable_grad(), generators.in_place_of_the_hosts():
+            results = operator(*_replaced(args, left), **_replaced(kwargs, left))
+        ctx.inputs, ctx.outputs = raws, (results,) if isinstance(results, Tensor) else results
+        return tuple(PretendTensor(one.detach()) for one in ctx.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        line = lines.current()
+        line.advance()
+        pairs = [
+            (one, _read(grad, line))
+            for one, grad in zip(ctx.outputs, grads, strict=True)
+            if one.requires_grad
+        ]
+        wanted = [one for one in ctx.inputs if one.requires_grad]
+        outputs, raw_grads = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(outputs, wanted, raw_grads, retain_graph=True))
+        return (
+            None,
+            None,
+            None,
+            *(PretendTensor(next(found)) if one.requires_grad else None for one in ctx.inputs),
+        )
 
 
-def _biased(gates_BG: Tensor, bias: Tensor | None) -> Tensor:
-    return gates_BG if bias is None else gates_BG + bias
+def _packed(padded: PretendTensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """Packs sequences; their lengths, and the sizes of the packed steps, stay on the host."""
+    line = lines.current()
+    line.advance()
+    data, sizes = aten._pack_padded_sequence(_read(padded, line), lengths, batch_first)
+    return PretendTensor(data), sizes
+
+
+def _read(tensor: Tensor, line: lines.Line) -> Tensor:
+    if not isinstance(tensor, PretendTensor):  # sizes of a packed batch
+        return tensor
+    tensor.block.read(line)
+    return tensor.raw
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _replaced(value: Any, left: Iterator[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return next(left)
+    if isinstance(value, (list, tuple)):
+        return [_replaced(one, left) for one in value]
+    return (
+        {name: _replaced(one, left) for name, one in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

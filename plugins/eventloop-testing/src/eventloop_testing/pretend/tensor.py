@@ -117,7 +117,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
         waited(about.name)
         lines.host_waits(line.clock())
     line.advance()
-    call = _Call(func, line)
+    call = _Call(func, line, about.takes_numbers)
     raw_args = [call.raw(one, idx in about.written) for idx, one in enumerate(args)]
     raw_kwargs = {name: call.raw(one, name in about.written) for name, one in kwargs.items()}
     stays_on_host = operators.point_to_host(raw_kwargs)
@@ -135,9 +135,10 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 class _Call:
     """One call of an operator: what its tensors of the device wrap, and back."""
 
-    def __init__(self, func: Any, line: lines.Line) -> None:
+    def __init__(self, func: Any, line: lines.Line, takes_numbers: bool) -> None:
         self._func = func
         self._line = line
+        self._takes_numbers = takes_numbers
         self._wrappers: dict[int, PretendTensor] = {}
 
     def raw(self, value: Any, is_written: bool) -> Any:
@@ -148,6 +149,8 @@ class _Call:
             self._wrappers[id(value.raw)] = value
             return value.raw
         if isinstance(value, Tensor):
+            if self._takes_numbers and value.dim() == 0 and not is_written:
+                return value
             fail(
                 MixedDevicesError(
                     f"{self._func} was given a tensor of the host, of shape {tuple(value.shape)}, "
