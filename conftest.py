@@ -1,8 +1,13 @@
-"""The project's tests use the fixtures that it offers to others, installed or not; many are nightly."""
+"""The project's tests use the fixtures that it offers to others, installed or not; many are nightly.
+
+Under `--device` those run that aren't about the CPU; of those, what `tests/not_on_pretend.toml` lists must fail on
+the pretend accelerator, and nothing else.
+"""
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,9 +22,15 @@ pytest_plugins = ["eventloop_testing.commands", "eventloop_testing.plugin"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases of a test that is `sampled(N)` as nightly, but one in N."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases of a test that is `sampled(N)` as nightly, but one in N; chooses for a device."""
+    if (device := config.getoption("--device")) != "cpu":
+        config.hook.pytest_deselected(items=[one for one in items if is_about_cpu(one)])
+        items[:] = [one for one in items if not is_about_cpu(one)]
+    reasons = not_on_pretend() if device == "pretend" else {}
     for item in items:
+        if reason := reasons.get(item.nodeid) or reasons.get(item.nodeid.partition("[")[0]):
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
         mark = item.get_closest_marker("sampled")
         if mark is not None and case_of(item) % mark.args[0]:
             item.add_marker(pytest.mark.nightly)
@@ -34,3 +45,16 @@ def case_of(item: pytest.Item) -> int:
     names = (mark.args[0] for mark in item.iter_markers("parametrize"))
     firsts = (one.split(",")[0].strip() if isinstance(one, str) else one[0] for one in names)
     return sum(indices[one] for one in firsts)
+
+
+def is_about_cpu(item: pytest.Item) -> bool:
+    """Whether a test says so of itself."""
+    return item.get_closest_marker("about_cpu") is not None
+
+
+def not_on_pretend() -> dict[str, str]:
+    """Returns why tests can't pass on the pretend accelerator, by their ids, with or without a case."""
+    text = Path(__file__).with_name("tests").joinpath("not_on_pretend.toml").read_text()
+    return {
+        test: one["reason"] for one in tomllib.loads(text)["impossible"] for test in one["tests"]
+    }

@@ -7,6 +7,8 @@ row run all. A test is in one tenth by its id, wherever it runs. A test that fai
 process of its own when all others are done, and counts as failed if it fails again; of more than ten failures none is
 repeated. The exit status is that of pytest.
 
+With `--device pretend -m "not nightly"` these are the tests that every change runs, on the pretend accelerator.
+
 The script is a plugin of pytest, too, which the processes of pytest-xdist load.
 """
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not are_tests or not 0 < len(ids) <= MOST_REPEATED:
         return
     reporter.write_line("")
-    passed = {one for one in ids if _passes(one, session.config.rootpath, reporter)}
+    passed = {one for one in ids if _passes(one, session.config, reporter)}
     for kind in ("failed", "error"):
         reporter.stats[kind] = [
             one for one in reporter.stats.get(kind, ()) if one.nodeid not in passed
@@ -80,9 +81,12 @@ def _tenth_of_commits() -> int:
     return int(counted.stdout) % 10
 
 
-def _passes(nodeid: str, root: Path, reporter: Any) -> bool:
+def _passes(nodeid: str, config: pytest.Config, reporter: Any) -> bool:
     """Runs a test by itself; prints what came of it."""
-    command = [sys.executable, "-m", "pytest", "-m", "nightly", nodeid]
+    command = [sys.executable, "-m", "pytest", "-m", config.getoption("markexpr"), nodeid]
+    if device := config.getoption("--device", None):
+        command += ["--device", device]
+    root = config.rootpath
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if ended.returncode:
         reporter.write(ended.stdout + ended.stderr)

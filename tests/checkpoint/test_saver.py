@@ -269,6 +269,7 @@ def test_parameters_that_no_batch_has_shaped_yet_delay_the_first(tmp_path):
     assert saved(tmp_path) == [3]
 
 
+@pytest.mark.about_cpu  # where no copy is made
 def test_a_tensor_that_could_not_be_loaded_is_not_saved(tmp_path):
     """Entries that share memory can't be written into."""
 

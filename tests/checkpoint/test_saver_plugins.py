@@ -16,7 +16,7 @@ from eventloop.checkpoint.format import read_checkpoint, verify, write_checkpoin
 from eventloop.files import disk
 from eventloop.run.start import Allowed
 from eventloop_checkpoints.differences import differences
-from eventloop_testing import last_checkpoint, run_ranks
+from eventloop_testing import case, last_checkpoint, run_ranks
 from eventloop_testing.case import isolated_trainer, tiny_batches, tiny_task
 
 
@@ -114,6 +114,7 @@ def order_of(folder, interval, **given):
     return "".join(order)
 
 
+@pytest.mark.about_cpu
 def test_what_is_written_is_not_kept_in_memory(tmp_path):
     """On the host the copy is as large as the run: parameters and states would be held twice."""
     shape = (1013, 3)  # no other test has tensors of this shape, which may live on in this process
@@ -281,7 +282,8 @@ def test_what_a_rank_alone_knows_goes_to_rank_zero_and_no_further(tmp_path):
 
     zero, one, two = run_ranks(captured, world_size=3)
 
-    assert zero == (["rank0", "rank1", "rank2"], ["host", "named"])
+    of_device = [] if case.default_device == "cpu" else ["device"]
+    assert zero == (["rank0", "rank1", "rank2"], ["host", "named", *of_device])
     assert one == two == ([], [])
 
 

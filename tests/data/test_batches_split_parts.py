@@ -142,7 +142,7 @@ def test_what_a_plugin_puts_in_the_place_of_a_batch_is_split_as_any_other(tmp_pa
 
         @hookimpl
         def train_batch(self, state):
-            state.batch = {"rows": torch.ones(6, 3)}
+            state.batch = {"rows": torch.ones(6, 3, device=state.device)}
             return state.update(self.loss_of)
 
         def loss_of(self, state):

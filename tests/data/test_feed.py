@@ -171,7 +171,7 @@ def test_workers_draw_what_a_plain_loop_draws(num_workers, make_trainer, make_ta
     data = TensorDataset(torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3)
     loader = DataLoader(data, 2, shuffle=True, num_workers=num_workers)
     seen = []
-    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone()))
+    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone().cpu()))
     task = make_task(model=torch.nn.Linear(3, 3), train_dataloader=loader)
 
     make_trainer(task, callbacks=[watch], max_duration="2ep", seed=5).fit()
@@ -198,7 +198,7 @@ def test_a_data_set_draws_as_in_a_plain_loop_where_that_is_asked_for(
     """Otherwise its draws are tied to the index, and a run that is stopped can draw them again."""
     loader = DataLoader(Noisy(), 2, shuffle=True)
     seen = []
-    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone()))
+    watch = make_plugin("watch", batch_start=lambda state: seen.append(state.inputs.clone().cpu()))
     task = make_task(model=torch.nn.Linear(3, 3), train_dataloader=loader)
     settings = {"max_duration": "2ep", "seed": 5, "seed_samples": seed_samples}
 

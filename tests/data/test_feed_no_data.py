@@ -21,7 +21,7 @@ def without_data(**given):
 
     def forward(model, state):
         generator = state.generator("world")
-        inputs = torch.randn(4, 3, generator=generator)
+        inputs = torch.randn(4, 3, generator=generator).to(state.device)
         return {"loss": model(inputs).square().mean()}
 
     values = {
@@ -47,7 +47,7 @@ class Owner:
 
     @hookimpl
     def train_batch(self, state):
-        state.batch = torch.ones(4, 3)
+        state.batch = torch.ones(4, 3, device=state.device)
         return state.update(lambda state: state.model(state.microbatch).square().mean())
 
 
@@ -220,7 +220,7 @@ def test_microbatches_of_nothing_are_refused(make_trainer):
     """The setting would have no effect; a batch that a plugin makes is split."""
     task = Task(
         model=lambda: nn.Linear(3, 1),
-        forward=lambda model: {"loss": model(torch.ones(4, 3)).mean()},
+        forward=lambda model: {"loss": model(torch.ones_like(model.weight)).mean()},
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
         num_samples=lambda: 64,
     )

@@ -64,7 +64,7 @@ def test_an_optimizer_that_needs_a_closure_gets_it(make_trainer, make_task, make
         optimizer.step(closure)
     trainer.fit()
 
-    expected, actual = (list(one.parameters()) for one in (model, trainer.state.model))
+    expected, actual = (list(one.cpu().parameters()) for one in (model, trainer.state.model))
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 

@@ -34,7 +34,7 @@ class Counts:
         generator = state.generator("counts")
         noise = torch.rand(3, generator=generator) + random.random()
         self.sum += noise * self.num_batches
-        state.inputs = state.inputs + 0.01 * noise
+        state.inputs = state.inputs + 0.01 * noise.to(state.device)
         state.log("counts/noise", noise.sum())
 
     def state_dict(self) -> dict[str, Any]:

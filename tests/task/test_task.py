@@ -96,6 +96,15 @@ def test_a_forward_of_ones_own_names_what_it_wants(fitted, make_batches):
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+def test_the_weights_of_a_loss_are_where_the_model_is(make_trainer, make_task, pretend_device):
+    """Those of its classes, say; a loss is called with outputs of the device."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+
+    make_trainer(make_task(loss=loss), device="pretend").fit()
+
+    assert loss.weight.device.type == "pretend"
+
+
 def test_forward_may_want_all_of_these(make_trainer, make_task, make_batches):
     """In evaluation and prediction as in training; nothing more than its parameters name."""
     given = []
@@ -105,12 +114,15 @@ def test_forward_may_want_all_of_these(make_trainer, make_task, make_batches):
         return model(inputs)
 
     trainer = make_trainer(make_task(forward=forward))
-    (batch,) = make_batches(1)
+    (made,) = make_batches(1)
 
-    trainer.predict([batch])
+    trainer.predict([made])
 
-    expected = (trainer.state, batch[1], batch[0], batch, trainer.state.model)
-    assert all(one is other for one, other in zip(given[0], expected, strict=True))
+    ((state, targets, inputs, batch, model),) = given
+    assert (state, model) == (trainer.state, trainer.state.model)
+    assert inputs is batch[0]
+    assert targets is batch[1]
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(batch, made, strict=True))
 
 
 def test_a_forward_that_wants_what_is_not_there_is_refused_with_the_closest(make_task):
@@ -245,7 +257,7 @@ def test_hooks_alone_are_a_task(make_trainer, make_batches):
     class Hooks:
         @hookimpl
         def build_model(self, state):
-            return nn.Linear(3, 3)
+            return nn.Linear(3, 3).to(state.device)
 
         @hookimpl
         def build_optimizers(self, state):

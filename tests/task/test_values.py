@@ -176,7 +176,8 @@ def test_the_loss_is_evaluated_where_no_metric_is_given(make_trainer, make_task,
 
     found = trainer.eval()
 
-    expected = cross_entropy(trainer.state.model(inputs), targets).detach()
+    device = trainer.state.device
+    expected = cross_entropy(trainer.state.model(inputs.to(device)), targets.to(device)).detach()
     torch.testing.assert_close(found, {"test": {"loss": expected}}, check_dtype=False)
 
 
@@ -196,7 +197,8 @@ def test_unlabelled_data_can_be_predicted_for(wrap, forward, make_trainer, make_
 
     (outputs,) = trainer.predict([wrap(inputs)])
 
-    torch.testing.assert_close(outputs, trainer.state.model(inputs).detach())
+    expected = trainer.state.model(inputs.to(trainer.state.device)).detach().cpu()
+    torch.testing.assert_close(outputs, expected)
 
 
 @pytest.mark.parametrize("given", [None, 3, torch.zeros(4, 3)])

@@ -111,6 +111,13 @@ def test_a_test_that_fails_twice_is_one(flags, nightly):
     assert re.search(r"1 failed, 1 passed in [\d.]+s", text.splitlines()[-1])
 
 
+def test_tests_of_every_change_may_be_repeated_likewise(nightly):
+    """Those of them that run on the pretend accelerator, say."""
+    status, text = nightly("pytestmark = []\ndef test_one(): fails(1)\n", "-m", "not nightly")
+
+    assert (status, "1 passed when repeated" in text.splitlines()[-1]) == (0, True)
+
+
 def test_a_fixture_that_fails_once_is_no_failure(nightly):
     """A test fails in its fixtures, too."""
     fixture = "@pytest.fixture\ndef made(): fails(1)\ndef test_one(made): pass\n"

@@ -34,6 +34,11 @@ def make_spoilt(make_trainer, make_task, make_plugin):
     return make_spoilt
 
 
+def num_late(trainer):
+    """How many batches later the host has a number of a device, for whose copy no step waits."""
+    return 0 if trainer.state.device.type == "cpu" else 1
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
@@ -45,12 +50,12 @@ def test_the_first_bad_loss_is_named(precision, loss, make_spoilt):
 
     assert str(caught.value) == (
         f"the loss is {loss} at epoch 0, batch 3\n"
-        "  found       at batch 10; everything since then is of no use\n"
+        f"  found       at batch {10 + num_late(trainer)}; everything since then is of no use\n"
         "  parameters  all are finite: the loss or the data is to blame, or the step was skipped\n"
         "  fix         look at the inputs and targets of that batch, and at the loss; with "
         'on_bad_loss="ignore" the run goes on'
     )
-    assert trainer.state.clock.batch == 10
+    assert trainer.state.clock.batch == 10 + num_late(trainer)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -113,10 +118,12 @@ def test_a_listener_hears_of_it_before_the_run_stops(make_spoilt, make_plugin):
     heard = []
     listener = make_plugin(log=lambda numbers: heard.append(numbers["train/loss"]))
 
-    with pytest.raises(NonFiniteError, match="batch 3"):
-        make_spoilt(callbacks=[listener]).fit()
+    trainer = make_spoilt(callbacks=[listener])
 
-    assert len(heard) == 10
+    with pytest.raises(NonFiniteError, match="batch 3"):
+        trainer.fit()
+
+    assert len(heard) == 10 + num_late(trainer)
     assert [idx for idx, loss in enumerate(heard, 1) if math.isnan(loss)] == [3]
 
 
@@ -156,7 +163,8 @@ def test_it_doesnt_wait_for_a_long_log_interval(make_spoilt):
     trainer = make_spoilt(log_interval="1000ba", max_duration="2000ba")
     trainer.state.train_dataloader *= 1000
 
-    with pytest.raises(NonFiniteError, match="found       at batch 10"):
+    found = 10 + num_late(trainer)
+    with pytest.raises(NonFiniteError, match=f"found       at batch {found}"):
         trainer.fit()
 
 

@@ -95,9 +95,12 @@ def test_numbers_are_told_before_the_fit_ends(make_trainer, make_recorder):
     """A logger that closes its file at `fit_end` has everything by then."""
     recorder = make_recorder(["log", "batch_end", "fit_end"])
 
-    make_trainer(callbacks=[recorder], log_interval="2ba").fit()
+    trainer = make_trainer(callbacks=[recorder], log_interval="2ba")
+    trainer.fit()
 
-    assert recorder.seen == ["batch_end", "batch_end", "log", "log", "batch_end", "log", "fit_end"]
+    on_host = ["batch_end", "batch_end", "log", "log", "batch_end", "log", "fit_end"]
+    later = ["batch_end", "batch_end", "batch_end", "log", "log", "log", "fit_end"]
+    assert recorder.seen == (on_host if trainer.state.device.type == "cpu" else later)
 
 
 def test_all_loggers_hear_the_same(make_trainer, make_plugin):

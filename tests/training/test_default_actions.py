@@ -23,4 +23,4 @@ def test_gradients_are_clipped_by_norm_then_by_value(make_trainer, make_task, ma
 
     # 9 weights of 3.0 have the norm 9; at 4.5 each is 1.5, which is clipped to 1.
     assert rows[0]["train/grad_norm"] == 9.0
-    torch.testing.assert_close(grads[0], torch.ones(3, 3), rtol=0, atol=0)
+    torch.testing.assert_close(grads[0].cpu(), torch.ones(3, 3), rtol=0, atol=0)

@@ -199,7 +199,8 @@ def test_predict_gives_the_outputs_of_each_batch(make_trainer, make_batches):
 
     outputs = trainer.predict(batches)
 
-    expected = [trainer.state.model(inputs) for inputs, _ in batches]
+    device = trainer.state.device
+    expected = [trainer.state.model(inputs.to(device)).cpu() for inputs, _ in batches]
     assert len(outputs) == 2
     assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
     assert not any(one.requires_grad for one in outputs)

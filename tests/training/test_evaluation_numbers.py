@@ -25,12 +25,16 @@ def batches(sizes=SIZES):
     return list(zip(inputs.split(sizes), inputs.argmax(1).split(sizes), strict=True))
 
 
+def batches_on(device):
+    return [(inputs.to(device), targets.to(device)) for inputs, targets in batches()]
+
+
 def expected(trainer, number=cross_entropy):
     """The mean over all samples, as a plain loop in float64 adds it up."""
     model = trainer.state.model
     with torch.no_grad():
         found = [(number(model(inputs), targets).double().mean(), len(inputs))
-                 for inputs, targets in batches()]  # fmt: skip
+                 for inputs, targets in batches_on(trainer.state.device)]  # fmt: skip
     return (sum(value * size for value, size in found) / sum(SIZES)).item()
 
 
@@ -129,7 +133,8 @@ def test_a_mean_loss_weighs_as_in_training(make_trainer, make_task):
 
     with torch.no_grad():
         losses = [
-            (cross_entropy(trainer.state.model(x), y).double(), y.sum()) for x, y in batches()
+            (cross_entropy(trainer.state.model(x), y).double(), y.sum())
+            for x, y in batches_on(trainer.state.device)
         ]
     weighted = sum(loss * weight for loss, weight in losses) / sum(weight for _, weight in losses)
     assert found == pytest.approx(weighted.item(), rel=1e-6)

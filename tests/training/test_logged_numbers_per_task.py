@@ -161,7 +161,7 @@ def test_predictions_and_passes_beside_the_run_log_nothing(
     trainer.predict([batches()[0]])
     trainer.sanity_eval() if trainer.state.eval_dataloaders else None
     with evaluation_mode(trainer.state):
-        trainer.state.batch = batches()[0]
+        trainer.state.batch = [one.to(trainer.state.device) for one in batches()[0]]
         trainer.state.call("forward")
     trainer.fit()
 

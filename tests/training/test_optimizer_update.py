@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from eventloop import Task, hookimpl
 from eventloop.errors import PluginError
-from eventloop_testing import isolated_trainer, recorder, run_ranks
+from eventloop_testing import case, isolated_trainer, recorder, run_ranks
 
 NUM_BATCHES = 50
 DATA = torch.randn(NUM_BATCHES, 8, 4, generator=torch.Generator().manual_seed(0))
@@ -63,19 +63,20 @@ def task(rank=0, world_size=1):
 
 def plain(cast):
     torch.manual_seed(0)
-    model = Both()
+    model = Both().to(case.default_device)
     optimizers = both_optimizers(model)
-    for real, noise in zip(DATA, NOISE, strict=True):
+    on_device = (one.to(case.default_device) for one in (DATA, NOISE))
+    for real, noise in zip(*on_device, strict=True):
         for name, loss_of in (
             ("D", lambda: loss_d(model, real, noise)),
             ("G", lambda: loss_g(model, noise)),
         ):
             optimizers[name].zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
+            with torch.autocast(case.default_device, dtype=torch.bfloat16, enabled=cast):
                 loss = loss_of()
             loss.backward()
             optimizers[name].step()
-    return model.state_dict()
+    return model.cpu().state_dict()
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def trained(tmp_path):
         made = task(rank, world_size)
         with isolated_trainer(tmp_path, made, algorithms=[Adversarial()], **settings) as trainer:
             trainer.fit()
-            return {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+            return {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
 
     return trained
 

@@ -133,4 +133,5 @@ def test_a_wrapper_may_update_beside_the_default(compile, make_halves, make_batc
     trainer.fit()
 
     actual = trainer.state.model.state_dict()
-    assert all(torch.equal(actual[name], tensor) for name, tensor in model.state_dict().items())
+    expected = model.state_dict()
+    assert all(torch.equal(actual[name].cpu(), tensor) for name, tensor in expected.items())

@@ -63,6 +63,7 @@ def test_an_unknown_precision_is_refused():
         choose_precision("fp8", CPU)
 
 
+@pytest.mark.about_cpu
 def test_tf32_is_refused_on_the_host(make_trainer):
     """When the trainer is built: a setting without an effect is an error."""
     with pytest.raises(SettingError, match=r"precision='tf32', but .* the device is cpu[\s\S]*fix"):
@@ -169,7 +170,7 @@ def test_an_owner_of_a_pass_runs_under_autocast(action, make_trainer, make_task,
     enabled = []
 
     def owned(state):
-        enabled.append(torch.is_autocast_enabled("cpu"))
+        enabled.append(torch.is_autocast_enabled(state.device.type))
         outputs = state.model(state.batch[0])
         return cross_entropy(outputs, state.batch[1]) if action == "loss" else outputs
 
@@ -188,7 +189,7 @@ def test_backward_and_the_step_run_outside_of_autocast(precision, make_trainer, 
     enabled = {}
 
     def note(hook):
-        return lambda state: enabled.update({hook: torch.is_autocast_enabled("cpu")})
+        return lambda state: enabled.update({hook: torch.is_autocast_enabled(state.device.type)})
 
     hooks = ("batch_start", "before_forward", "before_backward", "after_backward", "batch_end")
     watch = make_plugin(**{hook: note(hook) for hook in hooks})

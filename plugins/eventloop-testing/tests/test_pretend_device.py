@@ -9,8 +9,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 from eventloop_testing import (
     MixedDevicesError,
@@ -335,6 +336,16 @@ def test_recurrent_networks_have_the_bits_of_the_host(kind, is_packed):
         there = trained(device)
 
     assert all(map(torch.equal, there, trained("cpu")))
+
+
+def test_a_layer_that_runs_twice_draws_the_same_twice(pretend_device):
+    """What activation checkpointing repeats has the gradients of the pass that it stands for."""
+    inputs = torch.ones(64, device=pretend_device, requires_grad=True)
+
+    outputs = checkpoint(lambda x: dropout(x) * x, inputs, use_reentrant=False)
+    outputs.sum().backward()
+
+    torch.testing.assert_close(inputs.grad, 2 * outputs.detach())
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

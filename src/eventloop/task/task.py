@@ -148,10 +148,9 @@ class Task:
         given: dict[str, Callable[..., Any]] = {"build_model": _model_hook(self.model)}
         if self.train_dataloader is not None:
             given["build_train_dataloader"] = _train_dataloader_hook(self.train_dataloader)
-        if self.eval_dataloaders is not None or self.test_dataloaders is not None:
-            given["build_eval_dataloaders"] = _eval_dataloaders_hook(
-                self.eval_dataloaders, self.test_dataloaders
-            )
+        loaders = (self.eval_dataloaders, self.test_dataloaders)
+        if any(one is not None for one in loaders):
+            given["build_eval_dataloaders"] = _eval_dataloaders_hook(*loaders)
         if self.optimizer is not None:
             given["build_optimizers"] = _optimizers_hook(self.optimizer)
         if self.scheduler is not None:
@@ -162,6 +161,8 @@ class Task:
             given["forward"] = _forward_hook(self.forward)
         if self.loss is not None:
             given["loss"] = _loss_hook(self.loss)
+        if isinstance(loss := self.loss, nn.Module):  # with weights of the classes, say
+            given["init"] = lambda state: loss.to(state.device)
         if self.num_tokens is not None or self.num_samples is not None:
             given["count_batch"] = _count_hook(self.num_tokens, self.num_samples)
         if self.loss_weight is not None:

@@ -246,7 +246,7 @@ class HostReads:
 
     def __init__(self, found: Callable[[Tensor, str], None]) -> None:
         self._found = found
-        self._mode = _Operations(found)
+        self._mode = _Operations(self._found_in_torch)
         self._depth = 0
         self._is_reading = False
         self._kept: dict[str, Any] = {}
@@ -269,6 +269,10 @@ class HostReads:
                     delattr(Tensor, name)  # an inherited one shows again
                 else:
                     setattr(Tensor, name, method)
+
+    def _found_in_torch(self, tensor: Tensor, how: str) -> None:
+        if not self._is_reading:  # of a device `tolist` copies first
+            self._found(tensor, how)
 
     def _told(self, how: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from eventloop_testing.pretend.waits import waited
 __all__ = ["Event", "Stream", "get_rng_state", "manual_seed", "set_rng_state"]
 
 is_switched_on = False  # by `pretend_device`
+_initialized = True  # or torch.utils.checkpoint doesn't repeat what was drawn (torch 2.13)
 
 
 def is_available() -> bool:

@@ -19,7 +19,9 @@ class Stream(torch.Stream):
 
     line: lines.Line
 
-    def __new__(cls, device: Any = None, *, line: lines.Line | None = None) -> Self:
+    def __new__(
+        cls, device: Any = None, priority: int = 0, *, line: lines.Line | None = None
+    ) -> Self:
         """Makes a stream, or the one of a line."""
         line = lines.new_line() if line is None else line
         made = super().__new__(

@@ -126,7 +126,8 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if about.changes_shape:
         _follow(args[0])
     for name in about.outs:
-        _follow(kwargs[name])
+        for one in kwargs[name] if isinstance(kwargs[name], (list, tuple)) else [kwargs[name]]:
+            _follow(one)
     if stays_on_host:
         return memory.pin(result) if is_pinned else result
     return call.wrapped(result)
