@@ -136,6 +136,7 @@ def assert_near(actual, expected, tolerance=1e-6):
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=tolerance)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_ranks_that_share_samples_train_what_one_process_would(tmp_path, microbatch_size):
     expected = train(tmp_path / "one", microbatch_size=microbatch_size)
@@ -179,6 +180,7 @@ def test_ranks_that_share_samples_draw_alike_and_others_dont(tmp_path):
     assert [one[2] for one in ranks[0]] == [one[2] for one in ranks[2]]  # asked for alike
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("size", "world_size"), [(2, 4), (1, 2), pytest.param(2, 2, marks=pytest.mark.nightly),
@@ -222,6 +224,7 @@ class Flips:
             weight[0, 0] ^= 1 << 28  # of the exponent
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_flipped_bit_is_found_and_the_rank_is_named_by_its_place(tmp_path, rank):
     place = {1: r"1 \(data 0, twin 1\)", 2: r"2 \(data 1, twin 0\)"}[rank]

@@ -336,6 +336,7 @@ for _hook in EVENTS:
         setattr(Counts, _hook, hookimpl(_sending(_hook)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rank_of_signal", [None, 0, 1])
 def test_ranks_stop_at_one_batch_with_one_checkpoint(tmp_path, rank_of_signal):
     """Whichever of them got the signal, and at whichever moment."""

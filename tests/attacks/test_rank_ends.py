@@ -225,7 +225,7 @@ def test_a_rank_that_ends_ends_all_and_is_named_first(moment, way, launcher, lau
     assert "1" in re.match(told, named[0]).groups(), one.err()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(

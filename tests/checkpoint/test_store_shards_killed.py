@@ -216,7 +216,7 @@ def killed_everywhere(tmp_path, world_size, is_remote, dies, whom):
     raise AssertionError
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_remote", [False, True], ids=["on a disk", "at a URL"])
 @pytest.mark.parametrize("dies", [0, 1])
 def test_one_of_two_ranks_is_killed_at_each_operation(tmp_path, dies, is_remote):

@@ -123,6 +123,7 @@ def test_the_command_saves_once_and_exits(start, number, status, word, options):
     assert err == f"{word} after batch {batch}\n"
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_is_saved_once_and_training_goes_on(start):
     """SIGUSR1 to what started the ranks."""
     running = start("--nproc", "2")

@@ -76,7 +76,7 @@ def test_two_ranks_say_everything_once(start, tiny):
     assert len(list((tiny / "runs" / "tiny").iterdir())) == 1
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("how", "status", "first"),
     [

@@ -40,7 +40,11 @@ def trained(make_trainer, make_task, make_batches):
         given = {"max_duration": "3ep"} | given
         trainer = make_trainer(task, algorithms=[make() for make in algorithms], compile=compile,
                                **given)  # fmt: skip
-        trainer.fit()
+        try:
+            trainer.fit()
+        except EOFError:
+            trainer.close()  # its checkpoints are complete then
+            raise
         return trainer
 
     return trained

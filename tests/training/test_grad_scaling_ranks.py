@@ -34,7 +34,7 @@ class OverflowOnOneRank:
             state.model.weight.register_hook(infinite)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_all_ranks_skip_what_overflowed_on_one(microbatch_size, fused, make_task, tmp_path):

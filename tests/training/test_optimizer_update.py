@@ -109,6 +109,7 @@ def test_the_precisions_end_apart(trained):
     assert not all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("microbatch_size", [None, 2, "auto"])
 def test_two_ranks_update_as_one_process(trained, microbatch_size):
     """Each update's gradients are averaged, though no forward goes through the wrapper."""

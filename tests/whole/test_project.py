@@ -336,6 +336,7 @@ def lint():
     return runpy.run_path(str(ROOT / "tools" / "lint.py"))["main"]
 
 
+@pytest.mark.nightly
 def test_the_tree_is_free_of_what_lint_finds(lint, capsys):
     """Plain English, and a name that stands for one subject."""
     assert (lint([]), capsys.readouterr().out) == (0, "")
