@@ -142,6 +142,11 @@ class NoLoss(Net):
         return None if batch_idx == 2 else super().training_step(batch, batch_idx)
 
 
+class Broadcasts(Net):
+    def training_step(self, batch, batch_idx):
+        return mse_loss(self.net(batch[0]), batch[1].squeeze(1))
+
+
 class EndsEarly(Net):
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 3 else None
@@ -312,6 +317,7 @@ def swa():
 STOPPING = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
 CASES = {
     "plain": Case(Net),
+    "a loss that broadcasts": Case(Broadcasts),
     "accumulated": Case(Net, arguments={"accumulate_grad_batches": 4}),
     "clipped by norm": Case(Net, arguments={"gradient_clip_val": 0.1}),
     "clipped by value": Case(

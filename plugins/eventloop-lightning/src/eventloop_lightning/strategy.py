@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _sync_ddp_if_available
+from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import ParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.optim import Optimizer
@@ -48,6 +49,9 @@ class RunsOnLoop(Strategy):
 
     def average(self) -> None:
         """Averages the gradients over the ranks, where there are several."""
+
+    def seed(self) -> None:
+        """Seeds once more, where Lightning does before a fit."""
 
     def release(self) -> None:
         """Leaves all to Lightning again, when a fit is over."""
@@ -116,6 +120,15 @@ class Ranks(RunsOnLoop, ParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """What a sampler of this rank is made with."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def seed(self) -> None:
+        """Goes back to the seed of `seed_everything`, if any, as Lightning does on several ranks."""
+        reset_seed()
+
+    def setup_environment(self) -> None:
+        """Called before validation, test and prediction."""
+        self.seed()
+        super().setup_environment()
 
     def model_to_device(self) -> None:
         """Moves the model to the device of this process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -178,6 +179,8 @@ class LightningTask:
     @hookimpl
     def training_start(self, state: State) -> None:
         """Calls what Lightning calls before its first epoch, from `on_fit_start` on."""
+        # Of a loss whose shapes differ torch warns, under Lightning's trainer; eventloop has it raise.
+        warnings.filterwarnings("default", "Using a target size", UserWarning)
         for one in self._modes:
             one.training = False
         trainer, calls = self._trainer, self._calls

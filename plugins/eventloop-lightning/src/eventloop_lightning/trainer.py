@@ -103,6 +103,7 @@ class Trainer(LightningTrainer):
             return super()._run(model, ckpt_path, weights_only)
         self._refuse_for_fit()
         refuse_others_words(self.eventloop_settings)
+        self.strategy.seed()
         generators = _collect_rng_states()
         task = LightningTask(self, model, generators=generators)
         loop = self.fit_loop
