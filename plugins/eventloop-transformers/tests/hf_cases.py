@@ -24,6 +24,7 @@ from transformers import (
     LlamaForCausalLM,
     TrainingArguments,
 )
+from transformers.optimization import Adafactor, AdafactorSchedule
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 EVENTS = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
@@ -56,6 +57,12 @@ def rows(num: int, seed: int = 1) -> list[dict[str, torch.Tensor]]:
         labels[: int(tokens[0]) % 7] = -100
         found.append({"input_ids": tokens, "labels": labels})
     return found
+
+
+def own_rates(model: nn.Module) -> tuple[Any, Any]:
+    """Returns an optimizer that finds its own learning rates, and a schedule that reads them."""
+    optimizer = Adafactor(model.parameters(), relative_step=True, warmup_init=True, lr=None)
+    return optimizer, AdafactorSchedule(optimizer)
 
 
 class Rows(Dataset):
@@ -155,6 +162,7 @@ def trained(
     model: Callable[[], nn.Module] = gpt2,
     data: Callable[[], Any] = lambda: Rows(14),
     callbacks: tuple[Callable[[], Any], ...] = (),
+    optimizers: Callable[[nn.Module], tuple[Any, Any]] = lambda _: (None, None),
     resume: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
@@ -162,8 +170,10 @@ def trained(
     recorder = Recorder()
     given = arguments(folder, **more)
     evaluates = given.eval_strategy != "no" or given.eval_on_start
+    made = model()
     trainer = kind(
-        model=model(),
+        model=made,
+        optimizers=optimizers(made),
         args=given,
         train_dataset=data(),
         eval_dataset=Rows(6) if evaluates else None,
@@ -264,6 +274,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a plateau": {**SAVES, "load_best_model_at_end": True, "lr_scheduler_type": "reduce_lr_on_plateau"},
     "cosine with warm-up": {"lr_scheduler_type": "cosine", "warmup_steps": 3},
     "adafactor": {"optim": "adafactor"},
+    "adafactor that finds its rates": {"optimizers": own_rates},
     "data that draw": {"data": lambda: Noisy(14)},
     "a stream": {"data": lambda: Stream(14), "max_steps": 12},
     "a stream, accumulation": {

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 import transformers
 from hf_cases import CASES, SAVES, Rows, arguments, differing, gpt2, trained
+from torch import nn
+from torch.nn.functional import mse_loss
+from transformers.testing_utils import CaptureLogger
+from transformers.utils import logging
 
 import eventloop_transformers
 
@@ -38,6 +45,48 @@ def test_it_resumes_from_a_checkpoint_of_transformers_as_theirs(
         monkeypatch.chdir(tmp_path / kind.__module__)
         trained(transformers.Trainer, "out", **given, callbacks=(), max_steps=8)
         results.append(trained(kind, "out", **given, resume=resume))
+
+    assert differing(*results) == []
+
+
+@pytest.mark.parametrize("resume", [None, True], ids=str)
+def test_it_logs_the_lines_of_theirs(tmp_path, monkeypatch, resume):
+    """How much is trained, from where on, and that it is over, at the level that `log_level` asks for."""
+    found = []
+    for kind in (transformers.Trainer, eventloop_transformers.Trainer):
+        (tmp_path / kind.__module__).mkdir()
+        monkeypatch.chdir(tmp_path / kind.__module__)
+        given = {**SAVES, "gradient_accumulation_steps": 2, "log_level": "info"}
+        trained(transformers.Trainer, "out", **given, max_steps=4)
+        with CaptureLogger(logging.get_logger("transformers")) as captured:
+            trained(kind, "out", **given, resume=resume)
+        found.append(captured.out)
+
+    assert "Num update steps per epoch = 4" in found[0]
+    assert ("Fast-forwarding the dataloader past" in found[0]) == bool(resume)
+    assert found[1] == found[0]
+
+
+class Broadcasts(nn.Module):
+    """Compares outputs (B, 1) with targets (B,), of which torch warns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 1)
+
+    def forward(self, input_ids, labels, **kwargs):
+        return {"loss": mse_loss(self.embedding(input_ids).mean(1), labels.float().mean(1))}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_broadcasts_trains_as_theirs(tmp_path):
+    """Torch warns, and no more; a loop of eventloop's without a bridge has it raise."""
+    torch.manual_seed(0)
+    model = Broadcasts()
+    results = [
+        trained(kind, tmp_path, model=lambda: copy.deepcopy(model))
+        for kind in (transformers.Trainer, eventloop_transformers.Trainer)
+    ]
 
     assert differing(*results) == []
 

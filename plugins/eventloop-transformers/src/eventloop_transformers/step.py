@@ -155,14 +155,20 @@ class Step:
     def optimizer_step(
         self, state: State, optimizers: Mapping[str, Optimizer], closure: Callable[[], Tensor]
     ) -> bool:
-        """Steps, between the two callbacks around it."""
+        """Steps, between the two callbacks around it, and moves the learning rate.
+
+        While gradients are there: the schedule of an Adafactor that finds its own rates reads them.
+        """
         trainer, handler = self._trainer, self._handler
         args = self._args
         trainer.control = handler.on_pre_optimizer_step(args, trainer.state, trainer.control)
         trainer.optimizer.step()
         trainer.control = handler.on_optimizer_step(args, trainer.state, trainer.control)
         self._end.learning_rate = trainer._get_learning_rate()
-        return not self._accelerator.optimizer_step_was_skipped
+        if self._accelerator.optimizer_step_was_skipped:
+            return False
+        self._end.move_rate()
+        return True
 
     @hookimpl
     def zero_grad(self, state: State, optimizers: Mapping[str, Optimizer]) -> bool:
@@ -173,9 +179,7 @@ class Step:
 
     @hookimpl
     def scheduler_step(self, state: State, interval: str) -> bool:
-        """Moves the learning rate after a step."""
-        if interval == "ba":
-            self._end.move_rate()
+        """Does nothing: `optimizer_step` has moved the learning rate."""
         return True
 
     def is_stopped(self) -> bool:

@@ -10,7 +10,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers.optimization import GreedyLR
 from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
+# The logger of transformers' trainer, so that `log_level` counts.
+logger = logging.get_logger("transformers.trainer")
 
 
 class StepEnd:

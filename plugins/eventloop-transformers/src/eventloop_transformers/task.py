@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,8 @@ class TrainerTask:
     def training_start(self, state: State) -> None:
         """Begins as the trainer's loop does; a run that goes on does without its first evaluation."""
         self._state = state
+        # Of a loss whose shapes differ torch warns, under transformers' loop; eventloop's has it raise.
+        warnings.filterwarnings("default", "Using a target size", UserWarning)
         set_rng_states(self._randoms)
         if not self._saved.is_loaded:
             self._fit.updates.rewind()

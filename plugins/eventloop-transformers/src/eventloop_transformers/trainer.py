@@ -14,6 +14,7 @@ from transformers.trainer_utils import TrainOutput
 from eventloop import SettingError
 from eventloop import Trainer as Loop
 from eventloop.devices import kind_of
+from eventloop_transformers.log_lines import log_sizes
 from eventloop_transformers.named import plugins_of, unnamed
 from eventloop_transformers.refused import refuse_class, refuse_fit, refuse_plugins, refuse_settings
 from eventloop_transformers.task import Fit, TrainerTask
@@ -67,15 +68,12 @@ class OnEventloop(Base):
             max_steps, num_updates, num_epochs, resume_from_checkpoint, trial
         )
         model, data = self._prepare_for_training(max_steps, data, resume_from_checkpoint)
+        resumed = Resumed(resume_from_checkpoint, first_epoch, num_over)
+        log_sizes(self, model, found, resumed)
         start_time = time.time()
         self._begin_counts(args.device)
-        updates = Updates(
-            self,
-            data,
-            steps_in_epoch,
-            Resumed(resume_from_checkpoint, first_epoch, num_over),
-            keeps_position=settings.get("run_dir") is not None,
-        )
+        keeps_position = settings.get("run_dir") is not None
+        updates = Updates(self, data, steps_in_epoch, resumed, keeps_position=keeps_position)
         fit = Fit(
             model, updates, num_epochs, first_epoch, steps_in_epoch, trial, ignore_keys_for_eval,
             start_time,
