@@ -179,7 +179,8 @@ def test_a_prediction_after_an_interrupted_fit_is_of_its_own_batches(interrupted
 
     outputs = interrupted.predict([batch])
 
-    assert torch.equal(outputs[0], interrupted.state.model(batch[0]))
+    inputs = batch[0].to(interrupted.state.device)
+    assert torch.equal(outputs[0], interrupted.state.model(inputs).cpu())
 
 
 def test_a_fit_after_an_interrupted_one_starts_without_its_gradients(interrupted, make_batches):
@@ -193,7 +194,7 @@ def test_a_fit_after_an_interrupted_one_starts_without_its_gradients(interrupted
 
     interrupted.fit()
 
-    assert torch.equal(interrupted.state.model.weight, model.weight)
+    assert torch.equal(interrupted.state.model.weight.cpu(), model.weight)
 
 
 def test_a_batch_that_fails_leaves_no_number_at_the_one_before(make_trainer, make_plugin):

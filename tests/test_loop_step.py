@@ -72,7 +72,7 @@ def test_a_given_weight_replaces_the_number_of_samples(make_trainer, make_task, 
 
     make_trainer(task, callbacks=[watch], microbatch_size=2).fit()
 
-    torch.testing.assert_close(mean_losses[0], torch.tensor((0 * 1 + 2 * 5) / 6))
+    torch.testing.assert_close(mean_losses[0].cpu(), torch.tensor((0 * 1 + 2 * 5) / 6))
 
 
 def test_what_an_algorithm_puts_into_the_state_is_trained_on(
@@ -167,7 +167,8 @@ def test_lbfgs_makes_no_pass_that_its_closure_does_not_ask_for(
     lbfgs, asked = optimizer(plain), []
 
     trainer.fit()
-    for inputs, targets in make_batches():
+    for batch in make_batches():
+        inputs, targets = (one.to(trainer.state.device) for one in batch)
 
         def closure(inputs=inputs, targets=targets):
             asked.append(len(inputs))

@@ -67,15 +67,25 @@ class Pipeline:
             self.schedule.step(inputs)
         else:
             self.schedule.step(target=targets, losses=losses)
-        self.found = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        self.found = (
+            torch.stack(losses).mean().detach() if losses else torch.zeros((), device=state.device)
+        )
         dist.broadcast(self.found, group=self.group, group_src=1)
         return self.found
 
     def evaluated(self, state):
         inputs, _ = state.batch
-        hidden = state.model(inputs) if self.idx == 0 else torch.empty(len(inputs), WIDTH)
+        hidden = (
+            state.model(inputs)
+            if self.idx == 0
+            else torch.empty(len(inputs), WIDTH, device=state.device)
+        )
         dist.broadcast(hidden, group=self.group, group_src=0)
-        outputs = state.model(hidden) if self.idx == 1 else torch.empty(len(inputs), 3)
+        outputs = (
+            state.model(hidden)
+            if self.idx == 1
+            else torch.empty(len(inputs), 3, device=state.device)
+        )
         dist.broadcast(outputs, group=self.group, group_src=1)
         return outputs
 

@@ -154,7 +154,7 @@ def test_ranks_that_share_samples_train_what_one_process_would(tmp_path, microba
         assert one["moment"] == expected["moment"]
         assert one["rates"] == pytest.approx(expected["rates"])
         assert one["metrics"]["eval"]["num"] == 7
-        assert one["metrics"]["eval"]["loss"] == pytest.approx(
+        assert one["metrics"]["eval"]["loss"].item() == pytest.approx(
             expected["metrics"]["eval"]["loss"].item(), abs=1e-6
         )
         assert one["mesh"] == ("data", "twin")

@@ -102,8 +102,9 @@ def test_two_deterministic_runs_are_the_same_bit_by_bit(make_trainer, conv_task)
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_tuned_convolutions_are_for_the_run_alone(make_trainer, make_plugin):
+def test_tuned_convolutions_are_for_the_run_alone(make_trainer, make_plugin, monkeypatch):
     """The switch is torch's, and everybody's."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # of accelerators it is on
     seen = []
     watch = make_plugin("watch", batch_start=lambda state: seen.append(switches()[2]))
     trainer = make_trainer(algorithms=[TunedConvolutions(), watch])
