@@ -14,10 +14,11 @@ import pytest
 import torch
 from composer.core import Algorithm, Callback, Evaluator, Event, Time
 from composer.devices import DeviceCPU
-from composer.models import ComposerClassifier
+from composer.models import ComposerClassifier, ComposerModel
 from composer.optim import ExponentialScheduler, LinearScheduler
 from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 from composer_cases import CASES, MORE, cnn, ours, tensors, trained, trainer_of, weights_of
+from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 import eventloop
@@ -50,6 +51,36 @@ def test_it_knows_every_argument_of_composers_trainer():
 
     assert DEFAULTS.keys() == theirs.keys() - {"self"}
     assert REFUSED.keys() <= DEFAULTS.keys()
+
+
+class Broadcasts(ComposerModel):
+    """Compares outputs (B, 1) with targets (B,), of which torch warns."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 1))
+
+    def forward(self, batch):
+        return self.layers(batch[0])
+
+    def loss(self, outputs, batch):
+        return mse_loss(outputs, batch[1].float())
+
+
+def test_a_loss_that_broadcasts_trains_as_theirs():
+    """A loss of eventloop's own tasks raises."""
+    ends = []
+    for kind in (composer.Trainer, Trainer):
+        torch.manual_seed(0)
+        model = Broadcasts()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        given = {"max_duration": "1ep", "progress_bar": False, "device": "cpu", "seed": 1}
+        trainer = kind(model=model, train_dataloader=loader(), optimizers=optimizer, **given)
+        trainer.fit()
+        ends.append(weights_of(trainer))
+        trainer.close()
+
+    assert same(*ends)
 
 
 def test_a_pass_of_the_users_may_drop_a_single_algorithm():
