@@ -1,16 +1,17 @@
 """What Composer's trainer and ours add to a step, beyond a plain loop that does the same work.
 
 The plain loop beside algorithms calls their functions of `composer.functional`, so that what they compute
-themselves counts for neither trainer. Interleaved in one process: a run of each in turn, so that a noisy machine disturbs them alike. The model is
-a 64-128-10 perceptron on batches of 64 with SGD and momentum, in one thread on the CPU; without progress
-bars, metrics or loggers.
+themselves counts for neither trainer. Interleaved in one process: a run of each in turn, in the processor time of
+one thread, so that what else the machine does disturbs them little and alike. The model is a 64-128-10 perceptron
+on batches of 64 with SGD and momentum; without progress bars, metrics or loggers.
 
-    python plugins/eventloop-composer/tools/overhead.py [--rounds 15] [--steps 300]
+    python plugins/eventloop-composer/tools/overhead.py [--rounds 15] [--steps 300] [--json]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 import warnings
@@ -76,7 +77,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         for idx in range(len(self)):
             if idx in (WARM_UP, WARM_UP + self.num_steps):
-                self.moments.append(time.perf_counter())
+                self.moments.append(time.thread_time())
             yield INPUTS, TARGETS
 
     def step_us(self) -> float:
@@ -160,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -172,6 +174,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for key, run in runs.items():
             spent[key].append(run(given.steps))
+    lines = []
     for name in SETS:
         base = spent[name, "plain"]
         theirs, here = (
@@ -180,9 +183,16 @@ def main() -> None:
             )
             for which in ("Composer's", "ours")
         )
+        plain_us = statistics.median(base)
+        lines.append({"name": name, "plain_us": plain_us, "theirs_us": theirs, "ours_us": here})
+    if given.json:
+        print(json.dumps(lines, indent=1))
+        return
+    for one in lines:
         print(
-            f"{name}: plain loop {statistics.median(base):.0f} us, "
-            f"Composer's trainer adds {theirs:.0f} us, ours {here:.0f} us: {here / theirs:.0%}"
+            f"{one['name']}: plain loop {one['plain_us']:.0f} us, Composer's trainer adds "
+            f"{one['theirs_us']:.0f} us, ours {one['ours_us']:.0f} us: "
+            f"{one['ours_us'] / one['theirs_us']:.0%}"
         )
 
 
