@@ -95,6 +95,7 @@ def test_an_ablation_goes_on_where_it_was(folder, broken, mended):
     assert "resumed: 2 of 4 runs are done" in err
 
 
+@pytest.mark.nightly
 def test_rows_differ_by_the_algorithms_that_are_off(folder, mended):
     """Each row is what `fit` would be with these algorithms, and with no others."""
     content, _ = mended
@@ -118,6 +119,7 @@ def values(row):
     return [run["value"] for run in row["runs"]]
 
 
+@pytest.mark.nightly
 def test_differences_are_to_none_and_to_all(mended):
     """What one algorithm is worth alone isn't what it adds to the others."""
     content, _ = mended
@@ -132,11 +134,13 @@ def test_differences_are_to_none_and_to_all(mended):
     assert rows["all"]["against"]["none"]["mean"] == pytest.approx(mean)
 
 
+@pytest.mark.nightly
 def test_the_picture_is_drawn(folder, mended):
     """A README shows it."""
     assert (folder / "table.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.nightly
 def test_what_changed_since_it_was_begun_is_refused(folder, broken, start):
     """Rows of one table must be comparable."""
     changed = [one.replace("0.3", "0.4") for one in FLAGS]

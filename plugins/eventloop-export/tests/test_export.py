@@ -81,6 +81,7 @@ def by_onnx(path, *inputs):
     return outputs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("num_samples", [1, 4, 7])
 def test_onnx_computes_what_the_model_computes(tmp_path, num_samples):
     """With the statistics of batch norms, without dropout, for any number of samples."""

@@ -89,6 +89,7 @@ def test_a_checkpoint_holds_what_is_trained_and_a_digest_of_the_rest(tmp_path):
     assert len(found.facts["left_out"]) == 16
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("strategy", ["one process", "ddp", "fsdp", "fsdp meta", "fsdp meta file"])
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, strategy):
     """What no checkpoint holds is built again, drawn or read from its file as before."""

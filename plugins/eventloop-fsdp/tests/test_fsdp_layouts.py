@@ -151,6 +151,7 @@ def num_sums(folder, options):
     return counts.found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"replicate": 2}])
 def test_a_norm_over_shards_is_one_sum_however_many_parameters(tmp_path, options):
     """A sum for each of them would have each wait for the one before."""
@@ -187,6 +188,7 @@ def test_each_sharded_layer_is_compiled_by_itself(tmp_path):
     assert 2 <= max(num, same) <= 3  # training and evaluation: layers that are alike share them
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("options", [None, {}])
 def test_two_ranks_and_one_compile_the_same_layers(tmp_path, options):

@@ -390,6 +390,7 @@ def killed(folder, num_ranks, victim, kill_at):
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("num_ranks", "num_kills"), [(2, 4), pytest.param(4, 20, marks=pytest.mark.nightly)]
 )

@@ -123,6 +123,7 @@ def runs(tmp_path_factory):
     return runs
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_killed_run_ends_with_the_bits_of_one_in_one_go(tmp_path, runs, kind):
     """In the middle of an epoch, at its end, in the next one: open packs are in the checkpoint."""

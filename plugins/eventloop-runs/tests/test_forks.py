@@ -199,6 +199,7 @@ def test_an_import_that_does_more_than_define_ends_forking():
     assert why_not(num_threads(), before) == "an import has drawn random numbers"
 
 
+@pytest.mark.nightly
 def test_all_rows_that_cannot_be_trained_are_one_error(tiny):
     """Not one after the other, the last of them after hours."""
     picky = "class Picky:\n    role = 'algorithm'\n    def unsuitable(self, state):\n"

@@ -84,6 +84,7 @@ def steps_of(ranks):
     return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_sample_comes_once_with_other_ranks(tmp_path, kind):
     """A machine less, and then two more; each step has the samples that it would have had."""

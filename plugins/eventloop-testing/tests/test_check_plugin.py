@@ -34,6 +34,7 @@ class Tame:
         self.total = state["total"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("role", ["algorithm", "callback"])
 def test_a_tame_plugin_passes(role):
     """Control: what finds something in everybody finds nothing."""
@@ -417,6 +418,7 @@ ON_AN_ACCELERATOR = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plugin", ON_AN_ACCELERATOR, ids=lambda one: one.__name__)
 def test_a_mistake_that_only_an_accelerator_shows_is_found(plugin):
     """Its author has none, and its users do."""
